@@ -1,0 +1,81 @@
+"""mpi_util: run a batch reinforcement-learning program on N processes by adding about eight lines.
+
+All ranks collect rollouts; `rank0_accum_batches` gathers them to rank 0; rank 0 alone updates, with the whole machine,
+because the others sleep; `rank0_bcast_wts` sends the weights back. Importing this starts no MPI and no framework.
+"""
+
+from . import comm as _comm
+from .console import msg, print0
+from .deal import deal
+from .errors import BatchError, LaunchError, MpiUtilError, RankLeftError, RankMismatchError, WeightsError
+from .failure import during, fail
+from .gather import all_accum_batches, rank0_accum_batches
+from .launch import usable_cores
+from .reductions import all_mean, all_sum, bcast
+from .seeding import set_global_seeds, stream
+from .signals import StopRequest
+from .timing import Phases, steps_sec, timeit
+from .weights import all_avg_wts, chksum, rank0_bcast_wts
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchError",
+    "LaunchError",
+    "MpiUtilError",
+    "Phases",
+    "RankLeftError",
+    "RankMismatchError",
+    "StopRequest",
+    "WeightsError",
+    "all_accum_batches",
+    "all_avg_wts",
+    "all_mean",
+    "all_sum",
+    "bcast",
+    "chksum",
+    "deal",
+    "during",
+    "fail",
+    "mpi_fork",
+    "msg",
+    "nworkers",
+    "print0",
+    "rank",
+    "rank0_accum_batches",
+    "rank0_bcast_wts",
+    "set_global_seeds",
+    "steps_sec",
+    "stream",
+    "timeit",
+    "usable_cores",
+]
+
+
+def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
+    """Starts this script again as `n` ranks, and waits for them.
+
+    Args:
+        n: number of ranks; 1 runs in this process, without MPI.
+        gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session; 0: as much as it needs.
+
+    Returns:
+        "child" in a rank (go on), "parent" in the process that started them (they have ended well: return).
+
+    Raises:
+        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
+        SystemExit: in the parent, with the status of the rank that failed.
+    """
+    from . import failure, launch
+
+    side = launch.mpi_fork(n, gpu_pct)
+    if side == "child":
+        failure.install()
+    return side
+
+
+def __getattr__(name: str):
+    """`rank` and `nworkers` are right whenever they are read: before and after MPI starts, with and without it."""
+    if name in ("rank", "nworkers"):
+        return getattr(_comm, name)()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

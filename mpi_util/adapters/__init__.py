@@ -1,0 +1,66 @@
+"""Adapters read and write the arrays of a framework's objects. A framework is imported inside functions only.
+
+Each adapter module has
+    owns(thing) -> bool              is this one of the framework's models?
+    is_tensor(leaf) -> bool          is this one of its tensors?
+    to_array(leaf) -> np.ndarray     the tensor's values in host memory (a view where possible)
+    from_array(array, like)          a tensor of the same kind as `like` over `array`'s memory (where possible)
+    slots(model) -> list[Slot]       what the model's weights are, and how to read and write each
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import WeightsError
+
+
+class Slot(NamedTuple):
+    """One array of a model.
+
+    Attributes:
+        name: unique in the model.
+        dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
+        read: writes the values into an array of that dtype and shape.
+        write: sets the values, in place and on the model's device, from such an array.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    read: Callable[[np.ndarray], None]
+    write: Callable[[np.ndarray], None]
+
+
+def _framework(thing: Any) -> str:
+    """Top-level module names of the classes of `thing`, nearest first, that belong to a framework with an adapter."""
+    for cls in type(thing).__mro__:
+        root = cls.__module__.partition(".")[0]
+        if root == "torch":
+            return root
+    return "numpy"
+
+
+def adapter_for(thing: Any) -> ModuleType:
+    """The adapter of the framework that `thing` (a model or a tensor) comes from."""
+    if _framework(thing) == "torch":
+        from . import pytorch
+
+        return pytorch
+    from . import arrays
+
+    return arrays
+
+
+def slots(model: Any) -> list[Slot]:
+    """Everything in `model` that a broadcast of its weights carries.
+
+    Raises:
+        WeightsError: the model is of no known kind, or holds no weights.
+    """
+    found = adapter_for(model).slots(model)
+    if not found:
+        raise WeightsError(f"{type(model).__name__} holds no weights")
+    return found

@@ -1,0 +1,88 @@
+"""torch: modules (parameters and buffers), optimizers (their state), and single tensors."""
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import WeightsError
+from . import Slot
+
+
+def is_tensor(leaf: Any) -> bool:
+    """True for a torch tensor or parameter."""
+    import torch
+
+    return isinstance(leaf, torch.Tensor)
+
+
+def to_array(leaf: Any) -> np.ndarray:
+    """The values of a tensor in host memory: a view of a CPU tensor, a copy from any other device.
+
+    bfloat16, which NumPy lacks, comes as the uint16 of its bits.
+    """
+    return _bits(leaf.detach().cpu()).numpy()
+
+
+def from_array(array: np.ndarray, like: Any) -> Any:
+    """A CPU tensor over `array`'s memory, of `like`'s dtype where its values came as bits."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.view(like.dtype) if _travels_as_bits(like) else tensor
+
+
+def slots(model: Any) -> list[Slot]:
+    """Parameters and buffers of a module (shared ones once), or every tensor of an optimizer's state."""
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        named = [*model.named_parameters(), *model.named_buffers()]
+    elif isinstance(model, torch.optim.Optimizer):
+        state = model.state_dict()["state"]
+        named = [
+            (f"{index}/{key}", value)
+            for index in sorted(state)
+            for key, value in sorted(state[index].items())
+            if isinstance(value, torch.Tensor)
+        ]
+        if not named:
+            raise WeightsError(f"{type(model).__name__} has no state yet: take a step, or load_state_dict, on every rank")
+    elif isinstance(model, torch.Tensor):
+        named = [("tensor", model)]
+    else:
+        raise WeightsError(f"no weights found in a {type(model).__name__}; give a module, an optimizer or tensors")
+    return [tensor_slot(name, tensor) for name, tensor in named]
+
+
+def tensor_slot(name: str, tensor: Any) -> Slot:
+    """The slot of one tensor, on whatever device it lives."""
+    import torch
+
+    bits = _bits(tensor.detach())
+    dtype = torch.empty(0, dtype=bits.dtype).numpy().dtype
+
+    def read(out: np.ndarray) -> None:
+        torch.from_numpy(out).copy_(bits)
+
+    def write(values: np.ndarray) -> None:
+        bits.copy_(torch.from_numpy(values))
+
+    return Slot(name, dtype, tuple(bits.shape), read, write)
+
+
+def _travels_as_bits(tensor: Any) -> bool:
+    """NumPy has no such dtype: bfloat16 and the 8-bit floats."""
+    return tensor.is_floating_point() and str(tensor.dtype).removeprefix("torch.") not in (
+        "float16",
+        "float32",
+        "float64",
+    )
+
+
+def _bits(tensor: Any) -> Any:
+    """The tensor, or a view of the bits of one whose dtype NumPy does not know."""
+    import torch
+
+    if not _travels_as_bits(tensor):
+        return tensor
+    return tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)

@@ -1,0 +1,104 @@
+"""Take the launchers' own banners out of what the ranks print, as the bytes stream by.
+
+A failed job ends with one line that names the rank; the dozen lines that mpiexec prints beside it say the same worse. They are kept,
+so that they can be shown when nothing better is known.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must name the launcher.
+_NAMES_OPEN_MPI = rb"\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT)\b|^Primary job  terminated"
+_HYDRA_HEAD = b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
+_BLOCKS = (
+    rb"\n?={60,}\n" + _HYDRA_HEAD + rb"\n(?:=  .*\n)*={60,}\n",
+    rb"(?<!-)-{74}\n.*(?:" + _NAMES_OPEN_MPI + rb").*\n(?:.*\n)*?-{74}\n",
+    rb"(?<!-)-{55}\n.*(?:" + _NAMES_OPEN_MPI + rb").*\n(?:.*\n)*?-{55}\n",
+)
+_LINES = (
+    rb"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ",
+    rb"This typically refers to a problem with your application\.",
+    rb"Please see the FAQ page for debugging suggestions",
+    rb"\[mpiexec@",
+    rb"\[proxy:",
+    rb"Abort\(-?\d+\) on node \d+ .*: application called MPI_Abort\(",
+    rb"application called MPI_Abort\(",
+)
+_BANNER = re.compile(b"|".join((*_BLOCKS, rb"^(?:" + b"|".join(_LINES) + rb").*\n")), re.MULTILINE)
+
+_RULER = re.compile(rb"\n?={60,}\n|(?<!-)(?:-{74}|-{55})\n")
+# Hydra writes its block line by line, after an empty line.
+_PART_OF_RULER = re.compile(rb"(?:^\n|\n?=+|-+)\Z", re.MULTILINE)
+_LINE_STARTS = (
+    b"YOUR APPLICATION TERMINATED",
+    b"This typically refers to a problem with your application",
+    b"Please see the FAQ page",
+    b"[mpiexec@",
+    b"[proxy:",
+    b"Abort(",
+    b"application called MPI_Abort(",
+)
+_LARGEST_BANNER_BYTES = 8192
+
+
+class BannerFilter:
+    """Splits one output stream of a launcher into what the ranks wrote and the launcher's banners.
+
+    Attributes:
+        banners: The banners taken out so far, as text.
+    """
+
+    def __init__(self):
+        self.banners = ""
+        self._held = b""
+        self._after_banner = False
+
+    @property
+    def holds(self) -> bool:
+        """True while something is held back that may become a banner."""
+        return bool(self._held)
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes what has just arrived and returns what can be passed on now.
+
+        Everything is passed on at once, partial lines too, except what may be the first part of a banner.
+        """
+        if self._after_banner:
+            data = data.removeprefix(b"\0")  # Open MPI sends the end of its string along
+        self._after_banner = False
+        text = _BANNER.sub(self._keep, self._held + data)
+        start = _banner_start(text)
+        self._held = text[start:]
+        return text[:start]
+
+    def release(self) -> bytes:
+        """Returns what was held back: its rest did not come, so it was no banner."""
+        held, self._held = self._held, b""
+        return held
+
+    def _keep(self, match: re.Match) -> bytes:
+        self.banners += match.group().decode(errors="replace")
+        self._after_banner = match.end() == len(match.string)
+        return b""
+
+
+def _banner_start(text: bytes) -> int:
+    """Returns where a banner may begin whose rest has not arrived; the text's length if nowhere."""
+    tail_start = max(0, len(text) - _LARGEST_BANNER_BYTES)
+    for ruler in _RULER.finditer(text, tail_start):
+        if _may_open_block(ruler.group(), text[ruler.end() :]):
+            return ruler.start()
+    last_line = text.rpartition(b"\n")[2]
+    if last_line and any(last_line.startswith(start) or start.startswith(last_line) for start in _LINE_STARTS):
+        return len(text) - len(last_line)
+    part = _PART_OF_RULER.search(text, tail_start)
+    return part.start() if part else len(text)
+
+
+def _may_open_block(ruler: bytes, rest: bytes) -> bool:
+    """Tells whether a banner's block may begin with this ruler, judged by the line after it, as far as that has arrived."""
+    line, newline, _ = rest.partition(b"\n")
+    if b"=" in ruler:
+        return line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)
+    return not newline or re.search(_NAMES_OPEN_MPI, line) is not None

@@ -1,0 +1,31 @@
+"""The errors of mpi_util. Each message says what is wrong, where, and how to mend it."""
+
+
+class MpiUtilError(Exception):
+    """Base of every error that mpi_util raises on purpose.
+
+    Attributes:
+        agreed: True when every rank of the communicator raises this same error, so that one report is enough.
+    """
+
+    agreed = False
+
+
+class LaunchError(MpiUtilError):
+    """The ranks could not be started: no MPI library, no launcher that belongs to it, or a bad rank count."""
+
+
+class RankMismatchError(MpiUtilError):
+    """Ranks brought different things to one collective call (keys, dtypes, shapes, models, or another call)."""
+
+
+class RankLeftError(MpiUtilError):
+    """A rank ended, or left the program's common path, while others wait for it in a collective call."""
+
+
+class BatchError(MpiUtilError):
+    """A batch holds something that cannot be gathered, such as an object array."""
+
+
+class WeightsError(MpiUtilError):
+    """A model holds nothing that mpi_util can read or write, or weights that cannot be written in place."""

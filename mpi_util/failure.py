@@ -1,0 +1,227 @@
+"""How ranks fail: one report, all stop at once, nobody is left waiting.
+
+`install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an exception that
+nobody catches ends the whole job, so does an exit with a non-zero status, and a rank whose launcher dies dies too.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from .errors import MpiUtilError
+from .launch import env_rank, under_launcher
+
+_FIRST_REPORT_S = 1.0  # ranks that share an error leave rank 0 this long to print it and to end the job
+_LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
+_PR_SET_PDEATHSIG = 1
+
+
+class _State:
+    """What this process is doing, for the report when it fails."""
+
+    installed = False
+    where: dict[str, Any] = {}
+    status = 0  # that sys.exit was called with last
+    reason = ""
+    leave: Callable[[int, float | None], bool] | None = None  # Channel.leave of the world's channel
+
+
+def install() -> None:
+    """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
+    if _State.installed:
+        return
+    _State.installed = True
+    sys.excepthook = _report_and_stop
+    threading.excepthook = lambda args: _report_and_stop(args.exc_type, args.exc_value, args.exc_traceback)
+    _watch_exit_status()
+    atexit.register(_end_together)
+    if under_launcher():
+        _die_with_launcher()
+        _register()
+    if hasattr(signal, "SIGUSR1") and watchdog_s():
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def enter(op: str) -> None:
+    """Notes the collective call that this rank is in."""
+    _State.where["call"] = op
+
+
+@contextlib.contextmanager
+def during(phase: str, **details: Any) -> Iterator[None]:
+    """Names what the rank is doing, e.g. `during("rollout", episode=17)`; a report of an exception inside says so."""
+    before = dict(_State.where)
+    _State.where.update(phase=phase, **details)
+    yield  # no finally: when an exception passes, the report still wants to know where it came from
+    _State.where = before
+
+
+def stop_all(status: int, reason: str) -> None:
+    """Ends every rank now. The launcher's parent reports `reason` and exits with `status`."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    _note(f"failed-{env_rank()}", {"status": status, "reason": reason, "time": time.time()})
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(status)
+    os._exit(status)
+
+
+def fail(line: str, status: int = 1) -> None:
+    """Ends the whole job because of something that this rank found: prints one line, and no traceback. Does not return."""
+    _write(line)
+    stop_all(status, line)
+
+
+def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """sys.excepthook: one report, tagged with rank, phase and episode, then the end of the job."""
+    tag = f"rank {env_rank()}" if under_launcher() else "mpi_util"
+    status = getattr(error, "status", 1)
+    if kind is KeyboardInterrupt:
+        _write(f"{tag}: interrupted (Ctrl-C)")
+        status = 130
+    elif getattr(error, "agreed", False) and env_rank() != 0:
+        time.sleep(_FIRST_REPORT_S)  # rank 0 prints it
+    elif isinstance(error, MpiUtilError):
+        _write(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
+    else:
+        where = ", ".join(f"{key} {value}" for key, value in _State.where.items() if key != "call")
+        text = "".join(traceback.format_exception(kind, error, trace))
+        _write(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
+    if under_launcher():
+        stop_all(status, f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": "))
+    _State.status = status
+
+
+def _place(trace: TracebackType | None) -> str:
+    """`file:line: ` of the innermost line outside this package: where the user's program made the call."""
+    here = os.path.dirname(__file__)
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(here)]
+    return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+
+
+def _write(text: str) -> None:
+    """One write, so that reports of several ranks do not mix within a line."""
+    sys.stdout.flush()
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _watch_exit_status() -> None:
+    """Remembers the status given to sys.exit: when atexit functions run, Python no longer knows it."""
+    original = sys.exit
+
+    def exit(status: Any = None, /) -> None:
+        _State.status = 0 if status is None else status if isinstance(status, int) else 1
+        _State.reason = "" if status is None or isinstance(status, int) else str(status).splitlines()[0]
+        original(status)
+
+    sys.exit = exit
+
+
+def _end_together() -> None:
+    """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        if _State.status and under_launcher():
+            stop_all(_State.status, _State.reason or f"exit status {_State.status}")
+        return
+    status = _State.status
+    if status:
+        _note(
+            f"failed-{env_rank()}", {"status": status, "reason": _State.reason or "sys.exit", "time": time.time()}
+        )
+    together = _State.leave is not None and _State.leave(status, _LEAVE_S if status else None)
+    if status and not together:
+        stop_all(status, _State.reason or f"exit status {status}")
+
+
+def await_leaves(channel: Any, others: Any, leave_kind: int, seconds: float | None) -> bool:
+    """The rest of `Channel.leave`: hears every one of `others` say that it ends.
+
+    A rank 0 that ends while another rank has just called a collective reports that, and ends the job: this rank has
+    told them that it ends, so they all know.
+    """
+    end = None if seconds is None else time.perf_counter() + seconds
+    for k in others:
+        while True:
+            message = channel.next_message(k, end)
+            if message is None:
+                return False
+            kind, payload = message
+            if kind == leave_kind:
+                break
+            if channel.rank == 0 and not _State.status:
+                op = payload[0] if isinstance(payload, tuple) else "a collective call"
+                _write(f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}")
+                stop_all(1, f"rank 0 ended while rank {k} waited for it")
+    return True
+
+
+def on_leave(leave: Callable[[int, float | None], bool]) -> None:
+    """Registers the world channel's way to end together."""
+    _State.leave = leave
+
+
+def watchdog_s() -> float:
+    """Seconds after which a waiting rank reports who is missing (MPI_UTIL_WATCHDOG; 0, the default: never)."""
+    return float(os.environ.get("MPI_UTIL_WATCHDOG", "0"))
+
+
+def report_missing(rank: int, source: int, pid: int | None) -> None:
+    """The watchdog's report: who waits for whom, in which call, and both stacks.
+
+    Only ranks 0 and 1 report: if rank 0 is the one that hangs, rank 1 waits for it, and else rank 0 waits.
+    """
+    if rank > 1:
+        return
+    _write(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {_State.where.get('call')}")
+    faulthandler.dump_traceback(all_threads=False)
+    if pid:
+        _write(f"mpi_util: stack of rank {source} (pid {pid}) follows")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+
+
+def _die_with_launcher() -> None:
+    """A rank whose launcher is killed is killed too, even in the middle of a computation (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _register() -> None:
+    """Tells the launcher's parent this rank's pid, and which files MPICH has made in /dev/shm for it."""
+    _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": []})
+
+
+def register_shm() -> None:
+    """After MPI has started: names the MPICH files in /dev/shm, which a killed job would leave behind."""
+    with contextlib.suppress(OSError):
+        maps = pathlib.Path("/proc/self/maps").read_text()
+        names = sorted({line.split("/dev/shm/", 1)[1].split()[0] for line in maps.splitlines() if "/dev/shm/mpich" in line})
+        _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": names})
+
+
+def _note(name: str, content: dict) -> None:
+    """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
+    job = os.environ.get("MPI_UTIL_JOB")
+    if not job or (name.startswith("failed") and os.path.exists(os.path.join(job, name))):
+        return
+    with contextlib.suppress(OSError):
+        with tempfile.NamedTemporaryFile("w", dir=job, prefix=".", delete=False) as file:
+            json.dump(content, file)
+        os.replace(file.name, os.path.join(job, name))

@@ -1,0 +1,271 @@
+"""Gathers batches of every rank to rank 0, each row copied once, straight to its final place."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import tree
+from .adapters import adapter_for
+from .comm import Channel, channel_of
+from .errors import BatchError, RankMismatchError
+from .shared import align
+from .transport import finish, lease, places, put, spread, write
+
+
+class _Kind(NamedTuple):
+    """What every rank must bring alike for one leaf."""
+
+    path: str
+    kind: str  # "array", or "list": Python values, pickled, joined; or "none"
+    dtype: Any
+    trailing: tuple[int, ...]  # shape without the rows
+    scalar: bool  # a 0-d value, one row
+
+    def __str__(self) -> str:
+        if self.kind != "array":
+            return self.kind
+        return f"{self.dtype} scalar" if self.scalar else tree.describe(np.dtype(self.dtype), self.trailing)
+
+
+class _Header(NamedTuple):
+    """What a rank brings to the agreement."""
+
+    kinds: tuple[_Kind, ...] | None  # None: this rank has no segment
+    index: np.ndarray  # int64 (n_segments,): each segment's place in the whole
+    rows: np.ndarray  # int64 (n_segments, n_leaves)
+
+
+def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> Any:
+    """Collective: joins the batches of all ranks, row after row, on rank 0. A rank that does not call it is waited for.
+
+    Args:
+        batch: nested dict/list/tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any dtype but object,
+            any shape and memory order; torch or TensorFlow tensors; numbers and 0-d arrays (one row each); lists of
+            plain Python values (joined). Ranks agree on keys, dtypes and shapes but for the number of rows, which may
+            differ between ranks and between leaves, and may be 0.
+        index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", for
+            instance episodes) and `index` holds the place of each in the whole: they are joined in the order of the
+            index, whichever rank made them. A rank may have none; where no rank has any, the result is an empty dict.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        Rank 0: the same structure, dtypes and kinds of leaves, with the rows of all ranks; numbers become an array of
+        shape (number of batches,). The arrays stay valid and unchanged as long as they are held. Others: `batch`.
+
+    Raises:
+        RankMismatchError: on every rank, with a table of who has what, if they bring different keys, dtypes or shapes.
+        BatchError: a leaf is an array of objects, or an index is used twice.
+    """
+    return _accumulate(channel_of(comm), "rank0_accum_batches", batch, index)[0]
+
+
+def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> Any:
+    """Collective: `rank0_accum_batches`, but every rank gets the joined rows, in arrays of its own.
+
+    Args, Raises: as `rank0_accum_batches`. A rank without any segment gets NumPy arrays in a dict by path.
+    """
+    channel = channel_of(comm)
+    joined, leaves = _accumulate(channel, "all_accum_batches", batch, index)
+    if channel.size == 1:
+        return joined
+    return _copy_to_all(channel, joined, leaves, batch if index is None else next(iter(batch), None))
+
+
+def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> tuple[Any, dict]:
+    """(what this rank returns, on rank 0 its leaves by path)."""
+    segments = [batch] if index is None else list(batch)
+    order = [channel.rank] if index is None else list(index)
+    packed, problem = [], None
+    try:
+        if len(order) != len(segments):
+            raise BatchError(f"{len(segments)} segments but {len(order)} entries in index")
+        packed = [_pack(segment) for segment in segments]
+        _check_alike(packed)
+    except BatchError as error:  # told to all, so that nobody waits for this rank
+        problem = f"{op}: {error}"
+    kinds = packed[0][0] if packed else None
+    rows = np.array([[len(a) for a in arrays] for _, arrays in packed], np.int64)
+    header = problem or _Header(kinds, np.asarray(order, np.int64), rows.reshape(len(packed), len(kinds or ())))
+    block = layout = None
+
+    def decide(headers: list) -> list:
+        nonlocal block, layout
+        layout = _Layout(op, headers)
+        block, ticket = lease(channel, layout.nbytes)
+        return places(channel, ticket, layout.starts)
+
+    place = channel.agree(op, header, decide)
+    pieces = [
+        (array, start) for (_, arrays), starts in zip(packed, place.plan) for array, start in zip(arrays, starts.tolist())
+    ]
+    if channel.rank:
+        put(channel, place, pieces)
+        return batch, {}
+    write(block, pieces)
+    finish(channel, block, place.ticket, layout.pieces)
+    leaves = layout.leaves(block, packed)
+    example = segments[0] if segments else layout.example
+    like = dict(tree.walk(example))
+    return tree.rebuild(example, {p: _restore(leaf, like.get(p)) for p, leaf in leaves.items()}), leaves
+
+
+def _pack(segment: Any) -> tuple[tuple[_Kind, ...], list[np.ndarray]]:
+    """What the leaves of a segment are, and each as an array with rows."""
+    kinds, arrays = [], []
+    for path, leaf in tree.walk(segment):
+        if leaf is None:
+            kinds.append(_Kind(path, "none", None, (), False))
+            arrays.append(np.empty(0, np.uint8))
+        elif tree.is_joined_list(leaf):
+            kinds.append(_Kind(path, "list", None, (), False))
+            arrays.append(np.frombuffer(pickle.dumps(leaf, pickle.HIGHEST_PROTOCOL), np.uint8))
+        else:
+            try:
+                array = adapter_for(leaf).to_array(leaf)
+            except BatchError as error:
+                raise BatchError(f"'{path}' {error}") from None
+            dtype = array.dtype if array.dtype.fields else array.dtype.str
+            kinds.append(_Kind(path, "array", dtype, array.shape[1:], array.ndim == 0))
+            arrays.append(array[None] if array.ndim == 0 else array)
+    return tuple(kinds), arrays
+
+
+def _check_alike(packed: list) -> None:
+    for i, (kinds, _) in enumerate(packed):
+        if kinds != packed[0][0]:
+            path, here, there = _first_difference(kinds, packed[0][0])
+            raise BatchError(f"'{path}' is {here} in segment {i} and {there} in segment 0 of the same rank")
+
+
+def _first_difference(these: tuple[_Kind, ...], those: tuple[_Kind, ...]) -> tuple[str, str, str]:
+    """(path, what these have, what those have) of the first leaf that differs."""
+    a, b = ({kind.path: kind for kind in kinds} for kinds in (these, those))
+    path = next(p for p in sorted(a.keys() | b.keys()) if a.get(p) != b.get(p))
+    return path, str(a.get(path, "missing")), str(b.get(path, "missing"))
+
+
+class _Layout:
+    """Rank 0's plan: where each piece of each rank goes in one block.
+
+    Leaves lie one after another, each aligned; within a leaf the segments in the order of their index.
+    """
+
+    def __init__(self, op: str, headers: list):
+        self.kinds = _agreed_kinds(op, headers)
+        rank = np.concatenate([np.full(len(h.index), k) for k, h in enumerate(headers)])
+        index = np.concatenate([h.index for h in headers])
+        n_leaves = len(self.kinds)
+        rows = np.concatenate([h.rows.reshape(len(h.index), n_leaves) for h in headers])
+        order = np.argsort(index, kind="stable")
+        if len(np.unique(index)) < len(index):
+            twice = next(i for i in index.tolist() if (index == i).sum() > 1)
+            who = ", ".join(f"rank {k}" for k in rank[index == twice].tolist())
+            raise BatchError(f"{op}: index {twice} is given more than once ({who}); each segment has its own")
+        self.rows = rows[order]  # (n_segments, n_leaves), in the order of the whole
+        row_bytes = np.array([_row_bytes(kind) for kind in self.kinds], np.int64)
+        before = np.cumsum(self.rows, axis=0) - self.rows
+        self.totals = self.rows.sum(axis=0)
+        ends = np.cumsum([align(n) for n in (self.totals * row_bytes).tolist()] or [0])
+        self.bases = [0, *ends[:-1].tolist()]
+        self.nbytes = int(ends[-1])
+        starts = np.empty_like(rows)
+        starts[order] = np.array(self.bases[:n_leaves], np.int64) + before * row_bytes
+        sizes = rows * row_bytes
+        self.starts = [starts[rank == k] for k in range(len(headers))]
+        self.pieces = [
+            list(zip(starts[rank == k].ravel().tolist(), sizes[rank == k].ravel().tolist())) for k in range(len(headers))
+        ]
+
+    def leaves(self, block: np.ndarray, packed: list) -> dict[str, Any]:
+        """The joined leaves by path, as views of the block."""
+        return {
+            kind.path: self._leaf(kind, block, base, rows)
+            for kind, base, rows in zip(self.kinds, self.bases, self.rows.T)
+        }
+
+    def _leaf(self, kind: _Kind, block: np.ndarray, base: int, rows: np.ndarray) -> Any:
+        if kind.kind == "none":
+            return None
+        dtype, total = np.dtype(kind.dtype or np.uint8), int(rows.sum())
+        array = np.ndarray((total, *kind.trailing), dtype, block, base)
+        if kind.kind == "array":
+            return array
+        parts = np.split(array, np.cumsum(rows)[:-1])
+        return [item for part in parts for item in pickle.loads(part.tobytes())]
+
+    @property
+    def example(self) -> dict[str, None]:
+        """Structure for a rank 0 that has no segment of its own: a dict by path."""
+        return {kind.path: 0 for kind in self.kinds}
+
+
+def _row_bytes(kind: _Kind) -> int:
+    return int(np.dtype(kind.dtype or np.uint8).itemsize * np.prod(kind.trailing, dtype=np.int64))
+
+
+def _agreed_kinds(op: str, headers: list) -> tuple[_Kind, ...]:
+    """The leaves that all ranks bring. Raises BatchError or RankMismatchError where they do not."""
+    problems = [f"rank {k}: {h}" for k, h in enumerate(headers) if isinstance(h, str)]
+    if problems:
+        raise BatchError("; ".join(problems))
+    first = next((k for k, h in enumerate(headers) if h.kinds is not None), None)
+    if first is None:
+        return ()
+    kinds = headers[first].kinds
+    for k, h in enumerate(headers):
+        if h.kinds is not None and h.kinds != kinds:
+            raise RankMismatchError(_mismatch(op, headers, *_first_difference(h.kinds, kinds), k, first))
+    return kinds
+
+
+def _mismatch(op: str, headers: list, path: str, here: str, there: str, k: int, first: int) -> str:
+    """The message of a mismatch: the first leaf that differs, and what each rank has there."""
+    rows = []
+    for j, h in enumerate(headers):
+        if h.kinds is not None:
+            found = {kind.path: str(kind) for kind in h.kinds}
+            rows.append(f"  rank {j}: {found.get(path, 'missing; it has ' + ', '.join(found))}")
+    return (
+        f"{op}: '{path}' is {there} on rank {first} and {here} on rank {k}; "
+        "bring the same keys, dtypes and shapes on every rank:\n" + "\n".join(rows)
+    )
+
+
+def _restore(leaf: Any, like: Any) -> Any:
+    """The leaf in the kind in which it came: a tensor for a tensor."""
+    if isinstance(leaf, np.ndarray) and like is not None:
+        return adapter_for(like).from_array(leaf, like)
+    return leaf
+
+
+def _copy_to_all(channel: Channel, joined: Any, leaves: dict, example: Any) -> Any:
+    """Sends rank 0's joined leaves to all ranks and rebuilds them there."""
+    arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
+    shapes = {path: (a.shape, a.dtype) for path, a in arrays.items()}
+    others = {path: leaf for path, leaf in leaves.items() if path not in arrays}
+    starts, nbytes = {}, 0
+    for path, array in arrays.items():
+        starts[path], nbytes = nbytes, nbytes + align(array.nbytes)
+    copies: dict[str, Any] = {}
+
+    def take(block: np.ndarray) -> None:
+        copies["block"] = block.copy()
+
+    answer = spread(
+        channel,
+        "all_accum_batches",
+        None,
+        lambda headers: (nbytes, (shapes, starts, others)),
+        lambda block: write(block, [(array, starts[path]) for path, array in arrays.items()]),
+        take,
+    )
+    if channel.rank == 0:
+        return joined
+    shapes, starts, others = answer
+    block = copies.get("block", np.empty(0, np.uint8))
+    mine = {p: np.ndarray(shape, dtype, block, starts[p]) for p, (shape, dtype) in shapes.items()} | others
+    example = dict.fromkeys(mine, 0) if example is None else example
+    like = dict(tree.walk(example))
+    return tree.rebuild(example, {path: _restore(leaf, like.get(path)) for path, leaf in mine.items()})

@@ -1,0 +1,132 @@
+"""Find and end the processes of one job, and remove what they leave behind.
+
+A process belongs to the job when its environment names the job's folder, so a process id that the kernel has given to somebody else is
+never touched. Run as a program, with the folder as its argument, this is the job's guard: it sleeps on its standard input, and
+when the parent dies without a word (kill -9) it does what the parent would have done at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+
+JOB_VARIABLE = "MPI_UTIL_JOB"
+ALL_IS_WELL = b"."  # what the parent writes to its guard when there is nothing left to do
+
+STAT_PARENT = 4
+STAT_EXIT_STATUS = 52
+
+# linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code, and _IOWR(0xFF, 11, struct pidfd_info).
+_PIDFD_INFO_BYTES = 64
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
+
+_SHM = Path("/dev/shm")
+_MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)\S+)")
+_KILL_PATIENCE_S = 5.0
+_KILL_PAUSE_S = 0.005
+
+
+def belongs(pid: int, job_dir: str) -> bool:
+    """Tells whether a living process is one of this job's."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{JOB_VARIABLE}={job_dir}".encode() in environment
+
+
+def job_processes(job_dir: str) -> list[int]:
+    """Returns the ids of the job's living processes: launcher, proxies, ranks, and what these have started."""
+    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if pid != os.getpid() and belongs(pid, job_dir)]
+
+
+def stat_field(pid: int, number: int, state: str = "") -> int | None:
+    """Reads one number of /proc/<pid>/stat.
+
+    Args:
+        pid: The process.
+        number: The field, counted from 1 as in proc(5); STAT_PARENT or STAT_EXIT_STATUS.
+        state: If given, the state that the process must be in, such as "Z" for one that has ended and is not yet reaped.
+
+    Returns:
+        The field, or None if there is no such process or it is in another state.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name in brackets may hold anything
+    except OSError:
+        return None
+    return int(fields[number - 3]) if fields[0].startswith(state) else None
+
+
+def reaped_exit_status(pidfd: int) -> int | None:
+    """Returns the wait status of a process that its own parent has reaped, from Linux 6.15 on; None if it cannot be known."""
+    info = bytearray(struct.pack("Q", _PIDFD_INFO_EXIT).ljust(_PIDFD_INFO_BYTES, b"\0"))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    known = struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT
+    return struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)[0] if known else None
+
+
+def read_record(path: Path) -> dict:
+    """Reads a JSON object that a rank wrote in the job's folder; {} where there is none that can be read."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def kill_processes(job_dir: str) -> None:
+    """Kills whatever is left of the job, and removes the MPI shared memory that these processes had mapped."""
+    segments = set()
+    deadline = time.monotonic() + _KILL_PATIENCE_S
+    while (pids := job_processes(job_dir)) and time.monotonic() < deadline:
+        for pid in pids:
+            segments |= _mapped_segments(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_KILL_PAUSE_S)
+    _remove_segments(segments)
+
+
+def end_job(job_dir: str) -> None:
+    """Kills whatever is left of the job, then removes its shared memory files and its folder.
+
+    MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped: a rank
+    that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does.
+    """
+    kill_processes(job_dir)
+    for record in Path(job_dir).glob("rank-*"):
+        _remove_segments(read_record(record).get("shm", ()))
+    shutil.rmtree(job_dir, ignore_errors=True)
+
+
+def _remove_segments(names) -> None:
+    for name in names:
+        with contextlib.suppress(OSError):
+            (_SHM / os.path.basename(name)).unlink()
+
+
+def _mapped_segments(pid: int) -> set[str]:
+    try:
+        return set(_MPI_SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text()))
+    except OSError:
+        return set()
+
+
+if __name__ == "__main__":
+    if sys.stdin.buffer.read(1) != ALL_IS_WELL:
+        end_job(sys.argv[1])

@@ -1,0 +1,128 @@
+"""Shared memory of one machine: segments that one rank owns and others map, lent out for as long as arrays refer to them.
+
+A segment is an anonymous memory file (memfd). Others open it as /proc/<pid>/fd/<n>: no name that could be left behind
+by a killed process, and not bounded by the size of /dev/shm, which many containers limit to 64 MB.
+"""
+
+import itertools
+import mmap
+import os
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+
+ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
+_GROWTH = 1.25  # spare room, so that batches of varying length do not need a new segment each time
+_PAGE = 1 << 21
+_serials = itertools.count()
+
+
+class Ticket(NamedTuple):
+    """What another process of the machine needs to map a segment."""
+
+    pid: int
+    fd: int
+    serial: int
+    size: int
+
+
+def align(nbytes: int) -> int:
+    """`nbytes` rounded up to the next multiple of `ALIGN`."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def private(nbytes: int) -> np.ndarray:
+    """uint8 array of `nbytes` in this process's own memory, aligned like a segment."""
+    raw = np.empty(nbytes + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + nbytes]
+
+
+class Segment:
+    """Shared memory that this process owns.
+
+    Raises:
+        OSError: the machine has no memfd, or not `size` bytes of memory to give.
+    """
+
+    def __init__(self, size: int):
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memfd_create")
+        fd = os.memfd_create("mpi_util")
+        try:
+            os.posix_fallocate(fd, 0, size)  # fail here, not with a SIGBUS in the middle of a copy
+            self.map = mmap.mmap(fd, size)
+        except OSError:
+            os.close(fd)
+            raise
+        self.ticket = Ticket(os.getpid(), fd, next(_serials), size)
+        self.lent = False
+
+    def lend(self, nbytes: int) -> np.ndarray:
+        """uint8 array of the first `nbytes`; the segment is free again when nothing refers to it or to a view of it."""
+        self.lent = True
+        array = np.ndarray((nbytes,), np.uint8, buffer=self.map)
+        weakref.finalize(array, setattr, self, "lent", False).atexit = False
+        return array
+
+    def close(self) -> None:
+        """Gives the memory back; other processes' maps of it stay valid until they drop them."""
+        os.close(self.ticket.fd)
+        self.map.close()
+
+
+class Pool:
+    """The segments that one process owns for one purpose; reused, grown, dropped when too small."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+
+    def lease(self, nbytes: int) -> tuple[np.ndarray, Ticket]:
+        """(uint8 array of `nbytes`, ticket for the others), in a segment to which no array refers.
+
+        Raises:
+            OSError: no shared memory of that size to be had.
+        """
+        free = [s for s in self.segments if not s.lent]
+        fitting = [s for s in free if s.ticket.size >= nbytes]
+        if fitting:
+            segment = min(fitting, key=lambda s: s.ticket.size)
+        else:
+            for small in free:
+                self.segments.remove(small)
+                small.close()
+            segment = Segment(-(-max(1, int(nbytes * _GROWTH)) // _PAGE) * _PAGE)
+            self.segments.append(segment)
+        return segment.lend(nbytes), segment.ticket
+
+    @property
+    def live(self) -> frozenset[int]:
+        """Serials of the segments that still exist, so that others can drop their maps of the rest."""
+        return frozenset(s.ticket.serial for s in self.segments)
+
+
+class Attached:
+    """Maps of segments that other processes of this machine own."""
+
+    def __init__(self) -> None:
+        self.maps: dict[Ticket, mmap.mmap] = {}
+
+    def map(self, ticket: Ticket) -> mmap.mmap:
+        """The memory of `ticket`, mapped at the first call.
+
+        Raises:
+            OSError: the owner's file cannot be opened from here (another machine, container or user).
+        """
+        if ticket not in self.maps:
+            fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR)
+            try:
+                self.maps[ticket] = mmap.mmap(fd, ticket.size)
+            finally:
+                os.close(fd)
+        return self.maps[ticket]
+
+    def keep(self, pid: int, live: frozenset[int]) -> None:
+        """Drops the maps of segments of process `pid` that are not in `live`."""
+        for ticket in [t for t in self.maps if t.pid == pid and t.serial not in live]:
+            del self.maps[ticket]  # unmapped when the last view of it is gone

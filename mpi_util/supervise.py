@@ -1,0 +1,288 @@
+"""Watch over the ranks from the process that the user started: pass on output and signals, find out who failed, leave nothing behind.
+
+The ranks are grandchildren. Their launcher reaps them, reports one status for all and may name the wrong one: hydra prints the id of
+a rank that it killed itself, and ors all statuses together. So the parent watches the ranks itself. In the job's folder each rank k
+
+- writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
+- opens the FIFO alive-<k> for writing and keeps it open;
+- writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time()}, before it ends on its own account.
+
+The FIFO tells who died first. A kernel closes a dying process's files before it reports its death, so the order of pidfd events was wrong in
+25 of 80 kills on a busy 2-core machine (hydra had seen its own socket close, and killed the others, in between); that of the FIFOs in none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from . import reap
+from .banners import BannerFilter
+from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
+
+_LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
+_LOOK_S = 0.5
+_HOLD_S = 0.05  # how long a line waits that may be the start of a banner: launchers write a banner at once
+_LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
+_DRAIN_S = 1.0
+_SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
+_CHUNK_BYTES = 1 << 16
+_STDOUT, _STDERR = 1, 2
+# Ranks and guard know the job by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
+_FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _StopError(Exception):
+    """The job is to be ended at once. `verdict` says how it ended, or is None where the evidence has to be weighed."""
+
+    def __init__(self, verdict: Verdict | None):
+        super().__init__()
+        self.verdict = verdict
+
+
+class Job:
+    """One launcher with its ranks, from start to end.
+
+    Args:
+        n_ranks: Number of ranks that the launcher starts.
+    """
+
+    def __init__(self, n_ranks: int):
+        self.folder = tempfile.mkdtemp(prefix="mpi_util-")
+        self._evidence = Evidence(n_ranks, Path(self.folder))
+        self._selector = selectors.DefaultSelector()
+        self._streams = []
+        self._registered = set()
+        self._proxies = set()
+        self._descriptors = []
+        self._ended = {}  # rank -> wait status or None, in the order in which the ranks ended
+        self._rank_pidfds = {}
+        self._open_fifos()
+        self._signalled_at = None
+        self._broken_at = None
+
+    def run(self, command: list[str], environment: dict[str, str], stdin=None) -> Verdict:
+        """Starts the launcher and stays until nothing of the job is left: no process, no folder, no shared memory.
+
+        Args:
+            command: The launcher, its flags, and the program.
+            environment: Environment of the launcher and the ranks; the job's folder is added to it.
+            stdin: As for subprocess.Popen.
+
+        Returns:
+            How the job ended.
+        """
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", reap.__file__, self.folder],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            with self._selector, self._signals_caught():
+                # In a session of its own a terminal's Ctrl-C does not reach it: the parent passes signals on, in order.
+                self._launcher = subprocess.Popen(
+                    command, env=environment | dict.fromkeys(_FOLDER_VARIABLES, self.folder), stdin=stdin,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                )  # fmt: skip
+                return self._supervise()
+        finally:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            reap.end_job(self.folder)
+            guard.communicate(reap.ALL_IS_WELL)
+
+    def _supervise(self) -> Verdict:
+        self._streams = [_Stream(self._launcher.stdout, _STDOUT), _Stream(self._launcher.stderr, _STDERR)]
+        for stream in self._streams:
+            self._selector.register(stream.source, selectors.EVENT_READ, lambda stream=stream: self._pass_on(stream))
+        self._watch(self._launcher.pid, lambda _: None)
+        try:
+            while self._launcher.poll() is None:
+                self._step()
+            self._step(wait=False)
+        except _StopError as stop:
+            self._evidence.decided = stop.verdict
+        reap.kill_processes(self.folder)
+        self._evidence.launcher_code = self._launcher.wait()
+        self._drain()
+        self._evidence.deaths = self._deaths()
+        self._evidence.banners = "".join(stream.filter.banners for stream in self._streams)
+        return judge(self._evidence)
+
+    def _step(self, wait: bool = True) -> None:
+        """Waits for something to happen and sees to it."""
+        pause = _LOOK_S if len(self._registered) == self._evidence.n_ranks else _LOOK_EARLY_S
+        if any(stream.filter.holds for stream in self._streams):
+            pause = min(pause, _HOLD_S)
+        for key, _ in self._selector.select(pause if wait else 0):
+            key.data()
+        for stream in self._streams:
+            stream.release_after(_HOLD_S)
+        self._register_ranks()
+        if self._broken_at is None and failed_record(self._evidence.folder):
+            self._broken_at = time.monotonic()
+        if self._broken_at is not None and time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
+            self._evidence.given_up = True
+            raise _StopError(None)
+
+    def _open_fifos(self) -> None:
+        """Opens each rank's FIFO; it reports its end when the rank, the only one to write, is gone."""
+        for rank in range(self._evidence.n_ranks):
+            path = self._evidence.folder / f"alive-{rank}"
+            os.mkfifo(path)
+            fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self._descriptors.append(fifo)
+
+            def end(rank=rank, fifo=fifo):
+                self._selector.unregister(fifo)
+                self._ended.setdefault(rank, None)
+
+            self._selector.register(fifo, selectors.EVENT_READ, end)
+
+    def _register_ranks(self) -> None:
+        """Watches the ranks that have recorded their process id, and the launcher's helper that started them."""
+        for rank in set(range(self._evidence.n_ranks)) - self._registered:
+            pid = reap.read_record(self._evidence.folder / f"rank-{rank}").get("pid")
+            if not isinstance(pid, int):
+                continue
+            self._registered.add(rank)
+            if reap.belongs(pid, self.folder):
+                self._watch(pid, lambda pidfd, rank=rank, pid=pid: self._note_death(rank, pid, pidfd))
+                parent = reap.stat_field(pid, reap.STAT_PARENT)
+                if parent and parent != self._launcher.pid and parent not in self._proxies:
+                    self._proxies.add(parent)
+                    self._watch(parent, self._note_breakage)
+
+    def _watch(self, pid: int, on_death) -> None:
+        """Calls on_death(pidfd) when the process ends. Without pidfd (Linux before 5.3) only the launcher's own end is seen."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            return
+        self._descriptors.append(pidfd)
+
+        def end():
+            self._selector.unregister(pidfd)
+            on_death(pidfd)
+
+        self._selector.register(pidfd, selectors.EVENT_READ, end)
+
+    def _note_death(self, rank: int, pid: int, pidfd: int) -> None:
+        """Records that a rank has ended, and how, where the launcher has not yet reaped it."""
+        status = reap.stat_field(pid, reap.STAT_EXIT_STATUS, state="Z")
+        self._ended[rank] = status
+        self._rank_pidfds[rank] = pidfd
+        if status:
+            self._note_breakage()
+
+    def _deaths(self) -> list[tuple[int, int | None]]:
+        """Returns the ranks in the order in which they ended, each with its exit code if it is known."""
+        deaths = []
+        for rank, status in self._ended.items():
+            if status is None and rank in self._rank_pidfds:
+                status = reap.reaped_exit_status(self._rank_pidfds[rank])
+            deaths.append((rank, None if status is None else os.waitstatus_to_exitcode(status)))
+        return deaths
+
+    def _note_breakage(self, _pidfd: int = -1) -> None:
+        self._broken_at = self._broken_at or time.monotonic()
+
+    def _pass_on(self, stream: _Stream) -> None:
+        try:
+            if not stream.pass_on():
+                self._selector.unregister(stream.source)
+        except BrokenPipeError:
+            # The reader of our output has gone (`train.py | head`): end as a program does that SIGPIPE ends, without a word.
+            raise _StopError(Verdict(128 + signal.SIGPIPE)) from None
+
+    def _drain(self) -> None:
+        """Passes on what is still in the pipes. A process that left the job may hold them open, hence the deadline."""
+        deadline = time.monotonic() + _DRAIN_S
+        for stream in self._streams:
+            with contextlib.suppress(BrokenPipeError), selectors.DefaultSelector() as selector:
+                selector.register(stream.source, selectors.EVENT_READ)
+                while selector.select(max(0.0, deadline - time.monotonic())) and stream.pass_on():
+                    pass
+                stream.end_line()
+
+    @contextlib.contextmanager
+    def _signals_caught(self):
+        """Within it, signals wake the selector. Python allows that in the main thread only; elsewhere they act as ever."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        self._selector.register(reader, selectors.EVENT_READ, lambda: self._on_signals(os.read(reader, 64)))
+        previous_fd = signal.set_wakeup_fd(writer)
+        # One that is ignored stays ignored: nohup, and background jobs of a script.
+        caught = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+        previous = {signum: signal.signal(signum, lambda *_: None) for signum in caught}
+        try:
+            yield
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(reader)
+            os.close(writer)
+
+    def _on_signals(self, signums: bytes) -> None:
+        """The first signal goes to rank 0, which ends the program in order; a second one ends everything now."""
+        for signum in signums:
+            if signum not in _SIGNALS:
+                continue
+            now = time.monotonic()
+            if self._signalled_at is not None and now - self._signalled_at < _SAME_SIGNAL_S:
+                continue
+            root = reap.read_record(self._evidence.folder / "rank-0").get("pid")
+            if self._signalled_at is not None or not isinstance(root, int) or not reap.belongs(root, self.folder):
+                line = f"mpi_util: {describe_signal(signum)}; all {self._evidence.n_ranks} ranks were stopped"
+                raise _StopError(Verdict(128 + signum, line))
+            self._signalled_at = now
+            self._evidence.forwarded = signum
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(root, signum)
+
+
+class _Stream:
+    """One output of the launcher on its way to ours, without the launcher's banners."""
+
+    def __init__(self, source, target: int):
+        self.source = source
+        self.filter = BannerFilter()
+        self._target = target
+        self._last_read = 0.0
+        self._last_byte = b"\n"
+
+    def pass_on(self) -> bool:
+        """Passes on what there is to read; False at the end of the stream."""
+        data = os.read(self.source.fileno(), _CHUNK_BYTES)
+        self._last_read = time.monotonic()
+        self._write(self.filter.feed(data) if data else self.filter.release())
+        return bool(data)
+
+    def release_after(self, hold_s: float) -> None:
+        """Passes on what was held back as the start of a banner if its rest has not come in so many seconds."""
+        if self.filter.holds and time.monotonic() - self._last_read >= hold_s:
+            self._write(self.filter.release())
+
+    def end_line(self) -> None:
+        """Passes on what was held back, and ends a line that the death of a rank has cut short, so that ours stands alone."""
+        self._write(self.filter.release())
+        if self._last_byte != b"\n" and self._target == _STDERR:
+            self._write(b"\n")
+
+    def _write(self, data: bytes) -> None:
+        self._last_byte = data[-1:] or self._last_byte
+        while data:
+            data = data[os.write(self._target, data) :]

@@ -1,0 +1,181 @@
+"""Moves bulk bytes between rank 0 and the others: through shared memory on one machine, through MPI between machines.
+
+Two moves. `collect`: every rank writes its pieces straight to their final place in one block on rank 0. `spread`: rank 0
+fills one block and every rank takes from it. Both begin with `Channel.agree`, so everybody is there and knows the plan.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .comm import Channel
+from .console import print0_once
+from .shared import Ticket, private
+
+_MAX_BLOCK = 1 << 30  # bytes; MPI counts are 32-bit in libraries of before MPI 4
+_BULK_TAG = 3
+
+
+class Place(NamedTuple):
+    """Rank 0's answer: where this rank's bytes go to, or come from."""
+
+    ticket: Ticket | None  # of rank 0's segment; None: the bytes go through MPI
+    live: frozenset[int]  # rank 0's segments that still exist
+    plan: Any  # of the caller
+
+
+def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
+    """Rank 0: uint8 array of `nbytes` that the ranks of this machine can map, or private memory where none is to be had."""
+    if channel.size > 1 and nbytes and channel.members:
+        try:
+            return channel.pool.lease(nbytes)
+        except OSError as error:
+            print0_once(f"mpi_util: no shared memory ({error}); ranks of this machine use MPI instead, which is slower")
+    return private(nbytes), None
+
+
+def places(channel: Channel, ticket: Ticket | None, plans: Sequence[Any]) -> list[Place]:
+    """Rank 0's answers to all ranks; those of other machines get no ticket."""
+    live = channel.pool.live
+    here = [channel.machine[k] == channel.machine[0] for k in range(channel.size)]
+    return [Place(ticket if here[k] else None, live, plans[k]) for k in range(channel.size)]
+
+
+def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) -> None:
+    """A rank other than 0 writes its pieces into rank 0's block.
+
+    Args:
+        pieces: (array, byte offset in the block) each.
+    """
+    if place.ticket is None:
+        if not pieces:
+            return
+        channel.receive(0, "gather")  # rank 0 is ready for this rank's bytes
+        whole = [np.ascontiguousarray(array) for array, _ in pieces]
+        with _Blocks((a.__array_interface__["data"][0], a.nbytes) for a in whole) as blocks:
+            channel.comm.Send(blocks.spec, 0, _BULK_TAG)
+        return
+    channel.attached.keep(place.ticket.pid, place.live)
+    write(channel.attached.map(place.ticket), pieces)
+    channel.send(0, "written")
+
+
+def write(block: Any, pieces: list[tuple[np.ndarray, int]]) -> None:
+    """Copies each array, in whatever memory order it is, to its offset in `block`, row-major."""
+    for array, offset in pieces:
+        np.copyto(np.ndarray(array.shape, array.dtype, block, offset), array)
+
+
+def finish(channel: Channel, block: np.ndarray, ticket: Ticket | None, pieces: list[list[tuple[int, int]]]) -> None:
+    """Rank 0 waits until all ranks have written, and receives from those that cannot.
+
+    Args:
+        block: uint8 array on rank 0.
+        pieces: for each rank its (byte offset, number of bytes) in `block`, in the order of its `put`.
+    """
+    for k in range(1, channel.size):
+        if ticket is not None and channel.machine[k] == channel.machine[0]:
+            channel.receive(k, "gather")
+        elif pieces[k]:
+            base = block.__array_interface__["data"][0]
+            channel.send(k, "go")
+            with _Blocks((base + offset, nbytes) for offset, nbytes in pieces[k]) as blocks:
+                channel.comm.Recv(blocks.spec, k, _BULK_TAG)
+
+
+class _Blocks:
+    """An MPI datatype over pieces of memory anywhere in this process: one message without a packing copy of our own."""
+
+    def __init__(self, pieces):
+        from mpi4py import MPI
+
+        split = [
+            (address + start, min(_MAX_BLOCK, nbytes - start))
+            for address, nbytes in pieces
+            for start in range(0, nbytes, _MAX_BLOCK)
+        ]
+        self.type = MPI.BYTE.Create_hindexed([n for _, n in split], [address for address, _ in split]).Commit()
+        self.spec = [MPI.BOTTOM, 1, self.type]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.type.Free()
+
+
+def spread(
+    channel: Channel,
+    op: str,
+    header: Any,
+    check: Callable[[list], tuple[int, Any]],
+    fill: Callable[[np.ndarray], None],
+    take: Callable[[np.ndarray], None],
+) -> Any:
+    """Collective: rank 0 fills a block of bytes, every other rank takes from it.
+
+    Args:
+        header: what this rank brings to the agreement.
+        check: on rank 0: all headers -> (number of bytes, answer for everybody); raises an MpiUtilError if ranks differ.
+            Number of bytes None: nothing is sent, only the answer.
+        fill: on rank 0: writes into the block, uint8 of that many bytes.
+        take: on the others: reads from it; the block is only valid during the call.
+
+    Returns:
+        The answer, on every rank.
+    """
+    block = np.empty(0, np.uint8)
+
+    def decide(headers: list) -> list[Place]:
+        nonlocal block
+        nbytes, answer = check(headers)
+        ticket = None
+        if nbytes:
+            block, ticket = lease(channel, nbytes)
+            fill(block)
+        return places(channel, ticket, [(nbytes, answer)] * channel.size)
+
+    place = channel.agree(op, header, decide)
+    nbytes, answer = place.plan
+    if not nbytes:
+        return answer
+    if channel.rank == 0:
+        _send_to_machines(channel, block, place.ticket)
+    else:
+        take(_arrive(channel, place, nbytes))
+    return answer
+
+
+def _send_to_machines(channel: Channel, block: np.ndarray, ticket: Ticket | None) -> None:
+    """Rank 0 sends the block to one rank of each other machine, or to every rank where there is no shared memory."""
+    to = [*([] if ticket else channel.members), *channel.remote_leaders]
+    requests = [
+        channel.comm.Isend(block[start : start + _MAX_BLOCK], k, _BULK_TAG)
+        for k in to
+        for start in range(0, len(block), _MAX_BLOCK)
+    ]
+    for request in requests:
+        channel.wait(request)
+
+
+def _arrive(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
+    """The block as it came to this rank."""
+    if place.ticket is not None:
+        channel.attached.keep(place.ticket.pid, place.live)
+        return np.ndarray((nbytes,), np.uint8, channel.attached.map(place.ticket))
+    source = 0 if channel.leader == channel.rank else channel.leader
+    if source:
+        ticket, live = channel.receive(source, "weights")
+        if ticket is not None:
+            channel.attached.keep(ticket.pid, live)
+            return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket))
+    block, ticket = lease(channel, nbytes)
+    for start in range(0, nbytes, _MAX_BLOCK):
+        channel.comm.Recv(block[start : start + _MAX_BLOCK], source, _BULK_TAG)
+    for k in channel.members:
+        channel.send(k, (ticket, channel.pool.live))
+        if ticket is None:
+            for start in range(0, nbytes, _MAX_BLOCK):
+                channel.comm.Send(block[start : start + _MAX_BLOCK], k, _BULK_TAG)
+    return block

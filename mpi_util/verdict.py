@@ -1,0 +1,152 @@
+"""Find out from the evidence how a job ended: which rank failed first, how, and with which status the parent ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .reap import read_record
+
+# What launchers and MPI libraries say about a rank. Groups: rank, and signal or status. Checked against MPICH 5.0 and Open MPI 5.0.
+_SAID = (
+    re.compile(r"^Abort\((?P<status>-?\d+)\) on node (?P<rank>\d+) ", re.MULTILINE),
+    re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+)(?:.|\n)*?[Ee]rrorcode:? (?P<status>-?\d+)"),
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+)"),
+    re.compile(r"Process name: +\[.*[,.](?P<rank>\d+)\]\s+Exit code: +(?P<status>\d+)"),
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exiting\s+improperly"),
+)
+_HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a job ended.
+
+    Attributes:
+        status: The exit status for the parent, 0 to 255; 128 + signal for a signal.
+        line: What to tell the user about it; "" if nothing needs to be said.
+        last_words: What the launcher printed, where nothing better is known; else "".
+    """
+
+    status: int
+    line: str = ""
+    last_words: str = ""
+
+
+@dataclass
+class Evidence:
+    """What the parent has seen of a job.
+
+    Attributes:
+        n_ranks: Number of ranks.
+        folder: The job's folder, with the ranks' records.
+        deaths: (rank, exit code or None if it was not seen), in the order in which ranks ended; a negative code is a signal.
+        banners: What the launcher and the MPI library printed about the end.
+        launcher_code: The launcher's exit code, negative for a signal.
+        forwarded: The signal that was passed on to rank 0; 0 if none was.
+        decided: The verdict, if the parent itself ended the job.
+        given_up: True if the parent ended the job because the launcher did not.
+    """
+
+    n_ranks: int
+    folder: Path
+    deaths: list[tuple[int, int | None]] = field(default_factory=list)
+    banners: str = ""
+    launcher_code: int = 0
+    forwarded: int = 0
+    decided: Verdict | None = None
+    given_up: bool = False
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The rank that failed first. A negative code is a signal; 0 is an end without MPI_Finalize."""
+
+    rank: int
+    code: int
+    reason: str = ""
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Weighs the evidence of a job that has ended.
+
+    A rank's own record comes first, then the end of the launcher itself, then what launcher and MPI library say about a rank, then the order in
+    which the ranks died.
+    """
+    if evidence.decided:
+        return evidence.decided
+    failure = _first_failure(evidence)
+    code = failure.code if failure else evidence.launcher_code
+    stopped = f"all {evidence.n_ranks} ranks were stopped"
+    if failure is None and code == 0:
+        return Verdict(0)
+    status = _exit_status(code)
+    if evidence.forwarded and status == 128 + evidence.forwarded:
+        return Verdict(status)  # the user asked for it, and rank 0 has said what became of it
+    if failure:
+        reason = f" ({failure.reason})" if failure.reason else ""
+        return Verdict(status, f"mpi_util: rank {failure.rank} {_describe(code)}{reason}; {stopped}")
+    if evidence.given_up:
+        return Verdict(1, f"mpi_util: a helper process of the launcher died; {stopped}", evidence.banners)
+    who = "the launcher" if code < 0 else "the job"
+    return Verdict(status, f"mpi_util: {who} {_describe(code)}; {stopped}", evidence.banners)
+
+
+def failed_record(folder: Path) -> dict | None:
+    """Returns the earliest record of a rank that failed on its own account (failed-<k>), or None."""
+    records = [read_record(path) | {"rank": int(path.name[7:])} for path in folder.glob("failed-*[0-9]")]
+    return min(records, key=lambda record: record.get("time", float("inf")), default=None)
+
+
+def describe_signal(signum: int) -> str:
+    """Returns a signal's number and name, such as "signal 9 (SIGKILL)"."""
+    try:
+        return f"signal {signum} ({signal.Signals(signum).name})"
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _first_failure(evidence: Evidence) -> _Failure | None:
+    record = failed_record(evidence.folder)
+    if record:
+        return _Failure(record["rank"], int(record.get("status") or 1), str(record.get("reason", "")))
+    if evidence.launcher_code < 0 and not evidence.given_up:
+        return None
+    for pattern in _SAID:
+        if match := pattern.search(evidence.banners):
+            said = match.groupdict()
+            return _Failure(int(said["rank"]), -int(said["signal"]) if said.get("signal") else int(said.get("status", 0)))
+    return _first_death(evidence)
+
+
+def _first_death(evidence: Evidence) -> _Failure | None:
+    """Names the rank that failed first where the launcher does not (hydra), from the order of the ranks' ends and how each ended.
+
+    hydra kills the others with SIGKILL, so a rank with another bad end is the one. Without one, it is the first that was killed;
+    or, if several were, the one that left before with status 0 and without MPI_Finalize, at which hydra kills the others too.
+    """
+    codes = dict(evidence.deaths)
+    hydra_signal = _HYDRA_SIGNAL.search(evidence.banners)
+    first_unknown = next((rank for rank, code in codes.items() if code is None), None)
+    if first_unknown is not None and hydra_signal:
+        codes[first_unknown] = -int(hydra_signal.group(1))
+    killed = [rank for rank, code in codes.items() if code == -signal.SIGKILL]
+    for rank, code in codes.items():
+        if code not in (None, 0, -signal.SIGKILL):
+            return _Failure(rank, code)
+    first = next(iter(codes), None)
+    if len(killed) > 1 and codes[first] == 0:
+        return _Failure(first, 0)
+    return _Failure(killed[0], -signal.SIGKILL) if killed else None
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        return f"was killed by {describe_signal(-code)}"
+    return f"ended with status {code}" if code else "ended before MPI_Finalize"
+
+
+def _exit_status(code: int) -> int:
+    return 128 - code if code < 0 else min(code, 255) or 1

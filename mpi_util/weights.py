@@ -1,0 +1,134 @@
+"""Sends, averages and compares the weights of anything that has weights."""
+
+from typing import Any
+
+import numpy as np
+
+from . import tree
+from .adapters import Slot, slots
+from .comm import Channel, channel_of
+from .errors import RankMismatchError
+from .gather import rank0_accum_batches
+from .shared import align
+from .transport import spread
+
+
+def rank0_bcast_wts(model: Any, *, comm: Any = None) -> int:
+    """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
+
+    Everything moves as one block, whatever the number of arrays. The values are written in place, on the device where
+    the model lives; rank 0's are only read. A model may be changed between calls, if it is changed alike on all ranks.
+
+    Args:
+        model: torch module (parameters and buffers), torch optimizer (its state), or a nested dict/list/tuple of NumPy
+            arrays and tensors; the same names, dtypes and shapes on every rank.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        The version of these weights, on every rank: 1 for the first broadcast on this communicator, then 2, ...
+
+    Raises:
+        RankMismatchError: on every rank, with the first name that differs, if the models differ.
+        WeightsError: the model has nothing that can be written in place.
+    """
+    channel = channel_of(comm)
+    block = _Block(model)
+    version = _agree_and_send(channel, "rank0_bcast_wts", block)
+    channel.version = version
+    return version
+
+
+def all_avg_wts(model: Any, *, comm: Any = None) -> None:
+    """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
+
+    Integers and booleans (step counters, masks) are not averaged: all get rank 0's.
+
+    Args, Raises: as `rank0_bcast_wts`.
+    """
+    channel = channel_of(comm)
+    block = _Block(model)
+    _agree_and_send(channel, "all_avg_wts", block, send=False)
+    own = block.read_all()
+    stacked = rank0_accum_batches({slot.name: values[None] for slot, values in zip(block.slots, own)}, comm=comm)
+    if channel.rank == 0:
+        for slot in block.slots:
+            if slot.dtype.kind in "fc":
+                wide = np.result_type(slot.dtype, np.float64)
+                slot.write(stacked[slot.name].mean(axis=0, dtype=wide).astype(slot.dtype))
+    _agree_and_send(channel, "all_avg_wts", block)
+
+
+def chksum(model: Any, label: str = "") -> str:
+    """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
+
+    Args:
+        model: as in `rank0_bcast_wts`.
+        label: printed with the checksum, tagged with the rank, if it is not empty.
+    """
+    block = _Block(model)
+    total = tree.digest(block.signature, *(values.tobytes() for values in block.read_all())).hex()
+    if label:
+        from .console import msg
+
+        msg(f"{label} chksum {total}")
+    return total
+
+
+class _Block:
+    """The weights of a model as one block of bytes, each array at an aligned place."""
+
+    def __init__(self, model: Any):
+        self.slots: list[Slot] = slots(model)
+        self.names = [(slot.name, str(slot.dtype), slot.shape) for slot in self.slots]
+        self.signature = tree.digest(self.names)
+        self.starts, self.nbytes = [], 0
+        for slot in self.slots:
+            self.starts.append(self.nbytes)
+            self.nbytes += align(slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64)))
+
+    def fill(self, block: np.ndarray) -> None:
+        """Writes the model's values into `block`."""
+        for slot, start in zip(self.slots, self.starts):
+            slot.read(np.ndarray(slot.shape, slot.dtype, block, start))
+
+    def take(self, block: np.ndarray) -> None:
+        """Sets the model's values from `block`."""
+        for slot, start in zip(self.slots, self.starts):
+            slot.write(np.ndarray(slot.shape, slot.dtype, block, start))
+
+    def read_all(self) -> list[np.ndarray]:
+        """A copy of each array."""
+        copies = [np.empty(slot.shape, slot.dtype) for slot in self.slots]
+        for slot, copy in zip(self.slots, copies):
+            slot.read(copy)
+        return copies
+
+
+def _agree_and_send(channel: Channel, op: str, block: _Block, send: bool = True) -> int:
+    """Agrees that the models are alike and, if `send`, gives everybody rank 0's values. Returns the version."""
+
+    def check(headers: list) -> tuple[int, Any]:
+        if any(signature != block.signature for signature in headers):
+            return 0, None  # ask for the names
+        return block.nbytes if send else 0, channel.version + 1
+
+    version = spread(channel, op, block.signature, check, block.fill, block.take)
+    if version is None:
+        channel.agree(op, block.names, lambda models: _raise_difference(op, models))
+    return version
+
+
+def _raise_difference(op: str, models: list) -> None:
+    """Raises the RankMismatchError that names the first array that is not alike on all ranks."""
+    reference = dict.fromkeys(models[0])
+    k, other = next((k, other) for k, other in enumerate(models) if other != models[0])
+    different = [*(a for a in other if a not in reference), *(a for a in models[0] if a not in other)]
+    name = different[0][0] if different else other[0][0]
+    table = []
+    for j, names in enumerate(models):
+        found = next((f"{dtype} {shape}" for n, dtype, shape in names if n == name), "missing")
+        table.append(f"  rank {j}: {found} (of {len(names)} arrays)")
+    raise RankMismatchError(
+        f"{op}: the models differ, first at '{name}' (rank 0 and rank {k}); build the same model on every rank:\n"
+        + "\n".join(table)
+    )

@@ -1,0 +1,155 @@
+"""The settings of a training run: one frozen dataclass that is the command line, its help, and config.json."""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from policies.hyper import DEFAULTS, Hyper
+
+
+def _opt(group: str, help: str, default: Any = None, kind: type = str, flags: tuple[str, ...] = (), **more: Any) -> Any:
+    """A field that knows its place on the command line."""
+    return field(default=default, metadata={"group": group, "help": help, "kind": kind, "flags": flags, **more})
+
+
+RUN, BATCH, ALGO, NETS = "the run", "the batch", "the algorithm", "the networks"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run. None: not limited, or the algorithm's own default."""
+
+    env: str = _opt(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
+    env_kwargs: str = _opt(RUN, "arguments for the environment, a JSON object", "{}")
+    nprocs: int = _opt(RUN, "number of processes, 1 or more; the result does not depend on it", 1, int)
+    seed: int = _opt(RUN, "of everything random, 0 or more", 0, int)
+    num_episodes: int | None = _opt(RUN, "stop after so many episodes", None, int, ("-n",))
+    total_steps: int | None = _opt(RUN, "stop after so many environment steps", None, int)
+    run_dir: str | None = _opt(RUN, "folder for the results, new or empty (default: runs/ENV/TIME-sSEED)")
+    resume: str | None = _opt(RUN, "folder of an earlier run to go on with, on its settings", metavar="RUN_DIR")
+    device: str = _opt(RUN, "torch device of the updates, such as cuda; rank 0 only", "cpu")
+    render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
+
+    batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, int, ("-b",))
+    batch_steps: int | None = _opt(BATCH, "steps per iteration, in segments of fixed length, instead of episodes", None, int)
+    num_envs: int = _opt(BATCH, "environments that the segments come from; divides --batch_steps", 20, int)
+
+    algo: str = _opt(ALGO, f"update rule: {' or '.join(DEFAULTS)}", "ppo", choices=tuple(DEFAULTS))
+    gamma: float = _opt(ALGO, "discount of one step, 0 to 1", 0.995, float, ("-g",))
+    lam: float = _opt(ALGO, "lambda of the generalised advantage estimate, 0 to 1", 0.98, float, ("-l",))
+    kl_targ: float | None = _opt(
+        ALGO, "KL divergence per update, nats; ppo-kl steers to it, ppo stops there (0: never)", None, float, ("-k",)
+    )
+    lr: float | None = _opt(ALGO, "step size of the policy's Adam, above 0", None, float)
+    epochs: int | None = _opt(ALGO, "passes over the batch, at most", None, int)
+    minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: by their number of rows", None, int)
+
+    policy_hid_list: str = _opt(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
+    valfunc_hid_list: str = _opt(NETS, "the same for the value function", "64,64")
+
+    def check(self) -> "Config":
+        """Itself, if every setting is in its range.
+
+        Raises:
+            ValueError: one line that names the option, what it is, and what it may be.
+        """
+        at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
+        at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1}
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ValueError(f"--{name} is {value}; it must be {least} or more")
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"--{name} is {getattr(self, name)}; it must be between 0 and 1")
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"--lr is {self.lr}; it must be above 0")
+        if self.batch_steps is not None and self.batch_steps % self.num_envs:
+            raise ValueError(
+                f"--batch_steps {self.batch_steps} is not a multiple of --num_envs {self.num_envs}; "
+                "each environment makes a segment of the same length"
+            )
+        if self.batch_steps is not None and self.nprocs > self.num_envs:
+            raise ValueError(
+                f"--nprocs {self.nprocs} is more than --num_envs {self.num_envs}; in segment mode each process "
+                f"needs an environment: --num_envs {self.nprocs} or more"
+            )
+        self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
+        return self
+
+    @property
+    def env_arguments(self) -> dict[str, Any]:
+        """The environment's keyword arguments."""
+        try:
+            arguments = json.loads(self.env_kwargs)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"--env_kwargs {self.env_kwargs!r} is not JSON: {error}") from None
+        if not isinstance(arguments, dict):
+            raise ValueError(f"--env_kwargs {self.env_kwargs!r} is no JSON object, such as '{{\"gravity\": -9.8}}'")
+        return arguments
+
+    @property
+    def hyper(self) -> Hyper:
+        """What the learners are told."""
+        return Hyper(self.algo, self.seed, self.lr, self.epochs, self.minibatches, kl_targ=self.kl_targ).resolve()
+
+    def to_json(self) -> str:
+        """Text of config.json."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def parse(arguments: list[str] | None = None) -> Config:
+    """The Config of a command line. Usage errors end the program with status 2 and one line."""
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description="Train a policy on N processes: all collect, rank 0 updates, and N changes nothing but the clock.",
+        epilog="example: python train.py Humanoid-v4 --nprocs 10",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
+        allow_abbrev=False,
+    )
+    parser.error = lambda message: parser.exit(2, f"train.py: {message} (see --help)\n")
+    groups = {name: parser.add_argument_group(name) for name in (RUN, BATCH, ALGO, NETS)}
+    for option in fields(Config):
+        how, group = option.metadata, groups[option.metadata["group"]]
+        if option.name == "env":
+            group.add_argument("env", nargs="?", metavar="ENV", help=how["help"], default=argparse.SUPPRESS)
+            continue
+        shown = "" if option.default in (None, False) else f" (default: {option.default})"
+        keywords = {"help": how["help"].replace("%", "%%") + shown, "default": argparse.SUPPRESS}
+        if how["kind"] is bool:
+            keywords["action"] = "store_true"
+        else:
+            metavar = how.get("metavar", {int: "N", float: "X"}.get(how["kind"], "TEXT"))
+            keywords |= {"type": how["kind"], "metavar": metavar}
+            if "choices" in how:
+                keywords |= {"choices": how["choices"], "metavar": "|".join(how["choices"])}
+        group.add_argument(*how["flags"], f"--{option.name}", **keywords)
+    given = vars(parser.parse_args(arguments))
+    if ("env" in given) == ("resume" in given):
+        parser.error("give an environment, such as Humanoid-v4, or --resume RUN_DIR, and not both")
+    try:
+        return (_resumed(given) if "resume" in given else Config(**given)).check()
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _resumed(given: dict[str, Any]) -> Config:
+    """The settings of an earlier run, but for those that may change without changing its bits.
+
+    Raises:
+        ValueError: one line: there is no such run, or another setting was given.
+    """
+    may_change = {"nprocs", "num_episodes", "total_steps", "device", "render"}
+    refused = sorted(set(given) - may_change - {"resume", "env"})
+    if refused:
+        raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")
+    path = Path(given["resume"]) / "config.json"
+    try:
+        saved = json.loads(path.read_text())
+        return replace(Config(**saved), **{key: value for key, value in given.items() if key != "env"})
+    except OSError as error:
+        raise ValueError(f"cannot resume: {path}: {error.strerror}") from None
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"cannot resume: {path} is not a run's config.json: {error}") from None

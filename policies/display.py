@@ -1,0 +1,61 @@
+"""What a person sees of a run: one live line, and a table row per iteration."""
+
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+# column of progress.txt, heading, width, format
+COLUMNS = (
+    ("Iteration", "iter", 6, "d"),
+    ("TotalEnvInteracts", "steps", 9, ",d"),
+    ("Episodes", "episodes", 9, ",d"),
+    ("AverageEpRet", "return", 9, ".1f"),
+    ("EpLen", "length", 7, ".0f"),
+    ("KL", "KL", 8, ".4f"),
+    ("Entropy", "entropy", 8, ".2f"),
+    ("LossV", "loss V", 8, ".3f"),
+    ("StepsPerSecond", "steps/s", 8, ",.0f"),
+    ("RolloutS", "rollout s", 10, ".3f"),
+    ("UpdateS", "update s", 9, ".3f"),
+    ("IdleShare", "idle", 6, ".0%"),
+)
+ROWS_PER_HEADING = 30
+
+
+class Display:
+    """Prints rows, and on a terminal keeps a live line under them."""
+
+    def __init__(self) -> None:
+        terminal = os.environ.get("MPI_UTIL_TTY") == "1" or sys.stdout.isatty()
+        # under a launcher stdout is a pipe, whatever is at its other end; the launching process says what that is
+        self.console = Console(force_terminal=terminal or None, highlight=False, soft_wrap=True)
+        self.live = Live(console=self.console, auto_refresh=False, transient=True) if terminal else None
+        self.rows = 0
+        if self.live:
+            self.live.start()
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(text, markup=False)
+
+    def doing(self, text: str) -> None:
+        """The live line; nothing where there is no terminal."""
+        if self.live:
+            self.live.update(Text(text, style="dim"), refresh=True)
+
+    def row(self, row: dict[str, Any]) -> None:
+        """The row of one iteration, by the columns of progress.txt."""
+        if self.rows % ROWS_PER_HEADING == 0:
+            self.console.print(Text("".join(f"{head:>{width}}" for _, head, width, _ in COLUMNS), style="bold"))
+        self.rows += 1
+        self.console.print(Text("".join(f"{format(row[key], form):>{width}}" for key, _, width, form in COLUMNS)))
+
+    def close(self) -> None:
+        """Takes the live line away."""
+        if self.live:
+            self.live.stop()
+            self.live = None

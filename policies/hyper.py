@@ -1,0 +1,90 @@
+"""What the learners can be told, the same for every framework, and each algorithm's own defaults."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Settings of a policy and a value learner. None: the algorithm's default, filled in by `resolve`.
+
+    Attributes:
+        algo: update rule of the policy: "ppo" (clipped) or "ppo-kl" (KL penalty).
+        seed: of the order in which minibatches are drawn.
+        lr: step size of the policy's Adam.
+        epochs: passes over the batch, policy (at most) and value function.
+        minibatches: minibatches per pass over the batch; 0: as many as give about `minibatch_rows` rows each. The
+            policy of ppo-kl always steps on the whole batch.
+        minibatch_rows: rows of a minibatch where `minibatches` is 0.
+        clip: range of the probability ratio, 1 +- clip (ppo).
+        kl_targ: mean KL divergence per update, in nats. ppo-kl steers towards it; ppo stops at the first epoch beyond
+            it, 0: never.
+        ent_coef: weight of the entropy, in the policy's loss.
+        max_grad_norm: longest gradient of one step, by scaling it down.
+        log_std_lr: step size of the Gaussian's deviations, in units of `lr`.
+        vf_lr: step size of the value function's Adam.
+        vf_epochs: passes of the value function.
+        vf_replay: True: the value function is fitted on the current and the previous batch together.
+    """
+
+    algo: str = "ppo"
+    seed: int = 0
+    lr: float | None = None
+    epochs: int | None = None
+    minibatches: int | None = None
+    minibatch_rows: int | None = None
+    clip: float | None = None
+    kl_targ: float | None = None
+    ent_coef: float | None = None
+    max_grad_norm: float | None = None
+    log_std_lr: float | None = None
+    vf_lr: float | None = None
+    vf_epochs: int | None = None
+    vf_replay: bool | None = None
+
+    def resolve(self):
+        """The same settings with every None filled in.
+
+        Returns:
+            Hyper without None.
+
+        Raises:
+            ValueError: `algo` is not known; the line lists those that are.
+        """
+        if self.algo not in DEFAULTS:
+            raise ValueError(f"algo {self.algo!r} is not one of: {', '.join(sorted(DEFAULTS))}")
+        defaults = DEFAULTS[self.algo]
+        return replace(self, **{key: value for key, value in defaults.items() if getattr(self, key) is None})
+
+
+DEFAULTS = {
+    # Schulman et al. 2017 (arXiv:1707.06347)
+    "ppo": {
+        "lr": 3e-4,
+        "epochs": 10,
+        "minibatches": 0,
+        "minibatch_rows": 256,
+        "clip": 0.2,
+        "kl_targ": 0.03,
+        "ent_coef": 0.0,
+        "max_grad_norm": 0.5,
+        "log_std_lr": 1.0,
+        "vf_lr": 3e-4,
+        "vf_epochs": 10,
+        "vf_replay": False,
+    },
+    # github.com/pat-coady/trpo; lr is 9e-4 / sqrt(width of the middle layer) there, and vf_lr 1e-2 / sqrt(width)
+    "ppo-kl": {
+        "lr": 1.1e-4,
+        "epochs": 20,
+        "minibatches": 0,
+        "minibatch_rows": 256,
+        "clip": 0.2,
+        "kl_targ": 0.003,
+        "ent_coef": 0.0,
+        "max_grad_norm": 100.0,
+        "log_std_lr": 6.0,
+        "vf_lr": 1.25e-3,
+        "vf_epochs": 10,
+        "vf_replay": True,
+    },
+}

@@ -1,0 +1,6 @@
+"""The learners of rank 0 in PyTorch."""
+
+from policies.pytorch.policy import Policy
+from policies.pytorch.value import ValueFunction
+
+__all__ = ["Policy", "ValueFunction"]

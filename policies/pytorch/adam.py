@@ -1,0 +1,48 @@
+"""Adam on one flat parameter vector, with the gradient's length limited."""
+
+import math
+
+import torch
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+class Adam:
+    """Kingma and Ba 2015 (arXiv:1412.6980), the efficient form at the end of section 2, on a limited gradient.
+
+    Attributes:
+        steps: number of steps so far.
+        m, v: float32 (P,), running mean of the gradient and of its square.
+    """
+
+    def __init__(self, net, max_norm, boosted=None, boost=1.0):
+        """What to step.
+
+        Args:
+            net: Net whose `flat` is stepped along its `grad`.
+            max_norm: gradients longer than this (2-norm) are scaled down to it.
+            boosted: name of the net's last parameter, which takes steps `boost` times as long; None: no such.
+            boost: see `boosted`.
+        """
+        self._flat, self._grad, self._max_norm = net.flat, net.grad, max_norm
+        self.steps = 0
+        self.m = torch.zeros_like(net.flat)
+        self.v = torch.zeros_like(net.flat)
+        self._denominator = torch.empty_like(net.flat)
+        self._boosted = self._denominator[-net.views[boosted].numel() :] if boosted and boost != 1.0 else None
+        self._boost = boost
+
+    def step(self, lr):
+        """One step. Args: lr: step size. A gradient that is not finite makes every parameter NaN."""
+        self.steps += 1
+        grad = self._grad
+        norm = torch.linalg.vector_norm(grad)
+        grad.mul_((self._max_norm / norm).clamp_(max=1.0))
+        self.m.lerp_(grad, 1.0 - BETA1)
+        self.v.mul_(BETA2).addcmul_(grad, grad, value=1.0 - BETA2)
+        torch.sqrt(self.v, out=self._denominator)
+        self._denominator.add_(EPS)
+        if self._boosted is not None:
+            self._boosted.div_(self._boost)
+        scale = math.sqrt(1.0 - BETA2**self.steps) / (1.0 - BETA1**self.steps)
+        self._flat.addcdiv_(self.m, self._denominator, value=-lr * scale)

@@ -1,0 +1,114 @@
+"""Action distributions over the policy network's outputs, with their derivatives written out.
+
+Both classes have the same methods. `set` takes the outputs for a batch, the others answer for that batch:
+
+- ``logp(act)``: log-probability of each action, nats, float32 (N,)
+- ``entropy()``: mean entropy, nats, float32 ()
+- ``freeze()``: what ``kl`` needs to compare a later distribution with this one
+- ``kl(old)``: mean KL(old || this), nats, float32 ()
+- ``backward(d_logp, d_kl, d_entropy, old)``: derivative of a loss with respect to the outputs, float32 (N, act_dim), by
+  the chain rule from ``d_logp`` (N,), the derivative by each action's ``logp`` (of the last ``logp`` call), and the
+  numbers ``d_kl`` and ``d_entropy``, the derivatives by ``kl(old)`` and ``entropy()``. A Gaussian also writes the
+  derivative by its log deviations.
+"""
+
+import math
+
+import torch
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+
+class Gaussian:
+    """Independent normal distributions; the network gives the means, the deviations are parameters of their own."""
+
+    def __init__(self, log_std, log_std_grad):
+        """Args: log_std, log_std_grad: float32 (act_dim,), the parameters and where `backward` puts their gradient."""
+        self._log_std = log_std
+        self._log_std_grad = log_std_grad
+        self._constant = 0.5 * LOG_2PI * log_std.numel()
+        self._mean = self._inv_std = self._z = None
+
+    def set(self, mean):
+        """Args: mean: float32 (N, act_dim)."""
+        self._mean = mean
+        self._inv_std = self._log_std.neg().exp_()
+
+    def logp(self, act):
+        """Args: act: float32 (N, act_dim)."""
+        self._z = (act - self._mean).mul_(self._inv_std)
+        return self._z.square().sum(1).mul_(-0.5).sub_(self._log_std.sum() + self._constant)
+
+    def entropy(self):
+        """See the module."""
+        return self._log_std.sum() + (self._constant + 0.5 * self._log_std.numel())
+
+    def freeze(self):
+        """See the module."""
+        return self._mean.clone(), self._log_std.clone()
+
+    def kl(self, old):
+        """Args: old: what `freeze` gave."""
+        ratio, shift = self._against(old)
+        return (ratio - ratio.log()).sum().sub_(ratio.numel()).add_(shift.square().sum() / len(shift)).mul_(0.5)
+
+    def _against(self, old):
+        """Variance ratio old / new, (act_dim,), and shift of the mean in new deviations, (N, act_dim)."""
+        old_mean, old_log_std = old
+        return (old_log_std - self._log_std).mul_(2.0).exp_(), (self._mean - old_mean).mul_(self._inv_std)
+
+    def backward(self, d_logp, d_kl=0.0, d_entropy=0.0, old=None):
+        """See the module."""
+        grad = self._z * d_logp.unsqueeze(1)
+        torch.sum(grad * self._z, 0, out=self._log_std_grad)
+        self._log_std_grad.sub_(d_logp.sum()).add_(d_entropy)
+        if d_kl:
+            ratio, shift = self._against(old)
+            self._log_std_grad.add_((1.0 - ratio).sub_(shift.square().sum(0), alpha=1.0 / len(shift)), alpha=d_kl)
+            grad.add_(shift, alpha=d_kl / len(shift))
+        return grad.mul_(self._inv_std)
+
+
+class Categorical:
+    """Choices; the network gives the logits."""
+
+    def __init__(self):
+        self._log_probs = self._probs = self._act = None
+
+    def set(self, logits):
+        """Args: logits: float32 (N, act_dim)."""
+        self._log_probs = torch.log_softmax(logits, 1)
+        self._probs = self._log_probs.exp()
+
+    def logp(self, act):
+        """Args: act: int64 (N,)."""
+        self._act = act.unsqueeze(1)
+        return self._log_probs.gather(1, self._act).squeeze(1)
+
+    def entropy(self):
+        """See the module."""
+        return self._row_entropy().mean()
+
+    def _row_entropy(self):
+        return (self._probs * self._log_probs).sum(1).neg_()
+
+    def freeze(self):
+        """See the module."""
+        return self._probs, self._log_probs
+
+    def kl(self, old):
+        """Args: old: what `freeze` gave."""
+        old_probs, old_log_probs = old
+        return (old_probs * (old_log_probs - self._log_probs)).sum(1).mean()
+
+    def backward(self, d_logp, d_kl=0.0, d_entropy=0.0, old=None):
+        """See the module."""
+        n = len(d_logp)
+        d_logp = d_logp.unsqueeze(1)
+        grad = (self._probs * d_logp).neg_().scatter_add_(1, self._act, d_logp)
+        if d_kl:
+            grad.add_(self._probs - old[0], alpha=d_kl / n)
+        if d_entropy:
+            surprise = self._log_probs + self._row_entropy().unsqueeze(1)
+            grad.addcmul_(self._probs, surprise, value=-d_entropy / n)
+        return grad

@@ -1,0 +1,111 @@
+"""What every learner shares: a network with its Adam, safe updates, export and resume."""
+
+import math
+from contextlib import contextmanager
+
+import torch
+
+from policies.pytorch.adam import Adam
+from policies.pytorch.batches import torch_threads
+from policies.pytorch.nets import Net
+
+
+class Learner:
+    """Base of Policy and ValueFunction.
+
+    Attributes:
+        net: Net. adam: Adam. hyper: resolved Hyper. threads: most torch threads to use. device: torch.device.
+        updates: number of updates so far; picks the random stream of the next one.
+    """
+
+    def __init__(self, name, spec, params, hyper, threads, device, max_norm, **boost):
+        """Args as Policy and ValueFunction give them; `boost` goes to Adam."""
+        self.device = torch.device(device)
+        self.hyper = hyper
+        self.threads = threads
+        self.net = Net(spec, name, params, self.device)
+        self.adam = Adam(self.net, max_norm, **boost)
+        self.updates = 0
+
+    @contextmanager
+    def updating(self, rows):
+        """Runs one update: without autograd, with the threads that suit it, and undone if it fails.
+
+        Args:
+            rows: rows of the largest product in the block.
+
+        Raises:
+            FloatingPointError: the block left parameters that are not finite. As after any other exception inside the
+                block, network and optimizer are as before.
+        """
+        net, adam = self.net, self.adam
+        before = net.flat.clone(), adam.m.clone(), adam.v.clone(), adam.steps
+        try:
+            with torch.no_grad(), torch_threads(self.threads, rows, net.flat.numel()):
+                yield
+                if not torch.isfinite(net.flat.sum()):
+                    raise FloatingPointError(f"the {net.name} update's loss or gradient is not finite")
+        except BaseException:
+            for tensor, old in zip((net.flat, adam.m, adam.v), before):
+                tensor.copy_(old)
+            adam.steps = before[3]
+            raise
+        self.updates += 1
+
+    def weights(self, out):
+        """Writes the network's parameters.
+
+        Args:
+            out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
+                the arrays are overwritten in place.
+        """
+        self.net.weights(out)
+
+    def state(self):
+        """Everything that shapes the updates to come, so that a resumed run gives the same bits.
+
+        Returns:
+            (arrays, scalars): dict of str to array, with the parameters under their own names, and dict of str to
+            number. All names begin with the network's name, so those of two learners can share a dict.
+        """
+        name = self.net.name
+        arrays = {key: view.cpu().numpy().copy() for key, view in self.net.views.items()}
+        arrays[f"{name}/adam/m"] = self.adam.m.cpu().numpy().copy()
+        arrays[f"{name}/adam/v"] = self.adam.v.cpu().numpy().copy()
+        return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
+
+    def load_state(self, arrays, scalars):
+        """Takes over what `state` gave; other names in the dicts are passed over.
+
+        Args:
+            arrays, scalars: as `state` returned them, from a learner of the same Spec.
+
+        Raises:
+            ValueError: the parameters do not fit this network.
+            KeyError: a name is missing.
+        """
+        name = self.net.name
+        self.net.load(arrays)
+        self.adam.m.copy_(torch.tensor(arrays[f"{name}/adam/m"]))
+        self.adam.v.copy_(torch.tensor(arrays[f"{name}/adam/v"]))
+        self.adam.steps = int(scalars[f"{name}/adam/steps"])
+        self.updates = int(scalars[f"{name}/updates"])
+
+
+def finite_floats(log):
+    """Numbers of an update as Python floats.
+
+    Args:
+        log: dict of str to number or 0-d tensor.
+
+    Returns:
+        dict of str to float.
+
+    Raises:
+        FloatingPointError: one of them is not finite; the line names it.
+    """
+    floats = {key: float(value) for key, value in log.items()}
+    for key, value in floats.items():
+        if not math.isfinite(value):
+            raise FloatingPointError(f"{key} is {value} after the update")
+    return floats

@@ -1,0 +1,208 @@
+"""Rollouts: an environment, the NumPy actor, and the arrays of what happened. The same bits on whichever rank it runs.
+
+Every episode has random streams of its own, derived from the seed and the episode's number, so that it does not matter
+which rank runs it, nor what that rank ran before.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from policies.actor import Actor
+from policies.returns import gae, returns
+from policies.scaler import Scaler
+
+ENV_STREAM, NOISE_STREAM = 1, 2
+FIRST_ROWS = 256
+NOISE_ROWS = 64
+
+
+def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
+    """The environment, with flat observations.
+
+    Args:
+        env_id: Gymnasium id; `module:Env-v0` imports the module first.
+        arguments: for the environment.
+        quiet: no warnings: they are the same on every rank.
+
+    Raises:
+        ValueError: the environment is unknown, cannot be built, or has an action space that no policy here fits.
+    """
+    with warnings.catch_warnings():
+        if quiet:
+            warnings.simplefilter("ignore")
+            gym.logger.min_level = gym.logger.ERROR
+        try:
+            env = gym.make(env_id, disable_env_checker=True, **arguments)
+        except (gym.error.Error, ImportError, TypeError, AttributeError) as error:
+            raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
+    space = env.action_space
+    if not isinstance(space, gym.spaces.Discrete) and not (
+        isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    ):
+        raise ValueError(f"{env_id}: actions are {space}; a policy needs Box (floating point) or Discrete ones")
+    observes = env.observation_space
+    if not (isinstance(observes, gym.spaces.Box) and len(observes.shape) == 1):
+        env = gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
+    """(number of components or choices, discrete?, function from an actor's action to the environment's).
+
+    A Box with finite bounds is rescaled, so that -1 and 1 are its bounds; the actor's Gaussian is clipped to them.
+    """
+    if isinstance(space, gym.spaces.Discrete):
+        start = int(space.start)
+        return int(space.n), True, (lambda action: action + start) if start else (lambda action: action)
+    low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
+    size, shape, dtype = low.size, space.shape, space.dtype
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return size, False, lambda action: action.reshape(shape).astype(dtype)
+    middle, half = ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+    low, high = low.astype(np.float32), high.astype(np.float32)
+
+    def to_env(action: np.ndarray) -> np.ndarray:
+        scaled = action * half
+        scaled += middle
+        np.maximum(scaled, low, out=scaled)
+        np.minimum(scaled, high, out=scaled)
+        return scaled.reshape(shape).astype(dtype, copy=False)
+
+    return size, False, to_env
+
+
+class Runner:
+    """Steps one environment with the actor, and makes batches of what it sees.
+
+    A batch is a dict of arrays over T steps: observes float32 (T, obs_dim), unscaled; actions float32 (T, act_dim) or
+    int64 (T,), as the actor drew them; advantages, disc_sum_rew float32 (T,); ep_ret float64 and ep_len int64, (1,) if
+    the episode ended in it, else (0,); busy_s float64, a number: seconds of work.
+    """
+
+    def __init__(self, env: gym.Env, actor: Actor, scaler: Scaler, seed: int, gamma: float, lam: float):
+        self.env, self.actor, self.scaler = env, actor, scaler
+        self.seed, self.gamma, self.lam = seed, gamma, lam
+        # Coady's scale: discounted sums then are of the size of one reward, whatever gamma
+        self.rew_scale = 1.0 - gamma if gamma < 0.999 else 1.0
+        _, self.discrete, self.to_env = action_map(env.action_space)
+        self._obs = self._rows(FIRST_ROWS)
+        self._scaled = self._rows(FIRST_ROWS)
+        self._acts: list = []
+        self._rews: list[float] = []
+
+    def _rows(self, n: int) -> np.ndarray:
+        return np.empty((n, self.actor.spec.obs_dim), np.float32)
+
+    def start(self, *number: int) -> None:
+        """Begins the episode of that number."""
+        keys = [np.random.SeedSequence(self.seed, spawn_key=(kind, *number)) for kind in (ENV_STREAM, NOISE_STREAM)]
+        self._obs[0] = self.env.reset(seed=int(keys[0].generate_state(1)[0]))[0]
+        self._noise = self._draw(np.random.default_rng(keys[1]))
+        self.name = "/".join(map(str, number))
+        self.ep_ret, self.ep_len = 0.0, 0
+
+    def _draw(self, rng: np.random.Generator) -> Iterator[Any]:
+        while True:
+            yield from self.actor.noise(rng, NOISE_ROWS)
+
+    def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> tuple[dict | None, bool]:
+        """Steps to the end of the episode, or for `n_steps`.
+
+        Args:
+            n_steps: at most so many; None: the whole episode.
+            stop: asked before each step; True gives the episode up.
+
+        Returns:
+            (batch, True if the episode ended); the batch is None if it was given up.
+
+        Raises:
+            FloatingPointError: a reward or observation is not finite.
+        """
+        began = time.perf_counter()
+        t, ended, terminated = 0, False, False
+        self._acts.clear()
+        self._rews.clear()
+        step, act, scale, to_env = self.env.step, self.actor.act, self.scaler.scale, self.to_env
+        while not ended and t != n_steps:
+            if stop():
+                return None, False
+            if t + 2 > len(self._obs):
+                self._grow()
+            action = act(scale(self._obs[t], self._scaled[t]), next(self._noise))
+            obs, rew, terminated, truncated, _ = step(to_env(action))
+            t += 1
+            self._obs[t] = obs
+            self._acts.append(action)
+            self._rews.append(float(rew))
+            ended = terminated or truncated
+        return self._batch(t, ended, terminated, began), ended
+
+    def _grow(self) -> None:
+        for name in ("_obs", "_scaled"):
+            setattr(self, name, np.concatenate([getattr(self, name), self._rows(len(self._obs))]))
+
+    def _batch(self, t: int, ended: bool, terminated: bool, began: float) -> dict[str, Any]:
+        """The arrays of the last `t` steps; the observation after them becomes the first of the next."""
+        rew = np.array(self._rews)
+        if not (np.isfinite(rew).all() and np.isfinite(self._obs[: t + 1]).all()):
+            what = "reward" if not np.isfinite(rew).all() else "observation"
+            at = self.ep_len + int(np.argmin(np.isfinite(rew)) if what == "reward" else 0)
+            raise FloatingPointError(f"episode {self.name} has a {what} that is not finite (from step {at} on)")
+        self.ep_ret += float(rew.sum())
+        self.ep_len += t
+        self.scaler.scale(self._obs[t], self._scaled[t])
+        val = self.actor.value(self._scaled[: t + 1])
+        last_val = 0.0 if terminated else float(val[t])
+        rew *= self.rew_scale
+        batch = {
+            "observes": self._obs[:t].copy(),
+            "actions": np.array(self._acts, np.int64 if self.discrete else np.float32),
+            "advantages": gae(rew, val[:t], last_val, self.gamma, self.lam),
+            "disc_sum_rew": returns(rew, last_val, self.gamma),
+            "ep_ret": np.array([self.ep_ret] if ended else [], np.float64),
+            "ep_len": np.array([self.ep_len] if ended else [], np.int64),
+            "busy_s": time.perf_counter() - began,
+        }
+        self._obs[0] = self._obs[t]
+        return batch
+
+
+class Segments:
+    """Environments that are stepped on from where they stand, a fixed number of steps per iteration each.
+
+    Episode j of environment e has the number (e, j). Every environment belongs to one rank for the whole run.
+    """
+
+    def __init__(self, runners: dict[int, Runner]):
+        """Args: runners: by number of the environment, those of this rank."""
+        self.runners = runners
+        self.episode = dict.fromkeys(runners, 0)
+        for e, runner in runners.items():
+            runner.start(e, 0)
+
+    def collect(self, n_steps: int, stop: Callable[[], bool]) -> tuple[list[dict], list[int]]:
+        """Steps each environment `n_steps` on.
+
+        Returns:
+            (batches, one per part of an episode; the place of each in the order of environments and time).
+        """
+        batches, places = [], []
+        for e, runner in self.runners.items():
+            left, part = n_steps, 0
+            while left:
+                batch, ended = runner.run(left, stop)
+                if batch is None:
+                    return batches, places
+                left -= len(batch["advantages"])
+                batches.append(batch)
+                places.append(e * (n_steps + 1) + part)
+                part += 1
+                if ended:
+                    self.episode[e] += 1
+                    runner.start(e, self.episode[e])
+        return batches, places

@@ -1,0 +1,106 @@
+"""What a run leaves on disk: config.json, progress.txt, policy.safetensors and a checkpoint to go on from."""
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+META = "mpi_util"  # the only key: the order of several would vary from one save to the next
+
+
+class RunFolder:
+    """A run's folder. Files are written whole under another name, synced and renamed: a crash leaves the last good one."""
+
+    def __init__(self, path: Path, new: bool):
+        """Opens the folder.
+
+        Args:
+            path: of the folder; made if it is missing.
+            new: True: it must hold no results yet. False: to go on with those that it holds.
+
+        Raises:
+            ValueError: one line: not writable, or holding a run already, or holding none.
+        """
+        self.path = path
+        holds_run = (path / "config.json").exists()
+        if new and holds_run:
+            raise ValueError(f"{path} holds a run already; give another --run_dir, or --resume {path} to go on with it")
+        if not new and not (path / "checkpoint.safetensors").exists():
+            raise ValueError(f"{path} holds no checkpoint to resume from")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ValueError(f"cannot write to the run folder {path}: {error.strerror}") from None
+        self._progress = None
+
+    @classmethod
+    def default_path(cls, env: str, seed: int) -> Path:
+        """runs/<env>/<time>-s<seed>, numbered where two runs start in one second."""
+        base = Path("runs") / env.replace("/", "-").replace(":", "-") / f"{time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
+        number, path = 1, base
+        while path.exists():
+            number += 1
+            path = base.with_name(f"{base.name}-{number}")
+        return path
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a small text file."""
+        self._replace(name, text.encode())
+
+    def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any]) -> None:
+        """Writes arrays and what describes them as one safetensors file.
+
+        Args:
+            arrays: by name.
+            notes: for JSON; kept in the file's header.
+        """
+        whole = {key: np.ascontiguousarray(arrays[key]) for key in sorted(arrays)}
+        self._replace(name, save(whole, {META: json.dumps(notes, sort_keys=True)}))
+
+    def _replace(self, name: str, content: bytes) -> None:
+        temporary = self.path / f".{name}.new"
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path / name)
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Appends a row to progress.txt, tab-separated; the first one writes the header. Floats keep all their digits."""
+        if self._progress is None:
+            path = self.path / "progress.txt"
+            begun = path.exists() and path.stat().st_size > 0
+            self._progress = open(path, "a", encoding="ascii", buffering=1)
+            if not begun:
+                self._progress.write("\t".join(row) + "\n")
+        self._progress.write("\t".join(map(repr, row.values())) + "\n")
+
+    def cut_progress(self, n_rows: int) -> None:
+        """Drops rows after the first `n_rows`: iterations that a resumed run makes again."""
+        path = self.path / "progress.txt"
+        with contextlib.suppress(FileNotFoundError):
+            lines = path.read_text(encoding="ascii").splitlines(keepends=True)
+            self._replace("progress.txt", "".join(lines[: n_rows + 1]).encode())
+
+
+def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and notes of a file that `RunFolder.save` wrote.
+
+    Raises:
+        ValueError: one line: the file is missing, damaged, or not one of these.
+    """
+    try:
+        with safe_open(path, "np") as file:
+            notes = json.loads((file.metadata() or {})[META])
+            return {key: file.get_tensor(key) for key in file.keys()}, notes  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"cannot load {path}: {' '.join(str(error).split())}") from None

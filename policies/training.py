@@ -1,0 +1,162 @@
+"""Rank 0's side of a run: the learners, the run folder, what is shown. No MPI here."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policies.actor import Spec
+from policies.config import Config
+from policies.display import Display
+from policies.run_folder import RunFolder, load
+from policies.scaler import Scaler
+
+SAVE_EVERY_S = 30.0  # a crash costs at most this much work, and no bit of the result
+TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
+
+
+class Training:
+    """Learns from each iteration's batch, keeps the run folder, says when to stop.
+
+    Attributes:
+        control: arrays that travel to all ranks with the weights: stop (1 to end), episodes and steps so far.
+    """
+
+    def __init__(self, config: Config, spec: Spec, params: dict, scaler: Scaler, control: dict, threads: int):
+        """Opens the run folder, and takes over its checkpoint if the run is resumed.
+
+        Args:
+            params: the actor's arrays; written in place after each update.
+            threads: cores that the updates may use.
+
+        Raises:
+            ValueError: one line: the folder, the device or the checkpoint cannot be used.
+        """
+        self.config, self.spec, self.params, self.scaler, self.control = config, spec, params, scaler, control
+        path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed))
+        self.folder = RunFolder(path, new=not config.resume)
+        try:
+            from policies.pytorch import Policy, ValueFunction
+
+            made = (spec, params, config.hyper, threads, config.device)
+            self.policy, self.val_func = Policy(*made), ValueFunction(*made)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
+        self.iteration, self.time_before, self.row = 0, 0.0, {}
+        if config.resume:
+            self._load_checkpoint()
+        else:
+            self.folder.write_text("config.json", config.to_json())
+        self.began = self.saved_at = time.perf_counter()
+        self.display = Display()
+        self.display.say(
+            f"{config.env}: {config.algo}, seed {config.seed}, {config.nprocs} process{'es' * (config.nprocs > 1)}, "
+            f"results in {path}"
+        )
+
+    def learn(self, batch: dict[str, np.ndarray], busy_wall_s: float) -> None:
+        """One update from the batch of all ranks; then `params`, `scaler` and `control` are what all ranks get.
+
+        Args:
+            batch: as policies.rollout.Runner makes it, of all ranks.
+            busy_wall_s: seconds that the ranks had for their rollouts.
+        """
+        log: dict[str, float] = {}
+        logger = type("Logger", (), {"log": staticmethod(log.update)})
+        raw = batch["observes"]
+        observes = self.scaler.scale(raw)
+        self.display.doing(f"iteration {self.iteration + 1}: updating on {len(raw)} steps")
+        self.policy.update(observes, batch["actions"], batch["advantages"], logger)
+        self.val_func.fit(observes, batch["disc_sum_rew"], logger)
+        self.policy.weights(self.params)
+        self.val_func.weights(self.params)
+        self.scaler.update(raw)  # after the update, which must see observations as the actors saw them
+        self.iteration += 1
+        self.control["steps"] += len(raw)
+        self.control["episodes"] += len(batch["ep_ret"])
+        self.row = self._row(batch, log, busy_wall_s)
+        self._decide()
+
+    def _decide(self) -> None:
+        """Sets `control`'s stop if the run has had its episodes or its steps."""
+        limits = {"episodes": self.config.num_episodes, "steps": self.config.total_steps}
+        self.control["stop"][0] = any(n is not None and self.control[key][0] >= n for key, n in limits.items())
+
+    def _row(self, batch: dict[str, np.ndarray], log: dict[str, float], busy_wall_s: float) -> dict[str, Any]:
+        ep_ret, ep_len = batch["ep_ret"], batch["ep_len"]
+        if not len(ep_ret):  # a segment may end no episode
+            ep_ret = ep_len = np.array([np.nan])
+        return {
+            "Iteration": self.iteration,
+            "Episodes": int(self.control["episodes"][0]),
+            "TotalEnvInteracts": int(self.control["steps"][0]),
+            "AverageEpRet": float(ep_ret.mean()),
+            "StdEpRet": float(ep_ret.std()),
+            "MinEpRet": float(ep_ret.min()),
+            "MaxEpRet": float(ep_ret.max()),
+            "EpLen": float(ep_len.mean()),
+            **{key: log.pop(key) for key in ("KL", "Entropy", "LossPi", "LossV")},
+            **log,
+            "Steps": len(batch["observes"]),
+            "IdleShare": 1.0 - float(batch["busy_s"].sum()) / max(busy_wall_s * self.config.nprocs, 1e-9),
+        }
+
+    def report(self, seconds: dict[str, float]) -> None:
+        """The row of the iteration that has just ended, to progress.txt and to the screen; now and then a checkpoint.
+
+        Args:
+            seconds: of the phases rollout, gather, update, bcast.
+        """
+        if not self.row:
+            return
+        row, self.row = self.row, {}
+        idle, steps = row.pop("IdleShare"), row.pop("Steps")
+        row |= {
+            "Time": round(self._time(), 3),
+            "StepsPerSecond": round(steps / max(sum(seconds.values()), 1e-9), 1),
+            **{f"{name.capitalize()}S": round(seconds.get(name, 0.0), 6) for name in ("rollout", "gather", "update", "bcast")},
+            "IdleShare": round(idle, 4),
+        }
+        self.folder.add_row(row)
+        self.display.row(row)
+        self.display.doing(f"iteration {self.iteration + 1}: collecting")
+        if time.perf_counter() - self.saved_at > SAVE_EVERY_S:
+            self.save()
+
+    def _time(self) -> float:
+        return self.time_before + time.perf_counter() - self.began
+
+    def save(self) -> None:
+        """Writes the policy, and all that the rest of the run depends on."""
+        notes = {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": self.spec.to_dict()}
+        self.folder.save("policy.safetensors", self.params | self.scaler.arrays, notes)
+        arrays, scalars = self.scaler.arrays | self.control, {"iteration": self.iteration, "time": self._time()}
+        for learner in (self.policy, self.val_func):
+            more_arrays, more_scalars = learner.state()
+            arrays, scalars = arrays | more_arrays, scalars | more_scalars
+        self.folder.save("checkpoint.safetensors", arrays, notes | {"scalars": scalars})
+        self.saved_at = time.perf_counter()
+
+    def _load_checkpoint(self) -> None:
+        arrays, notes = load(self.folder.path / "checkpoint.safetensors")
+        if Spec.from_dict(notes["spec"]) != self.spec:
+            raise ValueError(f"{self.folder.path}: its checkpoint is of other networks or another environment")
+        scalars = notes["scalars"]
+        for learner in (self.policy, self.val_func):
+            learner.load_state(arrays, scalars)
+            learner.weights(self.params)
+        for name, array in (self.scaler.arrays | self.control).items():
+            array[:] = arrays[name]
+        self._decide()
+        self.iteration, self.time_before = scalars["iteration"], scalars["time"]
+        self.folder.cut_progress(self.iteration)
+
+    def finish(self, why: str) -> None:
+        """The end: everything is saved, and one line says so."""
+        self.save()
+        self.display.close()
+        self.display.say(
+            f"{why}: {self.iteration} iterations, {int(self.control['steps'][0]):,} steps; "
+            f"weights in {self.folder.path / 'policy.safetensors'}"
+        )

@@ -1,0 +1,148 @@
+"""Gathers against a plain NumPy loop: dtypes, shapes, memory orders, structures, order by index, mismatches, leases."""
+
+from collections import namedtuple
+
+import numpy as np
+from harness import fork, raises, run_checks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpi_util
+
+fork()
+
+STRUCTURED = np.dtype([("x", "f4"), ("n", "i8", (2,))])
+DTYPES = ["?", "i1", "u1", "i2", "u4", "i8", "f2", "f4", "f8", "c8", "c16", ">f8", "M8[s]", "S3", "U2", STRUCTURED]
+Pair = namedtuple("Pair", "first second")
+
+
+def filled(seed, shape, dtype, order):
+    """An array of random bytes' worth of values, in the memory order that is asked for."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 2, shape) if dtype == "?" else rng.integers(0, 100, shape)
+    if dtype == STRUCTURED:
+        array = np.zeros(shape, STRUCTURED)
+        array["x"], array["n"][..., 0] = values, values
+    else:
+        array = values.astype(dtype)
+    if order == "F":
+        return np.asfortranarray(array)
+    if order == "strided":
+        wide = np.zeros((*array.shape, 2), array.dtype)
+        wide[..., 1] = array
+        return wide[..., 1]
+    return array
+
+
+def same(a, b):
+    assert a.dtype == b.dtype and a.shape == b.shape, (a.dtype, a.shape, b.dtype, b.shape)
+    assert a.tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+leaf = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["C", "F", "strided"]))
+
+
+def check_any_arrays(comm, rank, size):
+    @settings(derandomize=True, database=None, max_examples=30 if comm is None else 8, deadline=None)
+    @given(leaves=st.lists(leaf, min_size=1, max_size=4), seed=st.integers(0, 2**20))
+    def body(leaves, seed):
+        def batch(k):
+            rows = np.random.default_rng([seed, k]).integers(0, 5, len(leaves))  # unequal, and sometimes none
+            return {
+                f"leaf{i}": filled([seed, k, i], (rows[i], *trailing), dtype, order)
+                for i, (dtype, trailing, order) in enumerate(leaves)
+            }
+
+        own = batch(rank)
+        got = mpi_util.rank0_accum_batches(own, comm=comm)
+        if rank:
+            assert got is own
+            return
+        assert list(got) == list(own)
+        for name in own:
+            parts = [batch(k)[name] for k in range(size)]
+            same(got[name], np.concatenate(parts).astype(parts[0].dtype))  # concatenate would mend the byte order
+
+    body()
+
+
+def check_structures(comm, rank, size):
+    def batch(k):
+        tree = {"b": (np.full(k, k), [np.ones((1, 2)) * k, {"c": np.float32(k)}]), "a": Pair(k, [float(k)] * k), "n": None}
+        return tree if k % 2 else dict(reversed(tree.items()))  # the order of keys never matters
+
+    got = mpi_util.rank0_accum_batches(batch(rank), comm=comm)
+    everywhere = mpi_util.all_accum_batches(batch(rank), comm=comm)
+    for result in [got, everywhere] if rank == 0 else [everywhere]:
+        assert list(result) == list(batch(rank))
+        same(result["b"][0], np.concatenate([np.full(k, k) for k in range(size)]))
+        same(result["b"][1][0], np.concatenate([np.ones((1, 2)) * k for k in range(size)]))
+        same(result["b"][1][1]["c"], np.arange(size, dtype=np.float32))
+        assert type(result["a"]) is Pair and result["n"] is None
+        same(result["a"].first, np.arange(size))
+        assert result["a"].second == [float(k) for k in range(size) for _ in range(k)]
+
+
+def check_order_by_index(comm, rank, size):
+    numbers = [i for i in range(7 * size) if (i + i // size) % size == rank]  # scattered over the ranks
+    episodes = [{"x": np.full((i % 4, 2), i), "i": i, "names": [f"e{i}"]} for i in numbers]
+    got = mpi_util.rank0_accum_batches(episodes, index=numbers, comm=comm)
+    if rank:
+        assert got is episodes
+        return
+    same(got["i"], np.sort(got["i"]))
+    assert got["names"] == [f"e{i}" for i in got["i"]]
+    same(got["x"], np.concatenate([np.full((i % 4, 2), i) for i in got["i"]]))
+
+
+def check_ranks_without_segments(comm, rank, size):
+    mine = [{"x": np.arange(3.0)}] if rank == size - 1 else []
+    got = mpi_util.rank0_accum_batches(mine, index=range(len(mine)), comm=comm)
+    assert rank or list(np.asarray(got["x"])) == [0, 1, 2]
+    assert mpi_util.rank0_accum_batches([], index=[], comm=comm) == ({} if rank == 0 else [])
+
+
+def check_deal_covers_all(comm, rank, size):
+    for n in (0, 1, 25):
+        mine = list(mpi_util.deal(n, comm=comm))
+        everyones = mpi_util.all_accum_batches({"i": np.array(mine, np.int64)}, comm=comm)["i"]
+        assert sorted(everyones) == list(range(n))
+
+
+def check_mismatches_are_raised_everywhere(comm, rank, size):
+    last = rank == size - 1 and size > 1
+    for batch, what in [
+        ({"x": np.zeros(2), **({"y": np.zeros(1)} if last else {})}, "'y' is missing on rank 0 and float64 (*,) on"),
+        ({"x": np.zeros(2, "f4" if last else "f8")}, f"'x' is float64 (*,) on rank 0 and float32 (*,) on rank {size - 1}"),
+        ({"x": np.zeros((2, 3 + last))}, "'x' is float64 (*, 3) on rank 0"),
+    ]:
+        if size > 1:
+            raises(mpi_util.RankMismatchError, what, lambda batch=batch: mpi_util.rank0_accum_batches(batch, comm=comm))
+    objects = {"x": np.array([{}] if last or size == 1 else [1], dtype=object if last or size == 1 else int)}
+    raises(mpi_util.BatchError, "object", lambda: mpi_util.rank0_accum_batches(objects, comm=comm))
+    twice = [{"x": np.zeros(1)}]
+    if size > 1:
+        raises(mpi_util.BatchError, "index 5", lambda: mpi_util.rank0_accum_batches(twice, index=[5], comm=comm))
+
+
+def check_calls_that_differ(comm, rank, size):
+    if size > 1:
+        calls = [lambda: mpi_util.all_sum(1, comm=comm), lambda: mpi_util.rank0_accum_batches({}, comm=comm)]
+        raises(mpi_util.RankMismatchError, "rank 1: rank0_accum_batches", calls[rank % 2])
+
+
+def check_results_stay_as_long_as_they_are_held(comm, rank, size):
+    kept = []
+    for iteration in range(6):
+        x = np.full((1000 * (iteration + 1), 5), 10 * iteration + rank)
+        got = mpi_util.rank0_accum_batches({"x": x, "y": x[:, 0]}, comm=comm)
+        if rank == 0:
+            kept.append(got["x"][3:7, 1:3] if iteration % 2 else got["y"])  # a view of a view keeps the memory too
+            del got
+            for i, part in enumerate(kept):
+                assert (part % 10 < size).all() and (part // 10 == i).all(), i
+            if iteration == 3:
+                kept[0] = np.zeros(1, int)  # let go: its memory may be used again
+
+
+run_checks(globals())

@@ -1,0 +1,125 @@
+"""Broadcasts, averages and checksums of weights; sums, means and copies."""
+
+import numpy as np
+import torch
+from harness import fork, raises, run_checks
+
+import mpi_util
+
+fork()
+torch.set_num_threads(1)
+
+
+def model(seed):
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    net[3].weight = net[2].weight  # tied
+    net.register_buffer("none", torch.zeros(0, 3))
+    net.register_buffer("scalar", torch.tensor(seed, dtype=torch.int64))
+    net.half_part = torch.nn.Parameter(torch.randn(3).to(torch.bfloat16))
+    net.transposed = torch.nn.Parameter(torch.randn(3, 2).T)  # not contiguous
+    net[1](torch.randn(8, 4))  # running statistics
+    return net
+
+
+def check_torch_module(comm, rank, size):
+    net, reference = model(rank), model(0)
+    places = [p.data_ptr() for p in net.parameters()]
+    first = mpi_util.rank0_bcast_wts(net, comm=comm)
+    assert mpi_util.chksum(net) == mpi_util.chksum(reference)
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), reference.state_dict().values()))
+    assert places == [p.data_ptr() for p in net.parameters()]  # in place
+    assert net[3].weight is net[2].weight
+    assert mpi_util.rank0_bcast_wts(net, comm=comm) == first + 1
+
+
+def check_torch_optimizer(comm, rank, size):
+    def stepped(seed):
+        net = torch.nn.Linear(3, 2)
+        adam = torch.optim.Adam(net.parameters())
+        net(torch.full((1, 3), float(seed))).sum().backward()
+        adam.step()
+        return adam
+
+    adam = stepped(rank + 1)
+    mpi_util.rank0_bcast_wts(adam, comm=comm)
+    expected = stepped(1).state_dict()["state"]
+    assert all(torch.equal(v, expected[i][k]) for i, s in adam.state_dict()["state"].items() for k, v in s.items())
+
+
+def check_arrays(comm, rank, size):
+    def weights(k):
+        return {"w": np.full((3, 4), k, "f4"), "deep": [np.array(k), (np.asfortranarray(np.full((2, 3), k + 0.5)),)]}
+
+    mine = weights(rank)
+    arrays = [mine["w"], mine["deep"][0], mine["deep"][1][0]]
+    mpi_util.rank0_bcast_wts(mine, comm=comm)
+    assert mpi_util.chksum(mine) == mpi_util.chksum(weights(0))
+    assert all(a is b for a, b in zip(arrays, [mine["w"], mine["deep"][0], mine["deep"][1][0]]))
+    big = np.full(300_000, rank, "f8")
+    mpi_util.rank0_bcast_wts([big], comm=comm)
+    assert (big == 0).all()
+
+
+def check_average(comm, rank, size):
+    mine = {"w": np.full((300, 4), float(rank), "f4"), "steps": np.array(rank)}
+    mpi_util.all_avg_wts(mine, comm=comm)
+    assert (mine["w"] == np.float32((size - 1) / 2)).all() and mine["steps"] == 0
+
+
+def check_models_that_differ(comm, rank, size):
+    last = rank == size - 1
+    mine = {"same": np.zeros(2), "w": np.zeros((2, 3 + last)), **({"more": np.zeros(1)} if last else {})}
+    if size > 1:
+        raises(mpi_util.RankMismatchError, "'more'", lambda: mpi_util.rank0_bcast_wts(mine, comm=comm))
+        del mine["more" if last else "same"]
+        raises(mpi_util.RankMismatchError, "rank 0: ", lambda: mpi_util.rank0_bcast_wts(mine, comm=comm))
+    changed = {"a": np.full(3, float(rank))}
+    for _ in range(2):  # a model may change between calls, if it changes alike everywhere
+        mpi_util.rank0_bcast_wts(changed, comm=comm)
+        changed["b"] = np.full(2, rank)
+    raises(mpi_util.WeightsError, "written in place", lambda: mpi_util.chksum({"w": 3.0}))
+
+
+def check_reductions(comm, rank, size):
+    for shape in [(), (3,), (100, 70)]:
+        for dtype in ["i4", "f4", "f8", "c16"]:
+            x = (np.arange(np.prod(shape, dtype=int)).reshape(shape) + rank).astype(dtype)
+            total = mpi_util.all_sum(x, comm=comm)
+            assert total.dtype == x.dtype and total.shape == x.shape
+            expected = sum((np.arange(np.prod(shape, dtype=int)).reshape(shape) + k).astype(dtype) for k in range(size))
+            assert np.array_equal(total, expected)
+            mean = mpi_util.all_mean(x, comm=comm)
+            assert np.allclose(mean, expected / size) and mean.dtype == ("f8" if dtype == "i4" else dtype)
+    assert mpi_util.all_sum(rank, comm=comm) == sum(range(size))
+    x = torch.full((2,), float(rank))
+    assert torch.equal(mpi_util.all_sum(x, comm=comm), torch.full((2,), float(sum(range(size)))))
+    if size > 1:
+        raises(mpi_util.RankMismatchError, "shape", lambda: mpi_util.all_sum(np.zeros(1 + rank), comm=comm))
+
+
+def check_bcast(comm, rank, size):
+    assert mpi_util.bcast({"from": rank}, comm=comm) == {"from": 0}
+    for x in (np.full((2, 3), rank), np.full(100_000, rank, "f4"), np.zeros((0, 2)) + rank):
+        assert mpi_util.bcast(x, comm=comm) is x and (x == 0).all()
+
+
+def check_sender_is_only_read(comm, rank, size):
+    mine = {"w": np.arange(5.0) + rank}
+    if rank == 0:
+        before = mine["w"].tobytes()
+        mpi_util.rank0_bcast_wts(mine, comm=comm)
+        assert mine["w"].tobytes() == before
+    else:
+        mpi_util.rank0_bcast_wts(mine, comm=comm)
+
+
+def check_gathered_tensors_stay_tensors(comm, rank, size):
+    batch = {"x": torch.full((2, 3), float(rank)), "b": torch.ones(1, dtype=torch.bfloat16) * rank}
+    got = mpi_util.rank0_accum_batches(batch, comm=comm)
+    if rank == 0:
+        assert torch.equal(got["x"], torch.arange(float(size)).repeat_interleave(2)[:, None].expand(-1, 3))
+        assert got["b"].dtype == torch.bfloat16 and got["b"].tolist() == [float(k) for k in range(size)]
+
+
+run_checks(globals())

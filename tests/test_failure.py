@@ -1,0 +1,66 @@
+"""A rank that raises, exits, is killed, ends early or hangs: the whole job ends soon, says why, and leaves nothing."""
+
+import os
+import time
+
+import psutil
+import pytest
+
+# A job ends within a second or two; starting it takes as long again, more on a busy machine.
+SOON_S = 20
+
+
+def survivors(token: str) -> list[psutil.Process]:
+    """Processes that were started with `token` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if token in process.environ().get("MPI_UTIL_TEST_TOKEN", "") and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+CASES = {
+    # how: (status, text on stderr)
+    "raise": (1, ["rank 1 (phase rollout, episode 17): uncaught exception", "ZeroDivisionError: a bug"]),
+    "exit": (3, ["status 3"]),
+    "raise-exit": (1, ["rank 1 has ended while rank 0 waits for it"]),
+    "os-exit": (3, ["rank 1"]),
+    "kill": (137, ["rank 1 was killed by signal 9"]),
+    "interrupt": (130, ["rank 1: interrupted"]),
+    "fail": (1, ["train: reward is nan"]),
+    "thread": (1, ["ZeroDivisionError"]),
+    "return": (1, ["rank0_accum_batches: rank 1 has ended while rank 0 waits for it"]),
+}
+
+
+@pytest.mark.parametrize("how", CASES)
+def test_a_rank_that_fails_ends_the_job(run_ranks, how):
+    status, texts = CASES[how]
+    token = f"{os.getpid()}-{time.time()}"
+    finished = run_ranks("fail.py", 3, 1, how, timeout=SOON_S, status=status, env={"MPI_UTIL_TEST_TOKEN": token})
+    for text in texts:
+        assert text in finished.err
+    assert finished.err.count("Traceback") == ("ZeroDivisionError" in finished.err)  # one report, of one rank
+    assert not survivors(token)
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_any_rank_may_be_killed(run_ranks, who):
+    finished = run_ranks("fail.py", 3, who, "kill", timeout=SOON_S, status=137)
+    assert f"rank {who} was killed by signal 9" in finished.err
+
+
+def test_rank_0_that_ends_early_is_told_from_a_slow_one(run_ranks):
+    finished = run_ranks("fail.py", 3, 0, "return", timeout=SOON_S, status=1)
+    assert "rank 0 has ended while rank 1 waits for it in rank0_accum_batches" in finished.err
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_the_watchdog_names_the_missing_rank_and_shows_its_stack(run_ranks, who):
+    env = {"MPI_UTIL_WATCHDOG": "1"}
+    finished = run_ranks("fail.py", 2, who, "hang", timeout=60, env=env)
+    assert f"has waited 1 s for rank {who} in rank0_accum_batches" in finished.err
+    assert f"stack of rank {who}" in finished.err and "fail.py" in finished.err.split(f"stack of rank {who}")[1]

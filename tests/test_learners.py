@@ -1,0 +1,355 @@
+"""The learners: they agree with the actor, they learn, they resume, and they refuse what is not finite."""
+
+import numpy as np
+import pytest
+
+from policies.actor import Actor, Spec, init_params
+from policies.hyper import Hyper
+
+torch = pytest.importorskip("torch")
+from policies.pytorch import Policy, ValueFunction  # noqa: E402
+from policies.pytorch.batches import n_minibatches, shuffled, torch_threads  # noqa: E402
+from policies.pytorch.dists import Categorical, Gaussian  # noqa: E402
+from policies.pytorch.nets import Net  # noqa: E402
+
+BOX = Spec(obs_dim=11, act_dim=3, discrete=False, policy_hid=(16, 8), valfunc_hid=(12,))
+DISCRETE = Spec(obs_dim=4, act_dim=5, discrete=True, policy_hid=(16,), valfunc_hid=(8, 8, 8))
+BOTH = pytest.mark.parametrize("spec", [BOX, DISCRETE], ids=["box", "discrete"])
+ALGOS = pytest.mark.parametrize("algo", ["ppo", "ppo-kl"])
+N = 150
+
+
+class Log(dict):
+    """A logger that keeps the last numbers."""
+
+    log = dict.update
+
+
+class Rank0:
+    """An actor and its two learners, with a synthetic batch that favours a known action in every state."""
+
+    def __init__(self, spec, seed=0, **settings):
+        self.params = init_params(spec, np.random.default_rng(seed))
+        self.spec = spec
+        self.actor = Actor(spec, self.params)
+        self.config = Hyper(**{"minibatch_rows": 32, "epochs": 4, "vf_epochs": 4, **settings})
+        self.policy = Policy(spec, self.params, self.config)
+        self.value = ValueFunction(spec, self.params, self.config)
+        self.log = Log()
+
+    def batch(self, seed):
+        """(observes, actions, advantages, disc_sum_rew) as the actor would draw them."""
+        rng = np.random.default_rng(seed)
+        obs = rng.standard_normal((N, self.spec.obs_dim), dtype=np.float32)
+        act = np.array([self.actor.act(row, z) for row, z in zip(obs, self.actor.noise(rng, N))])
+        rew = (act == 2) * 1.0 if self.spec.discrete else -np.square(act - 0.5).sum(axis=1)
+        return obs, act, rew.astype(np.float32), (0.5 * obs[:, 0] + 1.0).astype(np.float32)
+
+    def learn(self, batch):
+        obs, act, adv, ret = batch
+        self.policy.update(obs, act, adv, self.log)
+        self.value.fit(obs, ret, self.log)
+        self.export()
+
+    def export(self):
+        self.policy.weights(self.params)
+        self.value.weights(self.params)
+        self.actor.refresh()
+
+    def state(self):
+        (p_arrays, p_scalars), (v_arrays, v_scalars) = self.policy.state(), self.value.state()
+        assert not p_arrays.keys() & v_arrays.keys() and not p_scalars.keys() & v_scalars.keys()
+        return p_arrays | v_arrays, p_scalars | v_scalars
+
+    def load_state(self, state):
+        self.policy.load_state(*state)
+        self.value.load_state(*state)
+        self.export()
+
+
+def assert_same_state(one, other):
+    assert one[1] == other[1]
+    assert one[0].keys() == other[0].keys()
+    for key, array in one[0].items():
+        np.testing.assert_array_equal(array, other[0][key], err_msg=key)
+
+
+@BOTH
+@ALGOS
+def test_actor_and_learner_agree(spec, algo):
+    rank0 = Rank0(spec, algo=algo, lr=1e-2)
+    for seed in range(3):
+        obs, act, _, _ = batch = rank0.batch(seed)
+        actor, dist = rank0.actor, rank0.policy.dist
+        with torch.no_grad():
+            out = rank0.policy.net.forward(torch.tensor(obs))
+            dist.set(out)
+            logp = dist.logp(torch.tensor(act))
+            value = rank0.value.net.forward(torch.tensor(obs))[:, 0]
+        outputs = actor.probs(obs) if spec.discrete else actor.mean(obs)
+        np.testing.assert_allclose(outputs, out.softmax(1) if spec.discrete else out, atol=1e-5)
+        np.testing.assert_allclose(actor.logp(obs, act), logp, atol=1e-5)
+        np.testing.assert_allclose(actor.entropy(obs).mean(), dist.entropy(), atol=1e-5)
+        np.testing.assert_allclose(actor.value(obs), value, atol=1e-5)
+        before = {key: array.copy() for key, array in rank0.params.items()}
+        rank0.learn(batch)
+        assert all((before[key] != array).any() for key, array in rank0.params.items())
+
+
+@BOTH
+@ALGOS
+def test_update_lowers_the_surrogate_and_reports_its_divergence(spec, algo):
+    rank0 = Rank0(spec, algo=algo, lr=3e-3, epochs=10)
+    obs, act, adv, _ = rank0.batch(0)
+    old_logp = rank0.actor.logp(obs, act)
+    rank0.policy.update(obs, act, adv, rank0.log)
+    rank0.export()
+    ratio = np.exp(rank0.actor.logp(obs, act) - old_logp)
+    loss = -(ratio * (adv - adv.mean()) / adv.std()).mean()
+    assert loss < -0.01
+    assert rank0.log["LossPi"] == pytest.approx(loss, abs=1e-4)
+    assert rank0.log["Entropy"] == pytest.approx(rank0.actor.entropy(obs).mean(), abs=1e-4)
+    assert 0.0 < rank0.log["KL"] < 0.5
+
+
+@BOTH
+@ALGOS
+def test_policy_solves_a_bandit(spec, algo):
+    rank0 = Rank0(spec, algo=algo, lr=1e-2, kl_targ=0.02 if algo == "ppo-kl" else None)
+    first = rank0.batch(0)[2].mean()
+    for seed in range(60):
+        obs, act, adv, _ = rank0.batch(seed)
+        rank0.policy.update(obs, act, adv, rank0.log)
+        rank0.export()
+    last = rank0.batch(999)[2].mean()
+    assert (first < 0.3 and last > 0.9) if spec.discrete else (first < -1.0 and last > -0.4)
+
+
+@ALGOS
+def test_value_function_fits(algo):
+    rank0 = Rank0(BOX, algo=algo, vf_lr=1e-2)
+    for seed in range(20):
+        obs, _, _, ret = rank0.batch(seed)
+        rank0.value.fit(obs, ret, rank0.log)
+    rank0.export()
+    assert rank0.log["LossV"] == pytest.approx(np.square(rank0.actor.value(obs) - ret).mean(), rel=1e-3)
+    assert rank0.log["LossV"] < 0.02
+    assert rank0.log["ExplainedVar"] > 0.9
+
+
+def test_value_function_of_ppo_kl_replays_the_batch_before():
+    one, other = Rank0(BOX, algo="ppo-kl"), Rank0(BOX, algo="ppo-kl")
+    first, second = one.batch(0), one.batch(1)
+    one.learn(first)
+    other.learn(first)
+    other.value._last_ret.add_(1.0)
+    one.learn(second)
+    other.learn(second)
+    assert (one.params["value/0/weight"] != other.params["value/0/weight"]).any()
+    np.testing.assert_array_equal(one.params["policy/0/weight"], other.params["policy/0/weight"])
+
+
+@BOTH
+@ALGOS
+def test_same_bits_on_repeat_and_at_any_alignment(spec, algo):
+    one, other = Rank0(spec, algo=algo), Rank0(spec, algo=algo)
+    for seed in range(3):
+        batch = one.batch(seed)
+        one.learn(batch)
+        torch.manual_seed(seed)
+        shifted = []
+        for array in batch:
+            foreign = np.zeros((N, 2, *array.shape[1:]), array.dtype).view(np.uint8).ravel()
+            raw = np.concatenate([np.zeros(4, np.uint8), foreign])[4 : 4 + foreign.size].view(array.dtype)
+            strided = raw.reshape(N, 2, *array.shape[1:])[:, 1]
+            strided[...] = array
+            shifted.append(strided)
+        other.learn(shifted)
+        assert_same_state(one.state(), other.state())
+
+
+@BOTH
+@ALGOS
+def test_resumed_learners_go_on_to_the_same_bits(spec, algo):
+    one = Rank0(spec, algo=algo)
+    for seed in range(3):
+        one.learn(one.batch(seed))
+    saved = one.state()
+    kept = ({key: array.copy() for key, array in saved[0].items()}, dict(saved[1]))
+    other = Rank0(spec, seed=5, algo=algo)
+    other.load_state(saved)
+    assert_same_state(other.state(), saved)
+    for seed in range(3, 6):
+        batch = one.batch(seed)
+        one.learn(batch)
+        other.learn(batch)
+    assert_same_state(one.state(), other.state())
+    assert_same_state(saved, kept)
+
+
+@BOTH
+@ALGOS
+@pytest.mark.parametrize("field", [0, 2, 3], ids=["observes", "advantages", "disc_sum_rew"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_raises_and_changes_nothing(spec, algo, field, bad):
+    rank0 = Rank0(spec, algo=algo)
+    rank0.learn(rank0.batch(0))
+    before = rank0.state()
+    batch = rank0.batch(1)
+    batch[field].flat[7] = bad
+    obs, act, adv, ret = batch
+    calls = [lambda: rank0.policy.update(obs, act, adv, Log()), lambda: rank0.value.fit(obs, ret, Log())]
+    if field == 3:
+        calls = calls[1:]
+    elif field == 2:
+        calls = calls[:1]
+    for call in calls:
+        with pytest.raises(FloatingPointError) as error:
+            call()
+        assert "\n" not in str(error.value)
+    assert_same_state(rank0.state(), before)
+
+
+@ALGOS
+def test_a_loss_that_overflows_raises_and_changes_nothing(algo):
+    rank0 = Rank0(BOX, algo=algo)
+    rank0.learn(rank0.batch(0))
+    before = rank0.state()
+    obs, act, adv, ret = rank0.batch(1)
+    threads = torch.get_num_threads()
+    with pytest.raises(FloatingPointError):
+        rank0.value.fit(obs, ret * 1e30, Log())
+    act[3] = 1e25
+    with pytest.raises(FloatingPointError):
+        rank0.policy.update(obs, act, adv, Log())
+    assert_same_state(rank0.state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_parameters_that_do_not_fit_are_refused():
+    rank0 = Rank0(BOX)
+    before = rank0.state()
+    with pytest.raises(ValueError, match="policy/0/weight"):
+        rank0.policy.load_state(*Rank0(DISCRETE).state())
+    assert_same_state(rank0.state(), before)
+
+
+@pytest.mark.parametrize("field", [0, 1, 2, 3], ids=["observes", "actions", "advantages", "disc_sum_rew"])
+def test_arrays_of_another_shape_are_refused(field):
+    rank0 = Rank0(BOX)
+    batch = list(rank0.batch(0))
+    batch[field] = batch[field][:, :1] if field < 2 else batch[field].reshape(-1, 1)
+    obs, act, adv, ret = batch
+    with pytest.raises(ValueError, match="expected an array of shape"):
+        rank0.policy.update(obs, act, adv, Log())
+        rank0.value.fit(obs, ret, Log())
+
+
+def test_unknown_algo_is_refused():
+    with pytest.raises(ValueError, match="'sarsa'.*ppo, ppo-kl"):
+        Rank0(BOX, algo="sarsa")
+
+
+def test_settings_that_are_given_are_kept():
+    hyper = Hyper(algo="ppo-kl", epochs=3, kl_targ=0.01, seed=4).resolve()
+    assert (hyper.epochs, hyper.kl_targ, hyper.seed) == (3, 0.01, 4)
+    assert None not in vars(hyper).values()
+
+
+def test_ppo_stops_at_the_target_divergence():
+    rank0 = Rank0(BOX, algo="ppo", lr=1e-2, epochs=50, kl_targ=0.02)
+    rank0.learn(rank0.batch(0))
+    assert rank0.log["StopIter"] < 50
+    assert rank0.log["KL"] > 0.02
+
+
+def test_ppo_kl_adapts_its_penalty_and_stops_early():
+    rank0 = Rank0(BOX, algo="ppo-kl", lr=0.1, epochs=50)
+    rank0.learn(rank0.batch(0))
+    assert rank0.log["KL"] > 4 * 0.003
+    assert rank0.log["StopIter"] < 50
+    assert rank0.policy.rule.beta == 1.5
+    rule = rank0.policy.rule
+    for _ in range(20):
+        rule.adapt(1.0)
+    assert rule.beta == 35.0
+    assert 0.05 < rule.lr_mult < 0.1
+    for _ in range(40):
+        rule.adapt(0.0)
+    assert rule.beta == pytest.approx(1 / 35)
+    assert 10.0 < rule.lr_mult < 15.0
+
+
+def test_minibatches_are_dealt_out_without_remainder():
+    parts = shuffled(np.random.default_rng(0), 103, 10, "cpu")
+    assert {len(part) for part in parts} == {10, 11}
+    assert sorted(torch.cat(parts).tolist()) == list(range(103))
+    assert n_minibatches(Hyper(minibatches=4, minibatch_rows=10), 103) == 4
+    assert n_minibatches(Hyper(minibatches=0, minibatch_rows=10), 103) == 10
+    assert n_minibatches(Hyper(minibatches=32, minibatch_rows=10), 3) == 3
+    assert n_minibatches(Hyper(minibatches=0, minibatch_rows=10), 3) == 1
+
+
+@pytest.mark.parametrize("available, rows, expected", [(8, 100, 1), (8, 100_000, 8), (1, 100_000, 1)])
+def test_threads_follow_the_works_size_and_are_restored(available, rows, expected):
+    before = torch.get_num_threads()
+    with torch_threads(available, rows, 30_000):
+        assert torch.get_num_threads() == expected
+    assert torch.get_num_threads() == before
+
+
+def test_network_gradient_against_autograd():
+    params = init_params(BOX, np.random.default_rng(0))
+    net = Net(BOX, "policy", params, "cpu")
+    rng = np.random.default_rng(1)
+    x = torch.tensor(rng.standard_normal((40, 11), dtype=np.float32))
+    grad_out = torch.tensor(rng.standard_normal((40, 3), dtype=np.float32))
+    leaves = {key: torch.tensor(array, requires_grad=True) for key, array in params.items() if "policy" in key}
+    out = x
+    for i in range(3):
+        out = out @ leaves[f"policy/{i}/weight"] + leaves[f"policy/{i}/bias"]
+        out = out.tanh() if i < 2 else out
+    (out * grad_out).sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(net.forward(x), out.detach(), atol=1e-6, rtol=0)
+        net.backward(grad_out)
+    for key, leaf in leaves.items():
+        if key != "policy/log_std":
+            torch.testing.assert_close(net.grads[key], leaf.grad, atol=1e-5, rtol=1e-5)
+
+
+def autograd_distribution(discrete, outputs, log_std):
+    if discrete:
+        return torch.distributions.Categorical(logits=outputs)
+    return torch.distributions.Independent(torch.distributions.Normal(outputs, log_std.exp()), 1)
+
+
+@pytest.mark.parametrize("discrete", [False, True], ids=["gaussian", "categorical"])
+def test_distribution_and_its_derivatives_against_autograd(discrete):
+    generator = torch.Generator().manual_seed(0)
+    old_out, new_out = torch.randn(2, 40, 3, generator=generator)
+    old_log_std, new_log_std = 0.5 * torch.randn(2, 3, generator=generator)
+    weight = torch.randn(40, generator=generator)
+    act = torch.randint(3, (40,), generator=generator) if discrete else torch.randn(40, 3, generator=generator)
+
+    new_out.requires_grad_()
+    new_log_std.requires_grad_()
+    new = autograd_distribution(discrete, new_out, new_log_std)
+    kl = torch.distributions.kl_divergence(autograd_distribution(discrete, old_out, old_log_std), new).mean()
+    loss = (weight * new.log_prob(act)).sum() + 0.7 * kl - 0.3 * new.entropy().mean()
+    loss.backward()
+
+    log_std, log_std_grad = old_log_std.clone(), torch.zeros(3)
+    dist = Categorical() if discrete else Gaussian(log_std, log_std_grad)
+    with torch.no_grad():
+        dist.set(old_out)
+        old = dist.freeze()
+        log_std.copy_(new_log_std)
+        dist.set(new_out)
+        torch.testing.assert_close(dist.logp(act), new.log_prob(act))
+        torch.testing.assert_close(dist.entropy(), new.entropy().mean())
+        torch.testing.assert_close(dist.kl(old), kl)
+        grad = dist.backward(weight, 0.7, -0.3, old)
+    torch.testing.assert_close(grad, new_out.grad, atol=1e-5, rtol=1e-5)
+    if not discrete:
+        torch.testing.assert_close(log_std_grad, new_log_std.grad, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,68 @@
+"""Discounted sums and advantages against literal numbers and against their definitions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.returns import discount, gae, returns
+
+NUMBERS = st.floats(-1e3, 1e3)
+RATES = st.floats(0.0, 1.0)
+
+
+def test_discount_literal():
+    np.testing.assert_array_equal(discount([1.0, 2.0, 4.0], 0.5), np.float32([3.0, 4.0, 4.0]))
+
+
+def test_returns_bootstraps_a_truncated_end():
+    np.testing.assert_array_equal(returns([1.0, 2.0, 4.0], 8.0, 0.5), np.float32([4.0, 6.0, 8.0]))
+
+
+def test_returns_of_a_terminated_end_is_the_discounted_sum():
+    np.testing.assert_array_equal(returns([1.0, 2.0, 4.0], 0.0, 0.5), discount([1.0, 2.0, 4.0], 0.5))
+
+
+def test_gae_literal():
+    # deltas: 1 + 0.5 * 2 - 4 = -2, 2 + 0.5 * 8 - 2 = 4, 4 + 0.5 * 16 - 8 = 4; then sums with factor 0.25
+    adv = gae([1.0, 2.0, 4.0], [4.0, 2.0, 8.0], 16.0, 0.5, 0.5)
+    np.testing.assert_array_equal(adv, np.float32([-0.75, 5.0, 4.0]))
+
+
+def test_gae_of_a_terminated_end_takes_no_value_beyond_it():
+    assert gae([1.0], [3.0], 0.0, 0.9, 0.9)[0] == np.float32(-2.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_results_are_float32_and_inputs_unchanged(dtype):
+    rew, val = np.array([1, 2, 3], dtype), np.array([0, 1, 0], dtype)
+    for result in (discount(rew, 0.9), returns(rew, 1.0, 0.9), gae(rew, val, 1.0, 0.9, 0.9)):
+        assert result.dtype == np.float32
+        assert result.shape == (3,)
+    np.testing.assert_array_equal(rew, [1, 2, 3])
+    np.testing.assert_array_equal(val, [0, 1, 0])
+
+
+def test_empty_trajectory():
+    assert discount([], 0.9).shape == gae([], [], 1.0, 0.9, 0.9).shape == (0,)
+
+
+@given(st.lists(NUMBERS, max_size=30), RATES)
+def test_discount_is_its_definition(x, gamma):
+    expected = [sum(gamma ** (k - t) * x[k] for k in range(t, len(x))) for t in range(len(x))]
+    np.testing.assert_allclose(discount(x, gamma), expected, rtol=1e-6, atol=1e-2)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30), NUMBERS, RATES, RATES)
+def test_gae_is_its_definition(steps, last_val, gamma, lam):
+    rew, val = [r for r, _ in steps], [v for _, v in steps]
+    after = val[1:] + [last_val]
+    delta = [r + gamma * a - v for r, v, a in zip(rew, val, after)]
+    expected = [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(rew))) for t in range(len(rew))]
+    np.testing.assert_allclose(gae(rew, val, last_val, gamma, lam), expected, rtol=1e-6, atol=1e-2)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=30), NUMBERS, RATES)
+def test_gae_at_lambda_1_is_return_minus_value(steps, last_val, gamma):
+    rew, val = (np.array(column) for column in zip(*steps))
+    np.testing.assert_allclose(gae(rew, val, last_val, gamma, 1.0), returns(rew, last_val, gamma) - val, atol=1e-1)
