@@ -72,7 +72,7 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     numbers = range(mpi_util.rank, config.num_envs, mpi_util.nworkers) if config.batch_steps else [0]
     if not numbers:
         raise ValueError(f"more processes than --num_envs {config.num_envs}: in segment mode each needs an environment")
-    envs = {e: make_env(config.env, arguments, quiet=not is_root) for e in numbers}
+    envs = {e: make_env(config.env, arguments, quiet=not is_root or e > 0) for e in numbers}
     env = next(iter(envs.values()))
     obs_dim = env.observation_space.shape[0]
     act_dim, discrete, _ = action_map(env.action_space)
@@ -112,10 +112,11 @@ def episodes(
         first = int(control["episodes"][0])
         left = config.num_episodes - first if config.num_episodes else config.batch_size
         deal = mpi_util.deal(min(config.batch_size, left))
+        stop.then = deal.close
+        if stop:
+            deal.close()
 
         def give_up() -> bool:
-            if stop:
-                deal.close()
             deal.serve()
             return deal.closed
 

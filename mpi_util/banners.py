@@ -1,14 +1,15 @@
 """Take the launchers' own banners out of what the ranks print, as the bytes stream by.
 
-A failed job ends with one line that names the rank; the dozen lines that mpiexec prints beside it say the same worse. They are kept,
-so that they can be shown when nothing better is known.
+A failed job ends with one line that names the rank; the dozen lines that mpiexec prints beside it say the same worse.
+They are kept, so that they can be shown when nothing better is known.
 """
 
 from __future__ import annotations
 
 import re
 
-# Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must name the launcher.
+# Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must
+# name the launcher.
 _NAMES_OPEN_MPI = rb"\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT)\b|^Primary job  terminated"
 _HYDRA_HEAD = b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
 _BLOCKS = (
@@ -97,7 +98,7 @@ def _banner_start(text: bytes) -> int:
 
 
 def _may_open_block(ruler: bytes, rest: bytes) -> bool:
-    """Tells whether a banner's block may begin with this ruler, judged by the line after it, as far as that has arrived."""
+    """Tells whether a banner's block may begin with this ruler, from as much of the next line as has arrived."""
     line, newline, _ = rest.partition(b"\n")
     if b"=" in ruler:
         return line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)

@@ -9,7 +9,8 @@ from typing import Any
 from .comm import Channel, channel_of
 from .shared import Segment, Ticket
 
-_STATE = struct.Struct("qq")  # next number to deal, and the round that was closed early
+_WORD = struct.Struct("q")
+_NEXT, _CLOSED = 0, _WORD.size  # places of the next number to deal, and of the end of the round that was closed early
 _PAGE = 4096
 
 
@@ -38,11 +39,11 @@ class Deal:
         self._start, self._end = counter.next_round(n)
 
     def __iter__(self) -> Iterator[int]:
-        while (number := self._counter.take(self._end)) is not None:
+        while (number := self._counter.take((self._start, self._end))) is not None:
             yield number - self._start
 
     def close(self) -> None:
-        """Deals nothing more in this round, on any rank. Rank 0 calls it."""
+        """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may."""
         self._counter.close(self._end)
 
     @property
@@ -82,29 +83,30 @@ class _Counter:
         # a lock belongs to an open file, so each process opens the file itself
         self._lock = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR)
 
+    def take(self, part: tuple[int, int]) -> int | None:
+        """The next number of the round from part[0] to before part[1], or None."""
+        return self._take_here(part) if self._map is not None else self._channel.ask_ticket(part)
+
+    def _take_here(self, part: tuple[int, int]) -> int | None:
+        start, end = part
+        with _Locked(self._lock):
+            number = max(start, _WORD.unpack_from(self._map, _NEXT)[0])  # a round that was closed early left some
+            if number >= end or self.closed >= end:
+                return None
+            _WORD.pack_into(self._map, _NEXT, number + 1)
+            return number
+
     def next_round(self, n: int) -> tuple[int, int]:
         start, self._rounds_end = self._rounds_end, self._rounds_end + n
         return start, self._rounds_end
 
-    def take(self, end: int) -> int | None:
-        """The next number below `end`, or None."""
-        return self._take_here(end) if self._map is not None else self._channel.ask_ticket(end)
-
-    def _take_here(self, end: int) -> int | None:
-        with _Locked(self._lock):
-            number, closed = _STATE.unpack_from(self._map)
-            if number >= end:
-                return None
-            _STATE.pack_into(self._map, 0, number + 1, closed)
-            return number
-
     def close(self, end: int) -> None:
-        with _Locked(self._lock):
-            _STATE.pack_into(self._map, 0, end, end)
+        """Takes no lock, so that a signal handler may call it."""
+        _WORD.pack_into(self._map, _CLOSED, end)
 
     @property
     def closed(self) -> int:
-        return _STATE.unpack_from(self._map)[1] if self._map is not None else 0
+        return _WORD.unpack_from(self._map, _CLOSED)[0] if self._map is not None else 0
 
     def serve(self) -> None:
         if self._channel.serve_ticket:

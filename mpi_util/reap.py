@@ -1,8 +1,8 @@
 """Find and end the processes of one job, and remove what they leave behind.
 
-A process belongs to the job when its environment names the job's folder, so a process id that the kernel has given to somebody else is
-never touched. Run as a program, with the folder as its argument, this is the job's guard: it sleeps on its standard input, and
-when the parent dies without a word (kill -9) it does what the parent would have done at the end.
+A process belongs to the job when its environment names the job's folder, so a process id that the kernel has given to
+somebody else is never touched. Run as a program, with the folder as its argument, this is the job's guard: it sleeps
+on its standard input, and when the parent dies without a word (kill -9) it does what the parent would have done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ ALL_IS_WELL = b"."  # what the parent writes to its guard when there is nothing 
 STAT_PARENT = 4
 STAT_EXIT_STATUS = 52
 
-# linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code, and _IOWR(0xFF, 11, struct pidfd_info).
+# linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code, and
+# _IOWR(0xFF, 11, struct pidfd_info).
 _PIDFD_INFO_BYTES = 64
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
@@ -57,20 +58,21 @@ def stat_field(pid: int, number: int, state: str = "") -> int | None:
     Args:
         pid: The process.
         number: The field, counted from 1 as in proc(5); STAT_PARENT or STAT_EXIT_STATUS.
-        state: If given, the state that the process must be in, such as "Z" for one that has ended and is not yet reaped.
+        state: If given, the state that the process must be in, such as "Z" for one that is not yet reaped.
 
     Returns:
         The field, or None if there is no such process or it is in another state.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name in brackets may hold anything
+        # The second field, the name in brackets, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return int(fields[number - 3]) if fields[0].startswith(state) else None
 
 
 def reaped_exit_status(pidfd: int) -> int | None:
-    """Returns the wait status of a process that its own parent has reaped, from Linux 6.15 on; None if it cannot be known."""
+    """Returns the wait status of a process that its own parent has reaped (from Linux 6.15 on), or None."""
     info = bytearray(struct.pack("Q", _PIDFD_INFO_EXIT).ljust(_PIDFD_INFO_BYTES, b"\0"))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
@@ -105,8 +107,8 @@ def kill_processes(job_dir: str) -> None:
 def end_job(job_dir: str) -> None:
     """Kills whatever is left of the job, then removes its shared memory files and its folder.
 
-    MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped: a rank
-    that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does.
+    MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped:
+    a rank that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does.
     """
     kill_processes(job_dir)
     for record in Path(job_dir).glob("rank-*"):

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from .comm import rank
@@ -14,10 +15,12 @@ class StopRequest:
 
     Attributes:
         signum: the signal that came, or 0.
+        then: called when it comes, in the signal handler.
     """
 
     def __init__(self) -> None:
         self.signum = 0
+        self.then: Callable[[], None] = lambda: None
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._note if rank() == 0 else signal.SIG_IGN)
 
@@ -26,6 +29,7 @@ class StopRequest:
             os.write(sys.stderr.fileno(), b"mpi_util: second signal, stopping now\n")
             stop_all(128 + signum, f"stopped by a second {signal.Signals(signum).name}")
         self.signum = signum
+        self.then()
 
     def __bool__(self) -> bool:
         return self.signum != 0

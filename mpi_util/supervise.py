@@ -1,14 +1,17 @@
-"""Watch over the ranks from the process that the user started: pass on output and signals, find out who failed, leave nothing behind.
+"""Watch over the ranks from the process that the user started: pass on output and signals, leave nothing behind.
 
-The ranks are grandchildren. Their launcher reaps them, reports one status for all and may name the wrong one: hydra prints the id of
-a rank that it killed itself, and ors all statuses together. So the parent watches the ranks itself. In the job's folder each rank k
+The ranks are grandchildren. Their launcher reaps them, reports one status for all and may name the wrong one: hydra
+prints the id of a rank that it killed itself, and ors all statuses together. So the parent watches the ranks itself. In
+the job's folder each rank k
 
 - writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
-- writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time()}, before it ends on its own account.
+- writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time(), "in_order": bool}, before it ends
+  on its own account; in_order (default false) says that all ranks have agreed to end, and need no help.
 
-The FIFO tells who died first. A kernel closes a dying process's files before it reports its death, so the order of pidfd events was wrong in
-25 of 80 kills on a busy 2-core machine (hydra had seen its own socket close, and killed the others, in between); that of the FIFOs in none.
+The FIFO tells who died first. The kernel closes a dying process's files before it reports its death, and hydra, which
+sees a socket close, may kill the others in between: on a busy 2-core machine the order of pidfd events was wrong in 25
+of 80 kills, that of the FIFOs in none.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ _DRAIN_S = 1.0
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
 _CHUNK_BYTES = 1 << 16
 _STDOUT, _STDERR = 1, 2
-# Ranks and guard know the job by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
+# The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 _FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -127,9 +130,12 @@ class Job:
         for stream in self._streams:
             stream.release_after(_HOLD_S)
         self._register_ranks()
-        if self._broken_at is None and failed_record(self._evidence.folder):
-            self._broken_at = time.monotonic()
-        if self._broken_at is not None and time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
+        record = failed_record(self._evidence.folder)
+        if record and not record.get("in_order"):
+            self._note_breakage()
+        if self._broken_at is None or (record and record.get("in_order")):
+            return
+        if time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
             self._evidence.given_up = True
             raise _StopError(None)
 
@@ -162,7 +168,7 @@ class Job:
                     self._watch(parent, self._note_breakage)
 
     def _watch(self, pid: int, on_death) -> None:
-        """Calls on_death(pidfd) when the process ends. Without pidfd (Linux before 5.3) only the launcher's own end is seen."""
+        """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
         try:
             pidfd = os.pidfd_open(pid)
         except (OSError, AttributeError):
@@ -200,7 +206,7 @@ class Job:
             if not stream.pass_on():
                 self._selector.unregister(stream.source)
         except BrokenPipeError:
-            # The reader of our output has gone (`train.py | head`): end as a program does that SIGPIPE ends, without a word.
+            # The reader of our output has gone (`train.py | head`): end like any program that SIGPIPE ends, silently.
             raise _StopError(Verdict(128 + signal.SIGPIPE)) from None
 
     def _drain(self) -> None:
@@ -215,7 +221,7 @@ class Job:
 
     @contextlib.contextmanager
     def _signals_caught(self):
-        """Within it, signals wake the selector. Python allows that in the main thread only; elsewhere they act as ever."""
+        """Within it, signals wake the selector. Only the main thread may catch them; in others they act as ever."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -277,7 +283,7 @@ class _Stream:
             self._write(self.filter.release())
 
     def end_line(self) -> None:
-        """Passes on what was held back, and ends a line that the death of a rank has cut short, so that ours stands alone."""
+        """Passes on what was held back, and ends a line that a rank's death has cut short: ours follows."""
         self._write(self.filter.release())
         if self._last_byte != b"\n" and self._target == _STDERR:
             self._write(b"\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .reap import read_record
 
-# What launchers and MPI libraries say about a rank. Groups: rank, and signal or status. Checked against MPICH 5.0 and Open MPI 5.0.
+# What launchers and MPI libraries say about a rank (MPICH 5.0, Open MPI 5.0). Groups: rank, and signal or status.
 _SAID = (
     re.compile(r"^Abort\((?P<status>-?\d+)\) on node (?P<rank>\d+) ", re.MULTILINE),
     re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+)(?:.|\n)*?[Ee]rrorcode:? (?P<status>-?\d+)"),
@@ -42,7 +42,8 @@ class Evidence:
     Attributes:
         n_ranks: Number of ranks.
         folder: The job's folder, with the ranks' records.
-        deaths: (rank, exit code or None if it was not seen), in the order in which ranks ended; a negative code is a signal.
+        deaths: (rank, exit code or None if it was not seen), in the order in which the ranks ended; a negative code is
+            a signal.
         banners: What the launcher and the MPI library printed about the end.
         launcher_code: The launcher's exit code, negative for a signal.
         forwarded: The signal that was passed on to rank 0; 0 if none was.
@@ -62,18 +63,22 @@ class Evidence:
 
 @dataclass(frozen=True)
 class _Failure:
-    """The rank that failed first. A negative code is a signal; 0 is an end without MPI_Finalize."""
+    """The rank that failed first. A negative code is a signal; 0 is an end without MPI_Finalize.
+
+    `in_order` is True if the rank has said that all ranks end with it, in order.
+    """
 
     rank: int
     code: int
     reason: str = ""
+    in_order: bool = False
 
 
 def judge(evidence: Evidence) -> Verdict:
     """Weighs the evidence of a job that has ended.
 
-    A rank's own record comes first, then the end of the launcher itself, then what launcher and MPI library say about a rank, then the order in
-    which the ranks died.
+    A rank's own record comes first, then the end of the launcher itself, then what launcher and MPI library say about
+    a rank, then the order in which the ranks died.
     """
     if evidence.decided:
         return evidence.decided
@@ -85,6 +90,8 @@ def judge(evidence: Evidence) -> Verdict:
     status = _exit_status(code)
     if evidence.forwarded and status == 128 + evidence.forwarded:
         return Verdict(status)  # the user asked for it, and rank 0 has said what became of it
+    if failure and failure.in_order:
+        return Verdict(status)  # the program chose to end, and has said why
     if failure:
         reason = f" ({failure.reason})" if failure.reason else ""
         return Verdict(status, f"mpi_util: rank {failure.rank} {_describe(code)}{reason}; {stopped}")
@@ -111,21 +118,24 @@ def describe_signal(signum: int) -> str:
 def _first_failure(evidence: Evidence) -> _Failure | None:
     record = failed_record(evidence.folder)
     if record:
-        return _Failure(record["rank"], int(record.get("status") or 1), str(record.get("reason", "")))
+        status, reason = int(record.get("status") or 1), str(record.get("reason", ""))
+        return _Failure(record["rank"], status, reason, bool(record.get("in_order")))
     if evidence.launcher_code < 0 and not evidence.given_up:
         return None
     for pattern in _SAID:
         if match := pattern.search(evidence.banners):
             said = match.groupdict()
-            return _Failure(int(said["rank"]), -int(said["signal"]) if said.get("signal") else int(said.get("status", 0)))
+            code = -int(said["signal"]) if "signal" in said else int(said.get("status", 0))
+            return _Failure(int(said["rank"]), code)
     return _first_death(evidence)
 
 
 def _first_death(evidence: Evidence) -> _Failure | None:
-    """Names the rank that failed first where the launcher does not (hydra), from the order of the ranks' ends and how each ended.
+    """Names the rank that failed first where the launcher does not (hydra), from how and in which order the ranks died.
 
-    hydra kills the others with SIGKILL, so a rank with another bad end is the one. Without one, it is the first that was killed;
-    or, if several were, the one that left before with status 0 and without MPI_Finalize, at which hydra kills the others too.
+    hydra kills the others with SIGKILL, so a rank with another bad end is the one. Without one, it is the first that
+    was killed; or, if several were, the one that left before with status 0 and without MPI_Finalize, at which hydra
+    kills the others too.
     """
     codes = dict(evidence.deaths)
     hydra_signal = _HYDRA_SIGNAL.search(evidence.banners)

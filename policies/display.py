@@ -30,9 +30,10 @@ class Display:
     """Prints rows, and on a terminal keeps a live line under them."""
 
     def __init__(self) -> None:
-        terminal = os.environ.get("MPI_UTIL_TTY") == "1" or sys.stdout.isatty()
-        # under a launcher stdout is a pipe, whatever is at its other end; the launching process says what that is
-        self.console = Console(force_terminal=terminal or None, highlight=False, soft_wrap=True)
+        # under a launcher stdout is a pipe or a pty, whatever is at its other end; the launching process knows that
+        launched = "MPI_UTIL_JOB" in os.environ
+        terminal = os.environ.get("MPI_UTIL_TTY") == "1" if launched else sys.stdout.isatty()
+        self.console = Console(force_terminal=terminal, highlight=False, soft_wrap=True)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if terminal else None
         self.rows = 0
         if self.live:

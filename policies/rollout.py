@@ -94,17 +94,20 @@ class Runner:
         self._scaled = self._rows(FIRST_ROWS)
         self._acts: list = []
         self._rews: list[float] = []
+        self._busy_s = 0.0
 
     def _rows(self, n: int) -> np.ndarray:
         return np.empty((n, self.actor.spec.obs_dim), np.float32)
 
     def start(self, *number: int) -> None:
         """Begins the episode of that number."""
+        began = time.perf_counter()
         keys = [np.random.SeedSequence(self.seed, spawn_key=(kind, *number)) for kind in (ENV_STREAM, NOISE_STREAM)]
         self._obs[0] = self.env.reset(seed=int(keys[0].generate_state(1)[0]))[0]
         self._noise = self._draw(np.random.default_rng(keys[1]))
         self.name = "/".join(map(str, number))
         self.ep_ret, self.ep_len = 0.0, 0
+        self._busy_s += time.perf_counter() - began
 
     def _draw(self, rng: np.random.Generator) -> Iterator[Any]:
         while True:
@@ -140,13 +143,15 @@ class Runner:
             self._acts.append(action)
             self._rews.append(float(rew))
             ended = terminated or truncated
-        return self._batch(t, ended, terminated, began), ended
+        batch = self._batch(t, ended, terminated)
+        batch["busy_s"], self._busy_s = self._busy_s + time.perf_counter() - began, 0.0
+        return batch, ended
 
     def _grow(self) -> None:
         for name in ("_obs", "_scaled"):
             setattr(self, name, np.concatenate([getattr(self, name), self._rows(len(self._obs))]))
 
-    def _batch(self, t: int, ended: bool, terminated: bool, began: float) -> dict[str, Any]:
+    def _batch(self, t: int, ended: bool, terminated: bool) -> dict[str, Any]:
         """The arrays of the last `t` steps; the observation after them becomes the first of the next."""
         rew = np.array(self._rews)
         if not (np.isfinite(rew).all() and np.isfinite(self._obs[: t + 1]).all()):
@@ -166,7 +171,6 @@ class Runner:
             "disc_sum_rew": returns(rew, last_val, self.gamma),
             "ep_ret": np.array([self.ep_ret] if ended else [], np.float64),
             "ep_len": np.array([self.ep_len] if ended else [], np.int64),
-            "busy_s": time.perf_counter() - began,
         }
         self._obs[0] = self._obs[t]
         return batch

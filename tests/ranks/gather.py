@@ -107,6 +107,13 @@ def check_deal_covers_all(comm, rank, size):
         mine = list(mpi_util.deal(n, comm=comm))
         everyones = mpi_util.all_accum_batches({"i": np.array(mine, np.int64)}, comm=comm)["i"]
         assert sorted(everyones) == list(range(n))
+        closed = mpi_util.deal(25, comm=comm)
+        mpi_util.all_sum(0, comm=comm)
+        if rank == 0:
+            closed.close()
+            assert closed.closed
+        mpi_util.all_sum(0, comm=comm)
+        assert list(closed) == []
 
 
 def check_mismatches_are_raised_everywhere(comm, rank, size):

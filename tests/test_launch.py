@@ -1,0 +1,597 @@
+"""mpi_util.launch: real runs under each MPI, and the parent's reading of what launchers print."""
+
+import errno
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import OPEN_MPI, mpi_environment
+
+from mpi_util import launch, reap
+from mpi_util.banners import BannerFilter
+from mpi_util.errors import LaunchError
+from mpi_util.supervise import Job
+from mpi_util.verdict import Evidence, failed_record, judge
+
+PROGRAM = Path(__file__).parent / "ranks" / "launch_program.py"
+TIMEOUT_S = 30.0
+STOPPED_WITHIN_S = 4.0  # the promise is "a second or two"; shared machines stall
+
+LAUNCHER_VARIABLES = re.compile(r"^(PMI|PMIX|OMPI|PRTE|MPI_UTIL|HYDRA|MPI_LOCAL)")
+CLEAN_ENVIRONMENT = {name: value for name, value in os.environ.items() if not LAUNCHER_VARIABLES.match(name)}
+
+
+@pytest.fixture
+def python(mpi, monkeypatch):
+    """The interpreter, with `mpi` as the library that mpi4py loads."""
+    for name, value in mpi_environment(mpi).items():
+        monkeypatch.setitem(CLEAN_ENVIRONMENT, name, value)
+    return sys.executable
+
+
+class Run:
+    """One run of launch_program.py in a process group of its own, with its output as it comes."""
+
+    def __init__(self, python, *arguments, flags=(), before=(), stdin=subprocess.DEVNULL, **environment):
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [*before, python, *flags, str(PROGRAM), *map(str, arguments)],
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env=CLEAN_ENVIRONMENT | environment,
+        )  # fmt: skip
+        self.stdout = self.stderr = ""
+
+    def wait_for(self, word, times=1):
+        """Reads stdout up to the line in which the word has come so many times."""
+        while self.stdout.count(word) < times:
+            line = self.process.stdout.readline()
+            if not line:
+                self.finish()
+                pytest.fail(f"{word!r} never came:\n{self.stdout}\n{self.stderr}")
+            self.stdout += line
+
+    def finish(self, stdin=None):
+        """Waits for the end; returns the exit status. On a time-out it kills parent, ranks and all, and fails."""
+        try:
+            out, self.stderr = self.process.communicate(stdin, timeout=TIMEOUT_S)
+            self.stdout += out
+        except subprocess.TimeoutExpired as timeout:
+            os.killpg(self.process.pid, signal.SIGKILL)  # the job's guard ends the ranks
+            self.process.wait()
+            pytest.fail(f"no end within {TIMEOUT_S} s:\n{timeout.stdout}\n{timeout.stderr}")
+        return self.process.returncode
+
+    def pids(self):
+        """Returns {rank: (pid, parent's pid)} of the ranks that have told them."""
+        return {int(r): (int(p), int(pp)) for r, p, pp in re.findall(r"^RANK (\d+) (\d+) (\d+)", self.stdout, re.M)}
+
+    def assert_nothing_left(self):
+        folders = set(re.findall(r"JOB (\S+)", self.stdout))
+        assert len(folders) == 1, self.stdout
+        folder = folders.pop()
+        segments = set(re.findall(r"mpich_shm_\w+", self.stdout))
+        deadline = time.monotonic() + STOPPED_WITHIN_S
+        while time.monotonic() < deadline and (reap.job_processes(folder) or os.path.exists(folder)):
+            time.sleep(0.02)
+        assert reap.job_processes(folder) == []
+        assert not os.path.exists(folder)
+        assert segments.isdisjoint(os.listdir("/dev/shm"))
+
+
+def launcher_of(run):
+    """Returns the process id of the launcher that the parent has started."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        if reap.stat_field(pid, reap.STAT_PARENT) == run.process.pid:
+            command = (entry / "cmdline").read_bytes().split(b"\0")[0]
+            if re.search(rb"mpiexec|mpirun|prterun", command):
+                return pid
+    raise AssertionError("no launcher among the parent's children")
+
+
+# ---- runs that end well
+
+
+def test_one_rank_needs_no_mpi(python):
+    run = Run(python, 1, "ok", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert run.finish() == 0, run.stderr
+    assert run.stdout == "CHILD False\n"
+
+
+@pytest.mark.parametrize("n", [2, 4, 10])
+def test_ranks_run_and_the_parent_says_nothing(python, n):
+    run = Run(python, n, "ok")
+    assert run.finish() == 0, run.stderr
+    assert sorted(re.findall(r"^rank \d+ of \d+$", run.stdout, re.M)) == sorted(f"rank {k} of {n}" for k in range(n))
+    assert run.stdout.endswith("PARENT\n")
+    assert not re.search(r"mpi_util:|mpiexec|prterun", run.stdout + run.stderr)
+    run.assert_nothing_left()
+
+
+def test_ranks_find_threads_cores_and_interpreter_flags(python):
+    run = Run(python, 2, "facts", "--flag", "a b", flags=["-O", "-X", "dev"])
+    assert run.finish() == 0, run.stderr
+    facts = json.loads(re.search(r"^FACTS (.*)$", run.stdout, re.M).group(1))
+    assert facts["OMP_NUM_THREADS"] == facts["MKL_NUM_THREADS"] == "1"
+    assert facts["MPI_UTIL_GPU_PCT"] == "0.25"
+    assert facts["MPI_UTIL_TTY"] is None
+    assert facts["cores"] == sorted(os.sched_getaffinity(0)), "rank 0 is bound"
+    assert facts["optimize"] == 1
+    assert facts["xoptions"] == {"dev": True}
+    assert facts["argv"] == ["2", "facts", "--flag", "a b"]
+    assert facts["folder_mode"] == "0o700"
+
+
+@pytest.mark.parametrize("how", ["-m", "-c"])
+def test_module_and_command_are_started_again(python, how):
+    code = f"import sys, runpy; sys.argv[1:] = ['2', 'ok']; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
+    command = [python, "-m", "ranks.launch_program", "2", "ok"] if how == "-m" else [python, "-c", code]
+    ended = subprocess.run(
+        command, cwd=PROGRAM.parents[1], env=CLEAN_ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert {"rank 0 of 2", "rank 1 of 2", "PARENT"} <= set(ended.stdout.splitlines())
+
+
+def test_lines_of_several_ranks_stay_whole(python):
+    run = Run(python, 3, "lines")
+    assert run.finish() == 0, run.stderr
+    lines = [line for line in run.stdout.splitlines() if line.startswith("line")]
+    assert len(lines) == 900
+    assert all(re.fullmatch(r"line \d+ of rank \d ends", line) for line in lines)
+
+
+def test_stdin_reaches_rank_0(python):
+    run = Run(python, 2, "stdin", stdin=subprocess.PIPE)
+    assert run.finish(stdin="a line\n") == 0, run.stderr
+    assert "READ a line" in run.stdout
+
+
+def test_ranks_know_of_the_terminal(python):
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [python, str(PROGRAM), "2", "facts"],
+        stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=CLEAN_ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    shown = b""
+    try:
+        while chunk := os.read(master, 4096):
+            shown += chunk
+    except OSError as error:
+        if error.errno != errno.EIO:  # how a terminal says that its other side has closed
+            raise
+    finally:
+        os.close(master)
+    assert process.wait(TIMEOUT_S) == 0, shown
+    assert b'"MPI_UTIL_TTY": "1"' in shown
+
+
+def test_already_under_a_launcher(python, mpi):
+    prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(python).parents[1]
+    program = [str(prefix / "bin" / "mpiexec"), "-n", "2", python, str(PROGRAM), "5", "ok"]
+    oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    environment = CLEAN_ENVIRONMENT | launch._root_permission() | oversubscribe
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert ended.stderr.count("n=5 is ignored") == 1
+    assert "2 ranks" in ended.stderr
+
+
+# ---- runs that end badly
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "line"),
+    [
+        ("record", 3, "rank 1 ended with status 3 (ValueError: no luck)"),
+        ("abort", 5, "rank 1 ended with status 5"),
+        ("leave3", 3, "rank 1 ended with status 3"),
+        ("leave0", 1, "rank 1 ended before MPI_Finalize"),
+        ("signal9", 137, "rank 1 was killed by signal 9 (SIGKILL)"),
+        ("signal11", 139, "rank 1 was killed by signal 11 (SIGSEGV)"),
+        ("signal6", 134, "rank 1 was killed by signal 6 (SIGABRT)"),
+    ],
+)
+def test_a_failed_rank_ends_the_job(python, mode, status, line):
+    run = Run(python, 4, mode)
+    run.wait_for("RANK", times=4)
+    ready = time.monotonic()
+    assert run.finish() == status, run.stderr
+    assert time.monotonic() - ready < STOPPED_WITHIN_S
+    ours = [text for text in run.stderr.splitlines() if text.startswith("mpi_util:")]
+    assert ours == [f"mpi_util: {line}; all 4 ranks were stopped"]
+    assert run.stderr.startswith(f"last words\n{'-' * 74}\nof a user\n{'-' * 74}\n"), run.stderr
+    assert not re.search(r"BAD TERMINATION|EXIT STRING|prterun|MPI_Abort|MPI_ABORT|\0", run.stdout + run.stderr)
+    assert "PARENT" not in run.stdout
+    run.assert_nothing_left()
+
+
+def test_status_after_finalize_is_kept(python):
+    run = Run(python, 2, "exit_after_finalize")
+    assert run.finish() == 4, run.stderr
+    assert "ended with status 4" in run.stderr
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("victim", ["launcher", "helper", "parent"])
+def test_kill_of_another_process_of_the_job(python, victim):
+    run = Run(python, 4, "wait")
+    run.wait_for("READY", times=4)
+    launcher, helper = launcher_of(run), run.pids()[0][1]
+    os.kill({"launcher": launcher, "helper": helper, "parent": run.process.pid}[victim], signal.SIGKILL)
+    killed = time.monotonic()
+    status = run.finish()
+    assert time.monotonic() - killed < STOPPED_WITHIN_S
+    if victim == "parent":
+        assert status == -signal.SIGKILL
+    elif victim == "helper" and helper != launcher:
+        assert status == 1
+        assert "mpi_util: a helper process of the launcher died; all 4 ranks were stopped" in run.stderr
+    else:
+        assert status == 137
+        assert "mpi_util: the launcher was killed by signal 9 (SIGKILL); all 4 ranks were stopped" in run.stderr
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_lets_rank_0_end_in_order(python, signum):
+    run = Run(python, 3, "in_order")
+    run.wait_for("READY")
+    os.killpg(run.process.pid, signum)  # as a terminal's Ctrl-C
+    assert run.finish() == 128 + signum, run.stderr
+    assert f"rank 0 got signal {signum:d}" in run.stdout
+    assert "mpi_util:" not in run.stderr
+    run.assert_nothing_left()
+
+
+def test_second_signal_ends_all_now(python):
+    run = Run(python, 2, "stubborn")
+    run.wait_for("READY", times=2)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    assert run.finish() == 130
+    assert time.monotonic() - sent < STOPPED_WITHIN_S
+    assert "mpi_util: signal 2 (SIGINT); all 2 ranks were stopped" in run.stderr
+    run.assert_nothing_left()
+
+
+def test_signal_before_a_rank_has_registered_stops_all(python):
+    run = Run(python, 2, "silent")
+    run.wait_for("READY", times=2)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish() == 143
+    assert "signal 15 (SIGTERM); all 2 ranks were stopped" in run.stderr
+    run.assert_nothing_left()
+
+
+def test_reader_of_the_output_goes_away(python):
+    run = Run(python, 2, "in_order")
+    run.wait_for("READY")
+    run.process.stdout.close()
+    run.process.send_signal(signal.SIGINT)  # rank 0 prints a line about it, which nobody reads
+    assert run.process.wait(TIMEOUT_S) == 128 + signal.SIGPIPE
+    assert run.process.stderr.read() == ""
+    run.assert_nothing_left()
+
+
+# ---- what cannot be started
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, "2", True, None])
+def test_a_count_that_is_none(n):
+    with pytest.raises(LaunchError, match="whole number of at least 1"):
+        launch.mpi_fork(n)
+
+
+def test_no_mpi_library(python):
+    run = Run(python, 2, "ok", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert run.finish() == 1
+    assert "mpi4py finds no MPI library (MPI4PY_LIBMPI=/nowhere/libmpi.so): `pip install mpich`" in run.stderr
+
+
+def test_no_mpi4py(python, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\")")
+    run = Run(python, 2, "ok", PYTHONPATH=str(tmp_path))
+    assert run.finish() == 1
+    assert "`pip install mpi4py mpich`" in run.stderr
+
+
+def test_program_from_stdin(python):
+    root = str(PROGRAM.parents[2])
+    code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch import mpi_fork; mpi_fork(2)"
+    for arguments in ([], ["-"]):
+        ended = subprocess.run(
+            [python, *arguments], input=code, env=CLEAN_ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+        assert ended.returncode == 1
+        assert "save it to a file" in ended.stderr
+
+
+MPICH_VERSION = "MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25 20:45:26 UTC 2026"
+OPEN_MPI_VERSION = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
+HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701"
+
+
+@pytest.fixture
+def fake_launchers(tmp_path, monkeypatch):
+    """Returns a function that fills PATH with launchers, given by what they say, and names mpi4py's library."""
+
+    def make(library, *said):
+        folders = []
+        for i, text in enumerate(said):
+            (tmp_path / str(i)).mkdir()
+            path = tmp_path / str(i) / "mpiexec"
+            path.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{text}\nEND\n")
+            path.chmod(0o755)
+            folders.append(str(path.parent))
+        monkeypatch.setenv("PATH", os.pathsep.join(folders))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+        monkeypatch.setattr(launch, "_ask_library", lambda: (library, ""))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("library", "family", "place"),
+    [
+        (MPICH_VERSION, "MPICH", 2),
+        (OPEN_MPI_VERSION, "Open MPI 5", 1),
+        ("Open MPI v4.1.6, package", "Open MPI 4", 3),
+        ("Intel(R) MPI Library 2021.13 for Linux* OS", "Intel MPI", 0),
+    ],
+)
+def test_launchers_of_another_family_are_skipped(fake_launchers, tmp_path, library, family, place):
+    fake_launchers(library, INTEL, "mpiexec (Open MPI) 5.0.11", HYDRA, "mpirun (Open MPI) 4.1.6")
+    found, path = launch._find_launcher()
+    assert (found.name, path) == (family, str(tmp_path / str(place) / "mpiexec"))
+
+
+def test_no_launcher_of_the_family(fake_launchers):
+    fake_launchers(MPICH_VERSION, "mpiexec (Open MPI) 5.0.11")
+    with pytest.raises(LaunchError, match=r"no mpiexec of MPICH .*found only .*Open MPI\) 5.0.11.*`pip install mpich`"):
+        launch._find_launcher()
+
+
+def test_unknown_library(fake_launchers):
+    fake_launchers("Fancy MPI 1.0")
+    with pytest.raises(LaunchError, match=r"does not know: 'Fancy MPI 1\.0'"):
+        launch._find_launcher()
+
+
+# ---- what the environment says
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (False, 0, 1)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, (False, 0, 1)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, (True, 3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}, (True, 1, 2)),
+        ({"PMIX_RANK": "5", "SLURM_STEP_NUM_TASKS": "8"}, (True, 5, 8)),
+    ],
+    ids=["none", "slurm batch shell", "hydra", "Open MPI", "srun with PMIx"],
+)
+def test_launcher_environment(monkeypatch, environment, expected):
+    for name in list(os.environ):
+        if LAUNCHER_VARIABLES.match(name) or name.startswith("SLURM"):
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (launch.under_launcher(), launch.env_rank(), launch.env_size()) == expected
+
+
+def test_usable_cores_are_those_of_the_affinity():
+    assert 1 <= launch.usable_cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "cores"),
+    [
+        ("0::/a/b\n", {}, float("inf")),
+        ("0::/a/b\n", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 0.5),
+        ("4:cpu,x:/a\n", {"cpu,x/a/cpu.cfs_quota_us": "300000", "cpu,x/a/cpu.cfs_period_us": "100000"}, 3.0),
+        ("4:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, float("inf")),
+    ],
+    ids=["none", "v2 parent", "v2 in a container", "v1", "v1 unlimited"],
+)
+def test_cgroup_quota(tmp_path, cgroup, files, cores):
+    (tmp_path / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert launch._cgroup_quota_cores(tmp_path / "cgroup", tmp_path / "fs") == cores
+
+
+# ---- what launchers print: real outputs of MPICH 5.0.2 and Open MPI 5.0.11
+
+DASHES = "-" * 74 + "\n"
+SEGFAULT_LINE = "rank 2 was killed by signal 11 (SIGSEGV)"
+HYDRA_SEGFAULT = f"""
+{"=" * 83}
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 3673 RUNNING AT vm
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+{"=" * 83}
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+"""
+HYDRA_LOST_HELPER = """\
+[mpiexec@vm] control_cb (/mpich-5.0.2/src/pm/hydra/mpiexec/pmiserv_cb.c:280): assert (!closed) failed
+[mpiexec@vm] main (/mpich-5.0.2/src/pm/hydra/mpiexec/mpiexec.c:270): process manager error waiting for completion
+"""
+MPICH_ABORT = "Abort(3) on node 2 (rank 2 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 3) - process 2\n"
+OPEN_MPI_KILL = f"""\
+{DASHES}prterun noticed that process rank 2 with PID 3732 on node vm exited on
+signal 9 (Killed).
+{DASHES}"""
+OPEN_MPI_ABORT = f"""\
+{DASHES}MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD
+  Proc: [[38454,1],2]
+  Errorcode: 3
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
+You may or may not see output from other processes, depending on
+exactly when Open MPI kills them.
+{DASHES}{DASHES}prterun has exited due to process rank 2 with PID 0 on node vm calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+{DASHES}"""
+OPEN_MPI_EXIT = f"""\
+{DASHES}prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-3775@1,2]
+   Exit code:    3
+{DASHES}"""
+OPEN_MPI_LEFT = f"""\
+{DASHES}prterun has exited due to process rank 2 with PID 3852 on node vm exiting
+improperly. There are three reasons this could occur:
+
+1. this process did not call "init" before exiting, but others in the
+job did. This can cause a job to hang indefinitely while it waits for
+all processes to call "init". By rule, if one process calls "init",
+then ALL processes must call "init" prior to termination.
+{DASHES}"""
+BANNERS = {
+    name: text
+    for name, text in globals().items()
+    if name.startswith(("HYDRA_", "MPICH_ABORT", "OPEN_MPI_")) and not name.endswith("VERSION")
+}
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("name", BANNERS)
+def test_banners_are_taken_out(name, chunk_bytes):
+    before, after = "of a user\n10 %\r 20 %\n", "the end\n"
+    data = (before + BANNERS[name] + after).encode()
+    banner_filter, passed = BannerFilter(), b""
+    for i in range(0, len(data), chunk_bytes):
+        passed += banner_filter.feed(data[i : i + chunk_bytes])
+    passed += banner_filter.release()
+    assert passed.decode() == before + after
+    assert banner_filter.banners == BANNERS[name]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 10_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{DASHES}title of a user\n{DASHES}",
+        f"{'=' * 83}\nEpoch 3\n{'=' * 83}\n",
+        "\n\n=== short\n-\n[mp\nAbort\nThis typically is fine\n",
+        "Abort(1) on node 0 (rank 0 in comm 0): Fatal error in internal_Send: Invalid rank\n",
+        f"{DASHES}never closed",
+    ],
+    ids=["dashes", "equals", "beginnings", "an MPI error", "unclosed"],
+)
+def test_output_of_users_passes(text, chunk_bytes):
+    data, banner_filter, passed = text.encode(), BannerFilter(), b""
+    for i in range(0, len(data), chunk_bytes):
+        passed += banner_filter.feed(data[i : i + chunk_bytes])
+    assert (passed + banner_filter.release()).decode() == text
+    assert banner_filter.banners == ""
+
+
+def test_partial_lines_pass_at_once():
+    assert BannerFilter().feed(b"epoch 1 [") == b"epoch 1 ["
+    assert BannerFilter().feed(b"\r 10 %") == b"\r 10 %"
+
+
+def test_zero_byte_after_open_mpis_banner_is_dropped():
+    banner_filter = BannerFilter()
+    assert banner_filter.feed(OPEN_MPI_ABORT.encode()) == b""
+    assert banner_filter.feed(b"\0") == b""
+
+
+@pytest.mark.parametrize(
+    ("evidence", "status", "line"),
+    [
+        ({"banners": OPEN_MPI_KILL, "launcher_code": 137}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
+        ({"banners": OPEN_MPI_ABORT, "launcher_code": 3}, 3, "rank 2 ended with status 3"),
+        ({"banners": OPEN_MPI_EXIT, "launcher_code": 3}, 3, "rank 2 ended with status 3"),
+        ({"banners": OPEN_MPI_LEFT, "launcher_code": 1}, 1, "rank 2 ended before MPI_Finalize"),
+        ({"banners": MPICH_ABORT, "launcher_code": 3}, 3, "rank 2 ended with status 3"),
+        ({"deaths": [(1, -9), (2, -11), (0, -9)], "launcher_code": 11}, 139, SEGFAULT_LINE),
+        ({"deaths": [(2, -9), (1, -9), (0, -9)], "launcher_code": 9}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
+        ({"deaths": [(0, 0), (1, 0), (2, -9)], "launcher_code": 9}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
+        ({"deaths": [(1, 0), (2, 7), (0, 0)], "launcher_code": 7}, 7, "rank 2 ended with status 7"),
+        ({"deaths": [(2, 0), (1, -9), (0, -9)], "launcher_code": 0}, 1, "rank 2 ended before MPI_Finalize"),
+        (
+            {"deaths": [(2, None), (1, None)], "banners": HYDRA_SEGFAULT, "launcher_code": 11},
+            139,
+            SEGFAULT_LINE,
+        ),
+        ({"launcher_code": -9}, 137, "the launcher was killed by signal 9 (SIGKILL)"),
+        ({"launcher_code": 255, "banners": HYDRA_LOST_HELPER}, 255, "the job ended with status 255"),
+    ],
+)
+def test_who_failed(tmp_path, evidence, status, line):
+    verdict = judge(Evidence(3, tmp_path, **evidence))
+    assert (verdict.status, verdict.line) == (status, f"mpi_util: {line}; all 3 ranks were stopped")
+    assert bool(verdict.last_words) == (evidence.get("banners") == HYDRA_LOST_HELPER)
+
+
+def test_a_good_end_says_nothing(tmp_path):
+    verdict = judge(Evidence(2, tmp_path, deaths=[(1, 0), (0, 0)]))
+    assert (verdict.status, verdict.line, verdict.last_words) == (0, "", "")
+
+
+def test_earliest_record_counts(tmp_path):
+    for rank, moment in ((0, 20.0), (1, 10.0), (12, 30.0)):
+        (tmp_path / f"failed-{rank}").write_text(json.dumps({"status": 40 + rank, "reason": "", "time": moment}))
+    (tmp_path / "failed-3").write_text("{")
+    assert failed_record(tmp_path)["rank"] == 1
+    assert judge(Evidence(20, tmp_path, launcher_code=9, banners=OPEN_MPI_KILL)).status == 41
+
+
+def test_a_job_that_ends_in_order_has_said_why_itself(tmp_path):
+    record = {"status": 3, "reason": "", "time": 1.0, "in_order": True}
+    (tmp_path / "failed-0").write_text(json.dumps(record))
+    line = judge(Evidence(2, tmp_path, launcher_code=3)).line
+    assert line == ""
+
+
+def test_ranks_are_ordered_by_when_they_ended():
+    job = Job(3)
+    try:
+        alive = [os.open(Path(job.folder, f"alive-{rank}"), os.O_WRONLY) for rank in range(3)]
+        job._step(wait=False)  # opening a FIFO is an event too
+        for rank in (2, 0, 1):
+            os.close(alive[rank])
+        job._step(wait=False)
+        assert job._deaths() == [(2, None), (0, None), (1, None)]
+    finally:
+        reap.end_job(job.folder)
+
+
+def test_a_process_of_another_job_is_never_touched(tmp_path):
+    bystander = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path / "another")})
+    ours = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path)})
+    try:
+        reap.end_job(str(tmp_path))
+        assert ours.wait(5) == -signal.SIGKILL
+        assert bystander.poll() is None
+        assert not tmp_path.exists()
+    finally:
+        for process in (bystander, ours):
+            process.kill()
+            process.wait()

@@ -1,0 +1,200 @@
+"""train.py as its user runs it: the same bits at any size, ends in order, resumes, learns, and refuses bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, mpi_environment, run
+
+from policies.run_folder import load
+from policies.training import TIME_COLUMNS
+
+EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
+SEGMENTS = ["Hopper-v4", "--total_steps", 900, "--batch_steps", 300, "--num_envs", 10]
+ODD = ["tests.envs:Uneven-v0", "-n", 60, "--algo", "ppo-kl", "--valfunc_hid_list", "auto", "--seed", 3]
+
+
+def train(*arguments, mpi: str = "mpich", timeout: float = 120, status: int = 0, env: dict | None = None):
+    """Runs train.py and requires its status."""
+    command = [sys.executable, "train.py", *arguments]
+    done = run(command, timeout, {**mpi_environment(mpi), **(env or {})})
+    assert done.status == status, f"status {done.status}\n{done.out}\n{done.err}"
+    return done
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """progress.txt without the columns of time."""
+    lines = [line.split("\t") for line in (folder / "progress.txt").read_text().splitlines()]
+    return [{k: v for k, v in zip(lines[0], line) if k not in TIME_COLUMNS} for line in lines[1:]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Results of each run with one process, made once."""
+    made = {}
+
+    def results(arguments: list) -> tuple[bytes, list]:
+        key = str(arguments)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("alone") / "run"
+            train(*arguments, "--nprocs", 1, "--run_dir", folder)
+            made[key] = (folder / "policy.safetensors").read_bytes(), rows(folder)
+        return made[key]
+
+    return results
+
+
+@pytest.mark.parametrize("arguments", [EPISODES, SEGMENTS, ODD], ids=["episodes", "segments", "odd"])
+@pytest.mark.parametrize("n", [2, 3, 4, 10])
+def test_same_bits_at_any_size(alone, tmp_path, arguments, n):
+    train(*arguments, "--nprocs", n, "--run_dir", tmp_path / "run")
+    weights, progress = alone(arguments)
+    assert (tmp_path / "run" / "policy.safetensors").read_bytes() == weights
+    assert rows(tmp_path / "run") == progress and len(progress) >= 3
+
+
+def test_same_bits_under_any_mpi_and_on_any_machines(alone, tmp_path, mpi):
+    train(*EPISODES, "--nprocs", 4, "--run_dir", tmp_path / "run", mpi=mpi, env={"MPI_UTIL_MACHINES": "3"})
+    assert (tmp_path / "run" / "policy.safetensors").read_bytes() == alone(EPISODES)[0]
+
+
+def test_another_seed_gives_other_bits(alone, tmp_path):
+    train(*EPISODES, "--seed", 1, "--run_dir", tmp_path / "run")
+    assert (tmp_path / "run" / "policy.safetensors").read_bytes() != alone(EPISODES)[0]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_resume_goes_on_to_the_same_bits(alone, tmp_path, n):
+    folder = tmp_path / "run"
+    train(*EPISODES[:2], 8, *EPISODES[3:], "--run_dir", folder)
+    with open(folder / "progress.txt", "a") as file:
+        file.write("99\tan iteration after the last checkpoint\n")
+    train("--resume", folder, "-n", EPISODES[2], "--nprocs", n)
+    weights, progress = alone(EPISODES)
+    assert (folder / "policy.safetensors").read_bytes() == weights
+    assert rows(folder) == progress
+
+
+def test_the_run_folder(alone, tmp_path):
+    train(*EPISODES, "--run_dir", tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["env"] == "Hopper-v4" and config["num_episodes"] == 24
+    arrays, notes = load(tmp_path / "run" / "policy.safetensors")
+    assert {"policy/0/weight", "value/0/weight", "policy/log_std", "scaler/mean"} <= set(arrays)
+    assert notes["spec"]["obs_dim"] == 11
+    header = (tmp_path / "run" / "progress.txt").read_text().splitlines()[0].split("\t")
+    asked = "Iteration Episodes TotalEnvInteracts AverageEpRet StdEpRet MinEpRet MaxEpRet EpLen KL Entropy LossPi LossV "
+    assert set(asked.split()) | set(TIME_COLUMNS) <= set(header)
+
+
+@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
+    folder = tmp_path / "run"
+    command = [sys.executable, "train.py", "Hopper-v4", "--nprocs", str(n), "--run_dir", str(folder)]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **mpi_environment(mpi)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while "\n     2 " not in (seen := getattr(process, "seen", "")):
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        process.seen = seen + line
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == status
+    assert out.splitlines()[-1].startswith("stopped: ") and "Traceback" not in err
+    last = rows(folder)[-1]
+    assert load(folder / "checkpoint.safetensors")[1]["scalars"]["iteration"] == int(last["Iteration"])
+
+
+def test_a_crash_loses_no_finished_work(tmp_path):
+    folder = tmp_path / "run"
+    train(*EPISODES[:2], 8, *EPISODES[3:], "--run_dir", folder)
+    good = (folder / "checkpoint.safetensors").read_bytes()
+    command = [sys.executable, "train.py", "--resume", str(folder), "-n", "100000", "--nprocs", "2"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    while not process.stdout.readline().startswith("     3 "):
+        pass
+    process.kill()
+    process.wait()
+    time.sleep(0.5)
+    assert (folder / "checkpoint.safetensors").read_bytes() == good
+
+
+def test_an_exception_names_rank_phase_and_episode(tmp_path):
+    done = train("tests.envs:Broken-v0", "--nprocs", 2, "--run_dir", tmp_path / "run", status=1)
+    assert done.err.count("Traceback") == 1 and "the simulator fell over" in done.err
+    assert "(phase rollout, episode " in done.err
+
+
+BAD_INPUT = {
+    "unknown environment": (["NoSuchEnv-v0"], 2, "NoSuchEnv"),
+    "unknown module": (["no.such.module:Env-v0"], 2, "no.such.module"),
+    "wrong argument": (["Hopper-v4", "--env_kwargs", '{"wings": 2}'], 2, "wings"),
+    "no JSON": (["Hopper-v4", "--env_kwargs", "{wings: 2}"], 2, "--env_kwargs"),
+    "no process": (["Hopper-v4", "--nprocs", 0], 2, "--nprocs is 0"),
+    "more ranks than environments": (["Hopper-v4", "--batch_steps", 100, "--num_envs", 1], 2, "--num_envs"),
+    "segments that do not divide": (["Hopper-v4", "--batch_steps", 100, "--num_envs", 3], 2, "multiple"),
+    "bad layers": (["Hopper-v4", "--policy_hid_list", "__import__('os')"], 2, "hidden layers"),
+    "unknown algorithm": (["Hopper-v4", "--algo", "sarsa"], 2, "sarsa"),
+    "no such device": (["Hopper-v4", "--device", "cuda:77"], 2, "--device cuda:77"),
+    "negative count": (["Hopper-v4", "-n", -3], 2, "--num_episodes"),
+    "nothing": ([], 2, "environment"),
+    "nothing to resume": (["--resume", "/nowhere/run"], 2, "/nowhere/run"),
+    "NaN reward": (["tests.envs:NanReward-v0"], 1, "has a reward that is not finite (from step 2 on)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line(tmp_path, case):
+    arguments, status, text = BAD_INPUT[case]
+    more = [] if "--nprocs" in arguments else ["--nprocs", 3]
+    folder = [] if "--resume" in arguments else ["--run_dir", tmp_path / "run"]
+    done = train(*arguments, *more, *folder, status=status)
+    lines = [line for line in done.err.splitlines() if "Warning" not in line and "logger.deprecation" not in line]
+    assert lines[0].startswith("train.py: ") and text in lines[0]
+    assert len(lines) == 1 + (case == "NaN reward"), lines  # the launching process says which rank it was
+    if status == 2:
+        assert not (tmp_path / "run" / "policy.safetensors").exists()
+
+
+def test_nothing_is_overwritten(alone, tmp_path):
+    folder = tmp_path / "run"
+    train(*EPISODES, "--run_dir", folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    done = train(*EPISODES, "--run_dir", folder, status=2)
+    assert f"{folder} holds a run already" in done.err and "--resume" in done.err
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_unwritable_run_folder(tmp_path):
+    (tmp_path / "file").touch()
+    done = train(*EPISODES, "--nprocs", 2, "--run_dir", tmp_path / "file" / "run", status=2)
+    assert done.err.splitlines()[-1].startswith("train.py: cannot write to the run folder")
+
+
+def test_one_process_needs_no_mpi(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI here')")
+    train(*EPISODES, "--run_dir", tmp_path / "run", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+
+
+def test_help_is_grouped_and_short():
+    out = train("--help").out
+    assert all(group in out for group in ("the run:", "the batch:", "the algorithm:", "the networks:"))
+    assert max(map(len, out.splitlines())) <= 110
+
+
+def test_cartpole_is_learned(tmp_path):
+    train("CartPole-v1", "--nprocs", 2, "--total_steps", 60_000, "--run_dir", tmp_path / "run", timeout=180)
+    best = max(float(row["AverageEpRet"]) for row in rows(tmp_path / "run"))
+    assert best > 300  # an untrained policy gets 22, and never more than 60 on average over an iteration
