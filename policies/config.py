@@ -33,12 +33,14 @@ class Config:
     render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
 
     batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, int, ("-b",))
-    batch_steps: int | None = _opt(BATCH, "steps per iteration, in segments of fixed length, instead of episodes", None, int)
+    batch_steps: int | None = _opt(
+        BATCH, "steps per iteration, in segments of fixed length, instead of episodes", None, int
+    )
     num_envs: int = _opt(BATCH, "environments that the segments come from; divides --batch_steps", 20, int)
 
     algo: str = _opt(ALGO, f"update rule: {' or '.join(DEFAULTS)}", "ppo", choices=tuple(DEFAULTS))
-    gamma: float = _opt(ALGO, "discount of one step, 0 to 1", 0.995, float, ("-g",))
-    lam: float = _opt(ALGO, "lambda of the generalised advantage estimate, 0 to 1", 0.98, float, ("-l",))
+    gamma: float = _opt(ALGO, "discount of one step, 0 to 1", 0.99, float, ("-g",))
+    lam: float = _opt(ALGO, "lambda of the generalised advantage estimate, 0 to 1", 0.95, float, ("-l",))
     kl_targ: float | None = _opt(
         ALGO, "KL divergence per update, nats; ppo-kl steers to it, ppo stops there (0: never)", None, float, ("-k",)
     )

@@ -20,20 +20,6 @@ def discount(x, gamma):
     return np.array(_discount(np.asarray(x, np.float64), gamma, 0.0), np.float32)
 
 
-def returns(rew, last_val, gamma):
-    """Discounted sums of rewards, bootstrapped at the end.
-
-    Args:
-        rew: rewards, shape (T,).
-        last_val: value after the last step; 0 where the episode terminated.
-        gamma: discount of one step, in [0, 1].
-
-    Returns:
-        float32 (T,).
-    """
-    return np.array(_discount(np.asarray(rew, np.float64), gamma, float(last_val)), np.float32)
-
-
 def gae(rew, val, last_val, gamma, lam):
     """Generalised advantage estimates (Schulman et al. 2016, arXiv:1506.02438, equation 16).
 

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from policies.actor import Actor
-from policies.returns import gae, returns
+from policies.returns import gae
 from policies.scaler import Scaler
 
 ENV_STREAM, NOISE_STREAM = 1, 2
@@ -80,8 +80,8 @@ class Runner:
     """Steps one environment with the actor, and makes batches of what it sees.
 
     A batch is a dict of arrays over T steps: observes float32 (T, obs_dim), unscaled; actions float32 (T, act_dim) or
-    int64 (T,), as the actor drew them; advantages, disc_sum_rew float32 (T,); ep_ret float64 and ep_len int64, (1,) if
-    the episode ended in it, else (0,); busy_s float64, a number: seconds of work.
+    int64 (T,), as the actor drew them; advantages, disc_sum_rew float32 (T,), in scaled rewards; ep_ret float64 and
+    ep_len int64, (1,) if the episode ended in it, else (0,); busy_s float64, a number: seconds of work.
     """
 
     def __init__(self, env: gym.Env, actor: Actor, scaler: Scaler, seed: int, gamma: float, lam: float):
@@ -164,11 +164,12 @@ class Runner:
         val = self.actor.value(self._scaled[: t + 1])
         last_val = 0.0 if terminated else float(val[t])
         rew *= self.rew_scale
+        adv = gae(rew, val[:t], last_val, self.gamma, self.lam)
         batch = {
             "observes": self._obs[:t].copy(),
             "actions": np.array(self._acts, np.int64 if self.discrete else np.float32),
-            "advantages": gae(rew, val[:t], last_val, self.gamma, self.lam),
-            "disc_sum_rew": returns(rew, last_val, self.gamma),
+            "advantages": adv,
+            "disc_sum_rew": adv + val[:t],  # TD(lambda) returns: less noisy targets than the sampled sums
             "ep_ret": np.array([self.ep_ret] if ended else [], np.float64),
             "ep_len": np.array([self.ep_len] if ended else [], np.int64),
         }

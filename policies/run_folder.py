@@ -15,7 +15,7 @@ META = "mpi_util"  # the only key: the order of several would vary from one save
 
 
 class RunFolder:
-    """A run's folder. Files are written whole under another name, synced and renamed: a crash leaves the last good one."""
+    """A run's folder. Files are written whole under another name, synced, renamed: a crash leaves the last good one."""
 
     def __init__(self, path: Path, new: bool):
         """Opens the folder.
@@ -75,11 +75,11 @@ class RunFolder:
         os.replace(temporary, self.path / name)
 
     def add_row(self, row: dict[str, Any]) -> None:
-        """Appends a row to progress.txt, tab-separated; the first one writes the header. Floats keep all their digits."""
+        """Appends a row to progress.txt, tab-separated; the first one writes the header. Floats keep all digits."""
         if self._progress is None:
             path = self.path / "progress.txt"
             begun = path.exists() and path.stat().st_size > 0
-            self._progress = open(path, "a", encoding="ascii", buffering=1)
+            self._progress = path.open("a", encoding="ascii", buffering=1)
             if not begun:
                 self._progress.write("\t".join(row) + "\n")
         self._progress.write("\t".join(map(repr, row.values())) + "\n")

@@ -115,7 +115,10 @@ class Training:
         row |= {
             "Time": round(self._time(), 3),
             "StepsPerSecond": round(steps / max(sum(seconds.values()), 1e-9), 1),
-            **{f"{name.capitalize()}S": round(seconds.get(name, 0.0), 6) for name in ("rollout", "gather", "update", "bcast")},
+            **{
+                f"{name.capitalize()}S": round(seconds.get(name, 0.0), 6)
+                for name in ("rollout", "gather", "update", "bcast")
+            },
             "IdleShare": round(idle, 4),
         }
         self.folder.add_row(row)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.returns import discount, gae, returns
+from policies.returns import discount, gae
 
 NUMBERS = st.floats(-1e3, 1e3)
 RATES = st.floats(0.0, 1.0)
@@ -13,14 +13,6 @@ RATES = st.floats(0.0, 1.0)
 
 def test_discount_literal():
     np.testing.assert_array_equal(discount([1.0, 2.0, 4.0], 0.5), np.float32([3.0, 4.0, 4.0]))
-
-
-def test_returns_bootstraps_a_truncated_end():
-    np.testing.assert_array_equal(returns([1.0, 2.0, 4.0], 8.0, 0.5), np.float32([4.0, 6.0, 8.0]))
-
-
-def test_returns_of_a_terminated_end_is_the_discounted_sum():
-    np.testing.assert_array_equal(returns([1.0, 2.0, 4.0], 0.0, 0.5), discount([1.0, 2.0, 4.0], 0.5))
 
 
 def test_gae_literal():
@@ -36,7 +28,7 @@ def test_gae_of_a_terminated_end_takes_no_value_beyond_it():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 def test_results_are_float32_and_inputs_unchanged(dtype):
     rew, val = np.array([1, 2, 3], dtype), np.array([0, 1, 0], dtype)
-    for result in (discount(rew, 0.9), returns(rew, 1.0, 0.9), gae(rew, val, 1.0, 0.9, 0.9)):
+    for result in (discount(rew, 0.9), gae(rew, val, 1.0, 0.9, 0.9)):
         assert result.dtype == np.float32
         assert result.shape == (3,)
     np.testing.assert_array_equal(rew, [1, 2, 3])
@@ -65,4 +57,6 @@ def test_gae_is_its_definition(steps, last_val, gamma, lam):
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=30), NUMBERS, RATES)
 def test_gae_at_lambda_1_is_return_minus_value(steps, last_val, gamma):
     rew, val = (np.array(column) for column in zip(*steps))
-    np.testing.assert_allclose(gae(rew, val, last_val, gamma, 1.0), returns(rew, last_val, gamma) - val, atol=1e-1)
+    np.testing.assert_allclose(
+        gae(rew, val, last_val, gamma, 1.0), discount([*rew, last_val], gamma)[:-1] - val, atol=1e-1
+    )

@@ -8,7 +8,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """Kingma and Ba 2015 (arXiv:1412.6980), the efficient form at the end of section 2, on a limited gradient.
+    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1 with the corrections of both means taken into the step.
 
     Attributes:
         steps: number of steps so far.
@@ -41,8 +41,8 @@ class Adam:
         self.m.lerp_(grad, 1.0 - BETA1)
         self.v.mul_(BETA2).addcmul_(grad, grad, value=1.0 - BETA2)
         torch.sqrt(self.v, out=self._denominator)
-        self._denominator.add_(EPS)
+        bias = math.sqrt(1.0 - BETA2**self.steps)
+        self._denominator.add_(EPS * bias)
         if self._boosted is not None:
             self._boosted.div_(self._boost)
-        scale = math.sqrt(1.0 - BETA2**self.steps) / (1.0 - BETA1**self.steps)
-        self._flat.addcdiv_(self.m, self._denominator, value=-lr * scale)
+        self._flat.addcdiv_(self.m, self._denominator, value=-lr * bias / (1.0 - BETA1**self.steps))

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-# Rows times parameters that a thread must have to itself. Below, on 2 cores, a second thread brings little (320 steps of
-# 125 rows got slower), and it costs a multiple wherever another process wants the core, as threads spin at barriers.
+# Rows times parameters that a thread must have to itself. Below, on 2 cores, a second thread brings little (320 steps
+# of 125 rows got slower), and it costs a multiple wherever another process wants the core, as threads spin at barriers.
 WORK_PER_THREAD = 8e6
 
 POLICY_STREAM, VALUE_STREAM = 0, 1

@@ -35,7 +35,7 @@ class ValueFunction(Learner):
 
         Args:
             observes: float32 (N, obs_dim), scaled.
-            disc_sum_rew: float32 (N,), targets.
+            disc_sum_rew: float32 (N,), targets: discounted sums of rewards, or advantages plus values (lambda-returns).
             logger: has ``log(dict)``. It gets LossV (mean squared error on this batch after the fit, squared unit of
                 the targets) and ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant).
 
