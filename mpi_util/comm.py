@@ -25,7 +25,7 @@ _TOKEN_PAGE = 4096  # bytes
 
 
 def world():
-    """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself, else None (a single process)."""
+    """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process."""
     started = sys.modules.get("mpi4py.MPI")
     if under_launcher() or (started is not None and started.Is_initialized()):
         from mpi4py import MPI
@@ -166,11 +166,11 @@ class Channel:
         if len(set(names)) > 1:
             table = "\n".join(f"  rank {k}: {name}" for k, name in enumerate(names))
             raise RankMismatchError(
-                f"ranks are in different collective calls; every rank must make the same calls in the same order:\n{table}"
+                f"ranks are in different collective calls; all must make the same calls in the same order:\n{table}"
             )
 
     def send(self, dest: int, payload: Any) -> None:
-        """Small message to `dest`, outside of `agree`; it must be in `receive` or come to it without waiting for more."""
+        """Small message to `dest`, outside of `agree`; `dest` is in `receive` or comes to it on its own."""
         self.tell(dest, _DATA, payload)
 
     def receive(self, source: int, op: str) -> Any:
@@ -181,11 +181,17 @@ class Channel:
         """Sends and rings; returns when the message has left (at once, but for one too large for MPI to keep)."""
         request = self.comm.Isend(pickle.dumps((kind, payload), pickle.HIGHEST_PROTOCOL), dest, _MESSAGE_TAG)
         self.ring(dest)
-        self.wait(request)
+        self.wait(request.Test, dest)
 
-    def wait(self, request: Any) -> None:
-        """Sleeps until an MPI request is complete."""
-        wait_until(request.Test)
+    def wait(self, test: Callable[[], Any], peer: int, rung: bool = False) -> Any:
+        """Sleeps until `test` comes true, which is up to rank `peer`; the watchdog speaks up when that takes too long.
+
+        Args:
+            rung: `peer` rings this rank's bell when it is so far.
+        """
+        pid = self.cards[peer].pid if peer in self.bells else None
+        bell = self.bell if pid and rung else None
+        return wait_until(test, bell, lambda: failure.report_missing(self.rank, peer, pid), failure.watchdog_s())
 
     def ring(self, dest: int) -> None:
         """Wakes `dest`, if it is on this machine."""
@@ -213,13 +219,7 @@ class Channel:
                 self.poll_tickets()
             return self.comm.improbe(source, _MESSAGE_TAG) or (end is not None and time.perf_counter() > end)
 
-        pid = self.cards[source].pid if source in self.bells else None
-        message = wait_until(
-            arrived,
-            self.bell if pid and not self.serve_ticket else None,
-            lambda: failure.report_missing(self.rank, source, pid),
-            failure.watchdog_s(),
-        )
+        message = self.wait(arrived, source, rung=not self.serve_ticket)
         return None if message is True else message.recv()
 
     def poll_tickets(self) -> None:
@@ -230,7 +230,7 @@ class Channel:
 
     def ask_ticket(self, question: Any) -> Any:
         """The answer of rank 0's `serve_ticket`."""
-        wait_until(self.comm.isend((self.rank, question), 0, _TICKET_TAG).Test)
+        self.wait(self.comm.isend((self.rank, question), 0, _TICKET_TAG).Test, 0)
         return self.receive(0, "deal")
 
     def close(self) -> None:

@@ -98,7 +98,9 @@ def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | No
 
     place = channel.agree(op, header, decide)
     pieces = [
-        (array, start) for (_, arrays), starts in zip(packed, place.plan) for array, start in zip(arrays, starts.tolist())
+        (array, start)
+        for (_, arrays), starts in zip(packed, place.plan)
+        for array, start in zip(arrays, starts.tolist())
     ]
     if channel.rank:
         put(channel, place, pieces)
@@ -175,7 +177,8 @@ class _Layout:
         sizes = rows * row_bytes
         self.starts = [starts[rank == k] for k in range(len(headers))]
         self.pieces = [
-            list(zip(starts[rank == k].ravel().tolist(), sizes[rank == k].ravel().tolist())) for k in range(len(headers))
+            list(zip(starts[rank == k].ravel().tolist(), sizes[rank == k].ravel().tolist()))
+            for k in range(len(headers))
         ]
 
     def leaves(self, block: np.ndarray, packed: list) -> dict[str, Any]:

@@ -85,8 +85,10 @@ def _reduce(op: str, x: Any, comm: Any, finish: Any) -> Any:
     result = channel.agree(op, (array.dtype.str, array.shape, array if small else None), decide)
     if not small:
         stacked = rank0_accum_batches(array[None], comm=comm)
-        result = finish(_sum(stacked), channel.size) if channel.rank == 0 else np.empty(
-            array.shape, array.dtype if op == "all_sum" else _mean_dtype(array.dtype)
+        result = (
+            finish(_sum(stacked), channel.size)
+            if channel.rank == 0
+            else np.empty(array.shape, array.dtype if op == "all_sum" else _mean_dtype(array.dtype))
         )
         bcast(result, comm=comm)
     return result[()] if np.ndim(x) == 0 and not hasattr(x, "detach") else adapter_for(x).from_array(result, x)

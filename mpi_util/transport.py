@@ -1,7 +1,8 @@
 """Moves bulk bytes between rank 0 and the others: through shared memory on one machine, through MPI between machines.
 
-Two moves. `collect`: every rank writes its pieces straight to their final place in one block on rank 0. `spread`: rank 0
-fills one block and every rank takes from it. Both begin with `Channel.agree`, so everybody is there and knows the plan.
+Two moves. To rank 0 (`lease`, `places`, `put`, `finish`): every rank writes its pieces straight to their final place in
+one block. From rank 0 (`spread`): it fills one block and every rank takes from it. Both begin with `Channel.agree`, so
+everybody is there and knows the plan.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ class Place(NamedTuple):
 
 
 def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
-    """Rank 0: uint8 array of `nbytes` that the ranks of this machine can map, or private memory where none is to be had."""
+    """Rank 0: uint8 array of `nbytes` that the ranks of this machine can map, or private memory where that fails."""
     if channel.size > 1 and nbytes and channel.members:
         try:
             return channel.pool.lease(nbytes)
@@ -117,8 +118,8 @@ def spread(
 
     Args:
         header: what this rank brings to the agreement.
-        check: on rank 0: all headers -> (number of bytes, answer for everybody); raises an MpiUtilError if ranks differ.
-            Number of bytes None: nothing is sent, only the answer.
+        check: on rank 0: all headers -> (number of bytes, answer for everybody); raises an MpiUtilError if ranks
+            differ. Number of bytes 0: nothing is sent, only the answer.
         fill: on rank 0: writes into the block, uint8 of that many bytes.
         take: on the others: reads from it; the block is only valid during the call.
 
@@ -151,12 +152,12 @@ def _send_to_machines(channel: Channel, block: np.ndarray, ticket: Ticket | None
     """Rank 0 sends the block to one rank of each other machine, or to every rank where there is no shared memory."""
     to = [*([] if ticket else channel.members), *channel.remote_leaders]
     requests = [
-        channel.comm.Isend(block[start : start + _MAX_BLOCK], k, _BULK_TAG)
+        (channel.comm.Isend(block[start : start + _MAX_BLOCK], k, _BULK_TAG), k)
         for k in to
         for start in range(0, len(block), _MAX_BLOCK)
     ]
-    for request in requests:
-        channel.wait(request)
+    for request, k in requests:
+        channel.wait(request.Test, k)
 
 
 def _arrive(channel: Channel, place: Place, nbytes: int) -> np.ndarray:

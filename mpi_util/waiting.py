@@ -47,7 +47,7 @@ class Doorbell:
 
     @staticmethod
     def ring(fd: int) -> None:
-        """Wakes the owner of the bell. A full pipe means that it has been rung already; a closed one, that it is gone."""
+        """Wakes the owner of the bell. A full pipe means that it was rung already; a closed one, that it is gone."""
         try:
             os.write(fd, b"!")
         except (BlockingIOError, BrokenPipeError):

@@ -88,7 +88,9 @@ def test_the_run_folder(alone, tmp_path):
     assert {"policy/0/weight", "value/0/weight", "policy/log_std", "scaler/mean"} <= set(arrays)
     assert notes["spec"]["obs_dim"] == 11
     header = (tmp_path / "run" / "progress.txt").read_text().splitlines()[0].split("\t")
-    asked = "Iteration Episodes TotalEnvInteracts AverageEpRet StdEpRet MinEpRet MaxEpRet EpLen KL Entropy LossPi LossV "
+    asked = (
+        "Iteration Episodes TotalEnvInteracts AverageEpRet StdEpRet MinEpRet MaxEpRet EpLen KL Entropy LossPi LossV "
+    )
     assert set(asked.split()) | set(TIME_COLUMNS) <= set(header)
 
 

@@ -44,7 +44,9 @@ def slots(model: Any) -> list[Slot]:
         elif hasattr(adapter, "tensor_slot"):
             found.append(adapter.tensor_slot(path, leaf))
         else:
-            raise WeightsError(f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)")
+            raise WeightsError(
+                f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)"
+            )
     return found
 
 

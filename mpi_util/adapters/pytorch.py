@@ -46,7 +46,9 @@ def slots(model: Any) -> list[Slot]:
             if isinstance(value, torch.Tensor)
         ]
         if not named:
-            raise WeightsError(f"{type(model).__name__} has no state yet: take a step, or load_state_dict, on every rank")
+            raise WeightsError(
+                f"{type(model).__name__} has no state yet: take a step, or load_state_dict, on every rank"
+            )
     elif isinstance(model, torch.Tensor):
         named = [("tensor", model)]
     else:

@@ -39,7 +39,9 @@ def same(a, b):
     assert a.tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-leaf = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["C", "F", "strided"]))
+leaf = st.tuples(
+    st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["C", "F", "strided"])
+)
 
 
 def check_any_arrays(comm, rank, size):
@@ -68,7 +70,11 @@ def check_any_arrays(comm, rank, size):
 
 def check_structures(comm, rank, size):
     def batch(k):
-        tree = {"b": (np.full(k, k), [np.ones((1, 2)) * k, {"c": np.float32(k)}]), "a": Pair(k, [float(k)] * k), "n": None}
+        tree = {
+            "b": (np.full(k, k), [np.ones((1, 2)) * k, {"c": np.float32(k)}]),
+            "a": Pair(k, [float(k)] * k),
+            "n": None,
+        }
         return tree if k % 2 else dict(reversed(tree.items()))  # the order of keys never matters
 
     got = mpi_util.rank0_accum_batches(batch(rank), comm=comm)
@@ -120,7 +126,10 @@ def check_mismatches_are_raised_everywhere(comm, rank, size):
     last = rank == size - 1 and size > 1
     for batch, what in [
         ({"x": np.zeros(2), **({"y": np.zeros(1)} if last else {})}, "'y' is missing on rank 0 and float64 (*,) on"),
-        ({"x": np.zeros(2, "f4" if last else "f8")}, f"'x' is float64 (*,) on rank 0 and float32 (*,) on rank {size - 1}"),
+        (
+            {"x": np.zeros(2, "f4" if last else "f8")},
+            f"'x' is float64 (*,) on rank 0 and float32 (*,) on rank {size - 1}",
+        ),
         ({"x": np.zeros((2, 3 + last))}, "'x' is float64 (*, 3) on rank 0"),
     ]:
         if size > 1:

@@ -12,7 +12,9 @@ torch.set_num_threads(1)
 
 def model(seed):
     torch.manual_seed(seed)
-    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    )
     net[3].weight = net[2].weight  # tied
     net.register_buffer("none", torch.zeros(0, 3))
     net.register_buffer("scalar", torch.tensor(seed, dtype=torch.int64))
