@@ -87,8 +87,12 @@ class Channel:
         self.machine = list(range(self.size))
         card = self._own_card()
         self.cards = self.agree("start", card, lambda cards: [cards] * self.size)
-        leader = self._reach(_lowest_rank_here(comm, self.rank))
-        self.machine = self.agree("start", leader, lambda leaders: [leaders] * self.size)
+        lowest = _lowest_rank_here(comm, self.rank)
+        leaders = self.agree("start", (self._reach(lowest), lowest), lambda leaders: [leaders] * self.size)
+        self.machine = [leader for leader, _ in leaders]
+        apart = [k for k, (leader, lowest) in enumerate(leaders) if leader != lowest]
+        if apart and self.rank == 0:
+            failure.say(f"mpi_util: ranks {apart} cannot share memory with others of their machine; they use MPI, slower")
         for k, card in enumerate(self.cards):
             if k != self.rank and self.machine[k] == self.rank:
                 self.bells[k] = Doorbell.open(card.pid, card.bell_fd)

@@ -102,7 +102,7 @@ def _report(text: str) -> None:
         except FileExistsError:
             time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
             return
-    _write(text)
+    say(text)
 
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -132,7 +132,7 @@ def _place(trace: TracebackType | None) -> str:
     return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 
-def _write(text: str) -> None:
+def say(text: str) -> None:
     """One write, so that reports of several ranks do not mix within a line."""
     sys.stdout.flush()
     sys.stderr.write(text + "\n")
@@ -186,7 +186,7 @@ def await_leaves(channel: Any, others: Any, leave_kind: int, seconds: float | No
                 break
             if channel.rank == 0 and not _State.status:
                 op = payload[0] if isinstance(payload, tuple) else "a collective call"
-                _write(f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}")
+                say(f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}")
                 stop_all(1, f"rank 0 ended while rank {k} waited for it")
     return True
 
@@ -208,10 +208,10 @@ def report_missing(rank: int, source: int, pid: int | None) -> None:
     """
     if rank > 1:
         return
-    _write(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {_State.where.get('call')}")
+    say(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {_State.where.get('call')}")
     faulthandler.dump_traceback(all_threads=False)
     if pid:
-        _write(f"mpi_util: stack of rank {source} (pid {pid}) follows")
+        say(f"mpi_util: stack of rank {source} (pid {pid}) follows")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
 

@@ -1,0 +1,78 @@
+"""Stable-Baselines3's PPO on Humanoid-v4, the same work as benchmarks.end_to_end gives train.py. No part of mpi_util.
+
+    python benchmarks/sb3_ppo.py --workers 2 --envs 2 --threads 1 --iterations 10 --out FILE
+
+Runs in an interpreter that has stable-baselines3, gymnasium and mujoco, and writes its rate and its versions as JSON.
+"""
+
+import argparse
+import json
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import gymnasium as gym
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+
+STEPS_PER_ITERATION = 4000
+EPOCHS, MINIBATCH_ROWS = 10, 125
+GAMMA, LAM, LR = 0.995, 0.98, 3e-4  # train.py's defaults
+
+
+class Clock(BaseCallback):
+    """Notes when each rollout begins, which is when the iteration before it ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.at: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        self.at.append(time.perf_counter())
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        self.at.append(time.perf_counter())
+
+
+def main() -> None:
+    """Trains, and writes steps per second over whole iterations after the first --skip."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="Humanoid-v4")
+    parser.add_argument("--workers", type=int, default=1, help="1: environments in this process; else one process each")
+    parser.add_argument("--envs", type=int, default=1, help="as many as --workers, if that is above 1")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--skip", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    makers = [lambda: gym.make(args.env, disable_env_checker=True)] * args.envs
+    envs = SubprocVecEnv(makers) if args.workers > 1 else DummyVecEnv(makers)
+    model = PPO(
+        "MlpPolicy",  # 2x64 tanh, for the policy and for the value function
+        VecNormalize(envs, norm_reward=False, gamma=GAMMA),
+        learning_rate=LR,
+        n_steps=STEPS_PER_ITERATION // args.envs,
+        batch_size=MINIBATCH_ROWS,
+        n_epochs=EPOCHS,
+        gamma=GAMMA,
+        gae_lambda=LAM,
+        device="cpu",
+        seed=0,
+    )
+    clock = Clock()
+    model.learn(STEPS_PER_ITERATION * args.iterations, callback=clock)
+    envs.close()
+    seconds = clock.at[-1] - clock.at[args.skip]
+    steps_per_s = STEPS_PER_ITERATION * (args.iterations - args.skip) / seconds
+    versions = {package: version(package) for package in ("stable_baselines3", "torch", "gymnasium", "mujoco", "numpy")}
+    args.out.write_text(json.dumps({"steps_per_s": steps_per_s, "versions": versions}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Gathers and broadcasts 160 MB where shared memory is scarce: fallback.py N none | no-memfd | small-files."""
+
+import os
+import resource
+import sys
+
+import numpy as np
+from harness import fork
+
+import mpi_util
+
+how = sys.argv[2]
+if how == "no-memfd":
+    del os.memfd_create
+fork()
+mpi_util.all_sum(0)
+if how == "small-files":  # nothing above 1 MB can be had from here on; MPI itself has what it needs
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+rank, size = mpi_util.rank, mpi_util.nworkers
+for iteration in range(2):
+    own = np.full(20_000_000 // size, 10.0 * iteration + rank)
+    got = mpi_util.rank0_accum_batches({"x": own})
+    if rank == 0:
+        assert np.array_equal(got["x"], np.repeat(np.arange(size) + 10.0 * iteration, len(own)))
+    weights = {"w": np.full(20_000_000, float(rank))}
+    mpi_util.rank0_bcast_wts(weights)
+    assert (weights["w"] == 0).all()
+shared = mpi_util.all_sum(len(mpi_util.comm.channel_of().members))
+mpi_util.print0(f"{shared} ranks share memory")

@@ -1,0 +1,50 @@
+"""The benchmarks start, measure and write it down, with settings that take seconds; no figure is judged here."""
+
+import json
+import sys
+
+import pytest
+from conftest import ROOT, run
+
+PROGRAMS = {
+    "gather": "--repeats 2 --ranks 2 --mpi mpich --rows 600",
+    "bcast": "--repeats 2 --ranks 2 --mpi mpich --policy 2x64",
+    "idle": "--repeats 1 --ranks 2 --mpi mpich --steps 3 --contrast 0",
+    "rollout": "--repeats 2 --ranks 2 --episodes 6",
+    "coady": "--repeats 1 --ranks 1 --iterations 3 --episodes 6",
+    "end_to_end": "--repeats 1 --ranks 2 --iterations 3",
+    "memory": "--repeats 1 --ranks 2",
+    "sleeping": "--repeats 1 --episodes 2",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_writes_what_it_measured(name, tmp_path):
+    command = [sys.executable, "-m", f"benchmarks.{name}", *PROGRAMS[name].split(), "--results", tmp_path]
+    done = run(command, timeout=120)
+    assert done.status == 0, done.out + done.err
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    assert record["command"].startswith(f"python -m benchmarks.{name} --repeats")
+    assert record["machine"]["cores"] >= 1 and "numpy" in record["versions"]
+    spreads = list(find_spreads(record["samples"]))
+    assert spreads and all(0 <= s["min"] <= s["median"] <= s["max"] for s in spreads)
+    assert all(claim["met"] in (True, False) for claim in record["claims"])
+
+
+def find_spreads(samples: dict) -> list[dict]:
+    """Every {min, median, max, n} in the samples, however deep."""
+    if "median" in samples:
+        return [samples]
+    return [s for part in samples.values() if isinstance(part, dict) for s in find_spreads(part)]
+
+
+def test_table_shows_each_claim(tmp_path):
+    claims = [{"claim": "time / memcpy", "target": "<= 1", "measured": 0.875, "met": True}]
+    (tmp_path / "gather.json").write_text(json.dumps({"claims": claims}))
+    done = run([sys.executable, "-m", "benchmarks.table", "--results", tmp_path], timeout=30)
+    assert done.out.splitlines()[2:] == ["| time / memcpy | <= 1 | 0.875 | yes |"]
+
+
+def test_every_program_is_tried_or_needs_another_interpreter():
+    others = {"record", "table", "sleeping_env", "sb3_ppo"}
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others
