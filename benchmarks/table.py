@@ -1,6 +1,6 @@
 """Prints the claims of all results as a Markdown table.
 
-    python -m benchmarks.table
+python -m benchmarks.table
 """
 
 import argparse

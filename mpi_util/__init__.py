@@ -71,6 +71,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
     side = launch.mpi_fork(n, gpu_pct)
     if side == "child":
         failure.install()
+        _comm.channel_of()  # from here on each rank knows when another ends, however early
     return side
 
 

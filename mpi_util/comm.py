@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import failure
 from .errors import MpiUtilError, RankLeftError, RankMismatchError
-from .launch import env_rank, env_size, under_launcher
+from .launch import env_rank, env_size, under_launcher, usable_cores
 from .shared import Attached, Pool, Segment
 from .waiting import Doorbell, wait_until
 
@@ -60,6 +60,7 @@ class Channel:
         rank, size: of this process in the communicator.
         machine: for each rank the lowest rank of its machine, with which it shares memory ("leader").
         members: the ranks, other than this one, that share this rank's memory if it is a leader.
+        core_each: True if there are no more ranks than cores that this rank may use.
     """
 
     def __init__(self, comm: Any = None):
@@ -73,6 +74,7 @@ class Channel:
         self.dealer: Any = None  # made by the first deal
         if self.size > 1:
             self._connect(comm)
+        self.core_each = self.size <= usable_cores()  # asked once: it reads files
         self.leader = self.machine[self.rank]
         self.members = [k for k in range(self.size) if self.machine[k] == self.rank and k != self.rank]
         self.remote_leaders = sorted(set(self.machine) - {self.machine[0]})
@@ -92,7 +94,9 @@ class Channel:
         self.machine = [leader for leader, _ in leaders]
         apart = [k for k, (leader, lowest) in enumerate(leaders) if leader != lowest]
         if apart and self.rank == 0:
-            failure.say(f"mpi_util: ranks {apart} cannot share memory with others of their machine; they use MPI, slower")
+            failure.say(
+                f"mpi_util: ranks {apart} cannot share memory with others of their machine; they use MPI, slower"
+            )
         for k, card in enumerate(self.cards):
             if k != self.rank and self.machine[k] == self.rank:
                 self.bells[k] = Doorbell.open(card.pid, card.bell_fd)
@@ -151,9 +155,20 @@ class Channel:
         except Exception as error:
             self._fail_together(op, error)
             raise
-        for k in range(1, self.size):
-            self.tell(k, _REPLY, answers[k])
+        self._answer(answers)
         return answers[0]
+
+    def _answer(self, answers: Sequence) -> None:
+        """Rank 0 sends all answers, and only then rings: a rank that wakes may take the core that rank 0 runs on."""
+        requests, pickled, last = [], b"", self
+        for k in range(1, self.size):
+            if answers[k] is not last:
+                last, pickled = answers[k], pickle.dumps((_REPLY, answers[k]), pickle.HIGHEST_PROTOCOL)
+            requests.append(self.comm.Isend(pickled, k, _MESSAGE_TAG))
+        for k in self.bells:
+            self.ring(k)
+        for k, request in enumerate(requests, 1):
+            self.wait(request.Test, k)
 
     def _fail_together(self, op: str, error: Exception) -> None:
         """Makes every rank raise what went wrong on rank 0; they all wait for its answer now."""

@@ -1,5 +1,6 @@
 """Sums, means and copies over the ranks. The order of summation is that of the ranks, so the bits never vary."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,14 +63,15 @@ def bcast(x: Any, *, comm: Any = None) -> Any:
     def view(block: np.ndarray) -> np.ndarray:
         return np.ndarray(x.shape, x.dtype, block)
 
-    spread(
-        channel,
-        "bcast",
-        (x.dtype.str, x.shape),
-        check,
-        lambda block: np.copyto(view(block), x),
-        lambda block: np.copyto(x, view(block)),
-    )
+    def fill(block: np.ndarray) -> Iterator[int]:
+        np.copyto(view(block), x)
+        yield x.nbytes
+
+    def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+        wait_for(x.nbytes)
+        np.copyto(x, view(block))
+
+    spread(channel, "bcast", (x.dtype.str, x.shape), check, fill, take)
     return x
 
 

@@ -5,17 +5,22 @@ one block. From rank 0 (`spread`): it fills one block and every rank takes from 
 everybody is there and knows the plan.
 """
 
-from collections.abc import Callable, Sequence
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .comm import Channel
 from .console import print0_once
-from .shared import Ticket, private
+from .errors import RankLeftError
+from .shared import ALIGN, Ticket, private
 
 _MAX_BLOCK = 1 << 30  # bytes; MPI counts are 32-bit in libraries of before MPI 4
 _BULK_TAG = 3
+_STREAM_BYTES = 1 << 22
+_FAILED = -1
 
 
 class Place(NamedTuple):
@@ -39,8 +44,11 @@ def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
 def places(channel: Channel, ticket: Ticket | None, plans: Sequence[Any]) -> list[Place]:
     """Rank 0's answers to all ranks; those of other machines get no ticket."""
     live = channel.pool.live
-    here = [channel.machine[k] == channel.machine[0] for k in range(channel.size)]
-    return [Place(ticket if here[k] else None, live, plans[k]) for k in range(channel.size)]
+    made: dict[tuple, Place] = {}  # equal answers are one object, which is then pickled once
+    keys = [(channel.machine[k] == channel.machine[0], id(plan)) for k, plan in enumerate(plans)]
+    for (here, _), plan, key in zip(keys, plans, keys):
+        made.setdefault(key, Place(ticket if here else None, live, plan))
+    return [made[key] for key in keys]
 
 
 def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) -> None:
@@ -111,8 +119,8 @@ def spread(
     op: str,
     header: Any,
     check: Callable[[list], tuple[int, Any]],
-    fill: Callable[[np.ndarray], None],
-    take: Callable[[np.ndarray], None],
+    fill: Callable[[np.ndarray], Iterator[int]],
+    take: Callable[[np.ndarray, Callable[[int], None]], None],
 ) -> Any:
     """Collective: rank 0 fills a block of bytes, every other rank takes from it.
 
@@ -120,8 +128,10 @@ def spread(
         header: what this rank brings to the agreement.
         check: on rank 0: all headers -> (number of bytes, answer for everybody); raises an MpiUtilError if ranks
             differ. Number of bytes 0: nothing is sent, only the answer.
-        fill: on rank 0: writes into the block, uint8 of that many bytes.
-        take: on the others: reads from it; the block is only valid during the call.
+        fill: on rank 0: writes into the block, uint8 of that many bytes, from its start on; yields now and then how
+            many bytes are there.
+        take: on the others: reads from the block; calls its second argument with the number of bytes that it wants to
+            read up to, which returns when they are there. The block is only valid during the call.
 
     Returns:
         The answer, on every rank.
@@ -131,21 +141,61 @@ def spread(
     def decide(headers: list) -> list[Place]:
         nonlocal block
         nbytes, answer = check(headers)
-        ticket = None
+        ticket, streams = None, False
         if nbytes:
-            block, ticket = lease(channel, nbytes)
-            fill(block)
-        return places(channel, ticket, [(nbytes, answer)] * channel.size)
+            block, ticket = lease(channel, nbytes + ALIGN)
+            streams = ticket is not None and _streams(channel, nbytes)
+            _progress(block)[0] = 0
+            if not streams:
+                _finish_filling(block, fill)
+        return places(channel, ticket, [(nbytes, answer, streams)] * channel.size)
 
     place = channel.agree(op, header, decide)
-    nbytes, answer = place.plan
+    nbytes, answer, streams = place.plan
     if not nbytes:
         return answer
     if channel.rank == 0:
+        if streams:
+            _finish_filling(block, fill)
         _send_to_machines(channel, block, place.ticket)
     else:
-        take(_arrive(channel, place, nbytes))
+        arrived = _arrive(channel, place, nbytes + ALIGN)
+        take(arrived, lambda wanted: _wait_for_bytes(_progress(arrived), wanted))
     return answer
+
+
+def _streams(channel: Channel, nbytes: int) -> bool:
+    """True if the others copy what is there while rank 0 still writes the rest.
+
+    That pays for a large block, where every rank has a core. It needs a processor that shows stores to others in the
+    order in which they were made.
+    """
+    in_order = platform.machine() in ("x86_64", "AMD64")
+    return in_order and nbytes >= _STREAM_BYTES and channel.core_each
+
+
+def _progress(block: np.ndarray) -> np.ndarray:
+    """The last cache line of a block: int64 (1,), the number of bytes that are there; all, or _FAILED."""
+    return block[-ALIGN:][:8].view(np.int64)
+
+
+def _finish_filling(block: np.ndarray, fill: Callable[[np.ndarray], Iterator[int]]) -> None:
+    progress = _progress(block)
+    try:
+        for progress[0] in fill(block[:-ALIGN]):
+            pass
+    except BaseException:
+        progress[0] = _FAILED
+        raise
+    progress[0] = len(block)
+
+
+def _wait_for_bytes(progress: np.ndarray, wanted: int) -> None:
+    """Waits, for less time than it would take to go to sleep and wake, until `wanted` bytes of the block are there."""
+    while progress[0] < wanted:
+        if progress[0] == _FAILED:
+            raise RankLeftError("rank 0 failed while it was sending")
+        os.sched_yield()
 
 
 def _send_to_machines(channel: Channel, block: np.ndarray, ticket: Ticket | None) -> None:

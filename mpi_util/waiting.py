@@ -15,6 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SPIN_S = 50e-6
+SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
 PAUSE_S = 1e-3  # longest sleep when nobody can ring: what MPI tells is found by testing only
 RUNG_PAUSE_S = 50e-3  # longest sleep of a rank that will be rung
 LATENESS = 1 / 8  # a pause is at most this share of the time waited so far
@@ -68,6 +69,7 @@ def wait_until(
         overdue: called once if the wait has lasted `overdue_s` seconds (0: never).
     """
     start = spun_from = time.perf_counter()
+    tests = 0
     spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
     while not (result := test()):
         now = time.perf_counter()
@@ -77,10 +79,11 @@ def wait_until(
             overdue = None
         if spin_only:
             continue
-        if now - spun_from < SPIN_S:
+        tests += 1
+        if now - spun_from < SPIN_S or tests < SPIN_TESTS:
             os.sched_yield()
         elif bell is None:
             time.sleep(min(PAUSE_S, waited * LATENESS))
         elif bell.sleep(min(RUNG_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
-            spun_from = time.perf_counter()  # MPI may take a few tests to show what has come
+            spun_from, tests = time.perf_counter(), 0
     return result

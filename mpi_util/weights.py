@@ -1,5 +1,7 @@
 """Sends, averages and compares the weights of anything that has weights."""
 
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from .errors import RankMismatchError
 from .gather import rank0_accum_batches
 from .shared import align
 from .transport import spread
+
+_PART_BYTES = 1 << 20
 
 
 def rank0_bcast_wts(model: Any, *, comm: Any = None) -> int:
@@ -79,22 +83,37 @@ class _Block:
 
     def __init__(self, model: Any):
         self.slots: list[Slot] = slots(model)
-        self.names = [(slot.name, str(slot.dtype), slot.shape) for slot in self.slots]
+        self.names = [(slot.name, slot.dtype.str, slot.shape) for slot in self.slots]
         self.signature = tree.digest(self.names)
         self.starts, self.nbytes = [], 0
         for slot in self.slots:
             self.starts.append(self.nbytes)
-            self.nbytes += align(slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64)))
+            self.nbytes += align(slot.dtype.itemsize * math.prod(slot.shape))
 
-    def fill(self, block: np.ndarray) -> None:
-        """Writes the model's values into `block`."""
+    def fill(self, block: np.ndarray) -> Iterator[int]:
+        """Writes the model's values into `block`; yields the number of bytes that are there."""
         for slot, start in zip(self.slots, self.starts):
-            slot.read(np.ndarray(slot.shape, slot.dtype, block, start))
+            if slot.host is None:
+                slot.read(np.ndarray(slot.shape, slot.dtype, block, start))
+            else:
+                place = np.ndarray(slot.host.shape, slot.dtype, block, start)
+                for part in _parts(slot.host):
+                    place[part] = slot.host[part]
+                    yield start + part.stop * slot.dtype.itemsize
+            yield start
 
-    def take(self, block: np.ndarray) -> None:
-        """Sets the model's values from `block`."""
+    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+        """Sets the model's values from `block`, as far as `wait_for` lets it."""
         for slot, start in zip(self.slots, self.starts):
-            slot.write(np.ndarray(slot.shape, slot.dtype, block, start))
+            end = start + slot.dtype.itemsize * math.prod(slot.shape)
+            if slot.host is None:
+                wait_for(end)
+                slot.write(np.ndarray(slot.shape, slot.dtype, block, start))
+                continue
+            place = np.ndarray(slot.host.shape, slot.dtype, block, start)
+            for part in _parts(slot.host):
+                wait_for(start + part.stop * slot.dtype.itemsize)
+                slot.host[part] = place[part]
 
     def read_all(self) -> list[np.ndarray]:
         """A copy of each array."""
@@ -102,6 +121,12 @@ class _Block:
         for slot, copy in zip(self.slots, copies):
             slot.read(copy)
         return copies
+
+
+def _parts(flat: np.ndarray) -> list[slice]:
+    """A flat array in parts, so that a receiver can copy one while the sender copies the next."""
+    step = max(1, _PART_BYTES // max(1, flat.itemsize))
+    return [slice(i, min(i + step, flat.size)) for i in range(0, flat.size, step)]
 
 
 def _agree_and_send(channel: Channel, op: str, block: _Block, send: bool = True) -> int:

@@ -1,13 +1,12 @@
 """Adapters read and write the arrays of a framework's objects. A framework is imported inside functions only.
 
 Each adapter module has
-    owns(thing) -> bool              is this one of the framework's models?
-    is_tensor(leaf) -> bool          is this one of its tensors?
     to_array(leaf) -> np.ndarray     the tensor's values in host memory (a view where possible)
     from_array(array, like)          a tensor of the same kind as `like` over `array`'s memory (where possible)
     slots(model) -> list[Slot]       what the model's weights are, and how to read and write each
 """
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ class Slot(NamedTuple):
     Attributes:
         name: unique in the model.
         dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
+        host: the values themselves as a flat array, if they lie in one piece of host memory, else None.
         read: writes the values into an array of that dtype and shape.
         write: sets the values, in place and on the model's device, from such an array.
     """
@@ -30,22 +30,20 @@ class Slot(NamedTuple):
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
+    host: np.ndarray | None
     read: Callable[[np.ndarray], None]
     write: Callable[[np.ndarray], None]
 
 
-def _framework(thing: Any) -> str:
-    """Top-level module names of the classes of `thing`, nearest first, that belong to a framework with an adapter."""
-    for cls in type(thing).__mro__:
-        root = cls.__module__.partition(".")[0]
-        if root == "torch":
-            return root
-    return "numpy"
-
-
 def adapter_for(thing: Any) -> ModuleType:
     """The adapter of the framework that `thing` (a model or a tensor) comes from."""
-    if _framework(thing) == "torch":
+    return _adapter_of(type(thing))
+
+
+@functools.cache  # asked for every leaf of every batch
+def _adapter_of(kind: type) -> ModuleType:
+    roots = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
+    if "torch" in roots:
         from . import pytorch
 
         return pytorch

@@ -9,11 +9,6 @@ from ..errors import BatchError, WeightsError
 from . import Slot, adapter_for
 
 
-def is_tensor(leaf: Any) -> bool:
-    """True for what NumPy takes as an array or a number."""
-    return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex))
-
-
 def to_array(leaf: Any) -> np.ndarray:
     """The leaf as an array. Raises BatchError if it would be an array of objects."""
     array = np.asarray(leaf)
@@ -55,6 +50,7 @@ def _array_slot(name: str, array: np.ndarray) -> Slot:
         name,
         array.dtype,
         array.shape,
+        array.reshape(-1) if array.flags.c_contiguous else None,
         lambda out: np.copyto(out, array),
         lambda values: np.copyto(array, values),
     )

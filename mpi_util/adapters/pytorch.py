@@ -8,13 +8,6 @@ from ..errors import WeightsError
 from . import Slot
 
 
-def is_tensor(leaf: Any) -> bool:
-    """True for a torch tensor or parameter."""
-    import torch
-
-    return isinstance(leaf, torch.Tensor)
-
-
 def to_array(leaf: Any) -> np.ndarray:
     """The values of a tensor in host memory: a view of a CPU tensor, a copy from any other device.
 
@@ -61,7 +54,9 @@ def tensor_slot(name: str, tensor: Any) -> Slot:
     import torch
 
     bits = _bits(tensor.detach())
-    dtype = torch.empty(0, dtype=bits.dtype).numpy().dtype
+    on_host = bits.device.type == "cpu" and bits.is_contiguous()
+    host = bits.view(-1).numpy() if on_host else None
+    dtype = host.dtype if on_host else torch.empty(0, dtype=bits.dtype).numpy().dtype
 
     def read(out: np.ndarray) -> None:
         torch.from_numpy(out).copy_(bits)
@@ -69,7 +64,7 @@ def tensor_slot(name: str, tensor: Any) -> Slot:
     def write(values: np.ndarray) -> None:
         bits.copy_(torch.from_numpy(values))
 
-    return Slot(name, dtype, tuple(bits.shape), read, write)
+    return Slot(name, dtype, tuple(bits.shape), host, read, write)
 
 
 def _travels_as_bits(tensor: Any) -> bool:
