@@ -37,13 +37,16 @@ def main() -> int:
     envs, spec = all_or_none(lambda: build_envs(config))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor, scaler = Actor(spec, init_params(spec, rng)), Scaler(spec.obs_dim)
-    control = {name: np.zeros(1, np.int64) for name in ("stop", "episodes", "steps")}
+    control = {name: np.zeros(1, np.int64) for name in ("stop", "iteration", "episodes", "steps")}
     training = all_or_none(lambda: build_training(config, spec, actor, scaler, control) if is_root else None)
-    runners = {e: Runner(env, actor, scaler, config.seed, config.gamma, config.lam) for e, env in envs.items()}
-    collect = segments(config, runners, stop) if config.batch_steps else episodes(config, runners[0], control, stop)
-
     weights = actor.params | scaler.arrays | control
     mpi_util.rank0_bcast_wts(weights)
+
+    runners = {e: Runner(env, actor, scaler, config.seed, config.gamma, config.lam) for e, env in envs.items()}
+    if config.batch_steps:
+        collect = segments(config, runners, control, stop)
+    else:
+        collect = episodes(config, runners[0], control, stop)
     phases = mpi_util.Phases()
     while not control["stop"][0]:
         actor.refresh()
@@ -85,7 +88,7 @@ def build_training(config: Config, spec: Spec, actor: Actor, scaler: Scaler, con
     """Rank 0's learners and run folder."""
     from policies.training import Training  # here, because it loads torch, which the other ranks never do
 
-    return Training(config, spec, actor.params, scaler, control, mpi_util.usable_cores())
+    return Training(config, spec, actor.params, scaler, control, mpi_util.nworkers, mpi_util.usable_cores())
 
 
 def all_or_none(build: Callable[[], Any]) -> Any:
@@ -93,8 +96,10 @@ def all_or_none(build: Callable[[], Any]) -> Any:
     result, problem = None, None
     try:
         result = build()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         problem = str(error)
+    except ImportError as error:
+        problem = f"{error}; install what train.py needs: pip install -e '.[train]'"
     problems = [p for p in mpi_util.all_accum_batches([problem]) if p]
     if problems:
         if mpi_util.rank == 0:
@@ -134,17 +139,20 @@ def episodes(
     return collect
 
 
-def segments(config: Config, runners: dict[int, Runner], stop: mpi_util.StopRequest) -> Callable[[], tuple[list, list]]:
+def segments(
+    config: Config, runners: dict[int, Runner], control: dict[str, np.ndarray], stop: mpi_util.StopRequest
+) -> Callable[[], tuple[list, list]]:
     """Collects a segment of each environment. Returns a function: () -> (batches, their places)."""
-    ours = Segments(runners)
     n_steps = config.batch_steps // config.num_envs
+    # a resumed run begins new episodes; an environment has ended at most one per step so far
+    ours = Segments(runners, first=n_steps * int(control["iteration"][0]))
     return lambda: ours.collect(n_steps, lambda: bool(stop))
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except FloatingPointError as error:  # from a reward, an observation or an update: nothing here can go on
+    except (FloatingPointError, OSError) as error:  # a reward or a gradient is not finite; the disk is full
         mpi_util.fail(f"train.py: {error}")
     except mpi_util.LaunchError as error:
         sys.exit(f"train.py: {error}")

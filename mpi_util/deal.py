@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from .comm import Channel, channel_of
-from .shared import Segment, Ticket
+from .errors import RankMismatchError
+from .shared import Segment
 
-_WORD = struct.Struct("q")
-_NEXT, _CLOSED = 0, _WORD.size  # places of the next number to deal, and of the end of the round that was closed early
-_PAGE = 4096
+_SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
+_CLOSED = struct.Struct("q")
+_CLOSED_AT = 24  # place of the last of them
+_ROUNDS = 64  # rounds that may be under way at once: a slot is used again so many rounds later
+_NONE_YET = -1
 
 
 def deal(n: int, *, comm: Any = None) -> "Deal":
@@ -24,6 +27,9 @@ def deal(n: int, *, comm: Any = None) -> "Deal":
     Args:
         n: how many; the same on every rank.
         comm: communicator; None: all ranks.
+
+    Raises:
+        RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
     channel = channel_of(comm)
     if channel.dealer is None:
@@ -35,21 +41,21 @@ class Deal:
     """One round of dealing. Iterate over it; `close` ends the round for all ranks."""
 
     def __init__(self, counter: "_Counter", n: int):
-        self._counter = counter
-        self._start, self._end = counter.next_round(n)
+        self._counter, self._n = counter, n
+        self._round = counter.next_round()
 
     def __iter__(self) -> Iterator[int]:
-        while (number := self._counter.take((self._start, self._end))) is not None:
-            yield number - self._start
+        while (number := self._counter.take((self._round, self._n))) is not None:
+            yield number
 
     def close(self) -> None:
         """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may."""
-        self._counter.close(self._end)
+        self._counter.close_round(self._round)
 
     @property
     def closed(self) -> bool:
-        """True once the round was closed early (seen at once on rank 0's machine, elsewhere at the next number)."""
-        return self._counter.closed >= self._end
+        """True once the round was closed (seen at once on rank 0's machine, elsewhere at the next number)."""
+        return self._counter.is_closed(self._round)
 
     def serve(self) -> None:
         """Rank 0 calls this between the steps of its own work, so that ranks of other machines need not wait for it."""
@@ -57,60 +63,74 @@ class Deal:
 
 
 class _Counter:
-    """The numbers dealt on one communicator, from 0 on, without end: round after round."""
+    """What has been dealt on one communicator: a slot for each of the last rounds."""
 
     def __init__(self, channel: Channel):
         self._channel = channel
-        self._rounds_end = 0
-        self._map = self._lock = None
-        ticket = None
+        self._rounds = 0
+        self._map = self._lock = self._segment = ticket = None
         if channel.rank == 0:
             try:
-                self._segment = Segment(_PAGE)
-                ticket = self._segment.ticket
+                self._segment = Segment(_ROUNDS * _SLOT.size) if channel.size > 1 else None
             except OSError:
-                self._own = bytearray(_PAGE)
-        ticket = channel.agree("deal", None, lambda headers: [ticket] * channel.size)
-        if channel.rank == 0 and ticket is None:
-            self._map = self._own
-        elif channel.leader == 0 and ticket is not None:
-            self._attach(ticket)
+                self._segment = None
+            ticket = self._segment and self._segment.ticket
+            self._map = self._segment.map if ticket else bytearray(_ROUNDS * _SLOT.size)
+            self._map[:] = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
+        ticket = channel.agree("deal", decide=lambda brought: [ticket] * channel.size)
+        if ticket is not None and channel.leader == 0:
+            self._map = channel.attached.map(ticket) if channel.rank else self._map
+            # a lock belongs to an open file, so each process opens the file itself
+            self._lock = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR)
         if channel.rank == 0 and (channel.remote_leaders or (ticket is None and channel.size > 1)):
-            channel.serve_ticket = self._take_here
+            channel.serve_tickets(self._take_here)
 
-    def _attach(self, ticket: Ticket) -> None:
-        self._map = self._channel.attached.map(ticket)
-        # a lock belongs to an open file, so each process opens the file itself
-        self._lock = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR)
+    def next_round(self) -> int:
+        self._rounds += 1
+        return self._rounds - 1
 
-    def take(self, part: tuple[int, int]) -> int | None:
-        """The next number of the round from part[0] to before part[1], or None."""
-        return self._take_here(part) if self._map is not None else self._channel.ask_ticket(part)
+    def take(self, question: tuple[int, int]) -> int | None:
+        """The next number of a round, or None. `question`: the round, and how many it deals."""
+        answer = self._take_here(question) if self._map is not None else self._channel.ask_ticket(question)
+        if isinstance(answer, str):
+            raise RankMismatchError(answer)
+        return answer
 
-    def _take_here(self, part: tuple[int, int]) -> int | None:
-        start, end = part
+    def _take_here(self, question: tuple[int, int]) -> int | str | None:
+        number_of_round, n = question
+        place = number_of_round % _ROUNDS * _SLOT.size
         with _Locked(self._lock):
-            number = max(start, _WORD.unpack_from(self._map, _NEXT)[0])  # a round that was closed early left some
-            if number >= end or self.closed >= end:
+            found, found_n, number, closed = _SLOT.unpack_from(self._map, place)
+            if found > number_of_round or closed == number_of_round:
                 return None
-            _WORD.pack_into(self._map, _NEXT, number + 1)
+            if found < number_of_round:
+                found_n, number = n, 0
+            if found_n != n:
+                return f"deal: this rank deals {n} numbers and another one {found_n}; give the same on every rank"
+            if number >= n:
+                return None
+            _SLOT.pack_into(self._map, place, number_of_round, n, number + 1, closed)
             return number
 
-    def next_round(self, n: int) -> tuple[int, int]:
-        start, self._rounds_end = self._rounds_end, self._rounds_end + n
-        return start, self._rounds_end
-
-    def close(self, end: int) -> None:
+    def close_round(self, number_of_round: int) -> None:
         """Takes no lock, so that a signal handler may call it."""
-        _WORD.pack_into(self._map, _CLOSED, end)
+        _CLOSED.pack_into(self._map, number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT, number_of_round)
 
-    @property
-    def closed(self) -> int:
-        return _WORD.unpack_from(self._map, _CLOSED)[0] if self._map is not None else 0
+    def is_closed(self, number_of_round: int) -> bool:
+        if self._map is None:
+            return False
+        place = number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT
+        return _CLOSED.unpack_from(self._map, place)[0] == number_of_round
 
     def serve(self) -> None:
-        if self._channel.serve_ticket:
-            self._channel.poll_tickets()
+        self._channel.poll_tickets()
+
+    def close(self) -> None:
+        """Gives file and memory back."""
+        if self._lock is not None:
+            os.close(self._lock)
+        if self._segment is not None:
+            self._segment.close()
 
 
 class _Locked:

@@ -5,10 +5,12 @@ class MpiUtilError(Exception):
     """Base of every error that mpi_util raises on purpose.
 
     Attributes:
-        agreed: True when every rank of the communicator raises this same error, so that one report is enough.
+        silent: True on a rank that raises what another rank reports, so that one report is enough.
+        status: exit status of a program that does not catch it.
     """
 
-    agreed = False
+    silent = False
+    status = 1
 
 
 class LaunchError(MpiUtilError):

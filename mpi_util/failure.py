@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import json
 import os
 import pathlib
@@ -30,6 +31,8 @@ _LAST_WORDS_S = (
     0.1  # hydra drops what it has not read of a rank's stderr when the rank aborts: 4 of 30 reports were cut
 )
 _PR_SET_PDEATHSIG = 1
+_HIGH_FD = 200  # above what MPI opens, below the lowest limits
+_WHERE = "_mpi_util_where"
 
 
 class _State:
@@ -37,9 +40,11 @@ class _State:
 
     installed = False
     where: dict[str, Any] = {}
+    call = ""
     status = 0  # that sys.exit was called with last
     reason = ""
-    leave: Callable[[int, float | None], bool] | None = None  # Channel.leave of the world's channel
+    leave: Callable[[int, float | None], bool] | None = None  # (status, seconds to wait): did all leave?
+    pid = 0  # a process that is forked from a rank is none
     alive_fd = -1  # held open until the process ends
 
 
@@ -47,9 +52,9 @@ def install() -> None:
     """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
     if _State.installed:
         return
-    _State.installed = True
+    _State.installed, _State.pid = True, os.getpid()
     sys.excepthook = _report_and_stop
-    threading.excepthook = lambda args: _report_and_stop(args.exc_type, args.exc_value, args.exc_traceback)
+    threading.excepthook = _thread_failed
     _watch_exit_status()
     atexit.register(_end_together)
     if under_launcher():
@@ -61,22 +66,29 @@ def install() -> None:
 
 def enter(op: str) -> None:
     """Notes the collective call that this rank is in."""
-    _State.where["call"] = op
+    _State.call = op
+    _State.status = 0  # a program that goes on after sys.exit has caught it
 
 
 @contextlib.contextmanager
 def during(phase: str, **details: Any) -> Iterator[None]:
     """Names what the rank is doing, e.g. `during("rollout", episode=17)`; a report of an exception inside says so."""
-    before = dict(_State.where)
-    _State.where.update(phase=phase, **details)
-    yield  # no finally: when an exception passes, the report still wants to know where it came from
-    _State.where = before
+    before = _State.where
+    _State.where = before | {"phase": phase, **details}
+    try:
+        yield
+    except BaseException as error:
+        if not hasattr(error, _WHERE):
+            setattr(error, _WHERE, _State.where)  # when it is reported, this block has been left
+        raise
+    finally:
+        _State.where = before
 
 
 def stop_all(status: int, reason: str) -> None:
     """Ends every rank now. The launcher's parent reports `reason` and exits with `status`."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal came within a flush
             stream.flush()
     _note(f"failed-{env_rank()}", {"status": status, "reason": reason, "time": time.time()})
     mpi = sys.modules.get("mpi4py.MPI")
@@ -105,19 +117,28 @@ def _report(text: str) -> None:
     say(text)
 
 
+def _thread_failed(args: Any) -> None:
+    """threading.excepthook: a thread may end by SystemExit; any other exception ends the job."""
+    if args.exc_type is not SystemExit:
+        _report_and_stop(args.exc_type, args.exc_value, args.exc_traceback)
+
+
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """sys.excepthook: one report, tagged with rank, phase and episode, then the end of the job."""
+    if os.getpid() != _State.pid:
+        sys.__excepthook__(kind, error, trace)
+        return
     tag = f"rank {env_rank()}" if under_launcher() else "mpi_util"
     status = getattr(error, "status", 1)
     if kind is KeyboardInterrupt:
         _report(f"{tag}: interrupted (Ctrl-C)")
         status = 130
-    elif getattr(error, "agreed", False) and env_rank() != 0:
-        time.sleep(_FIRST_REPORT_S)  # rank 0 prints it
+    elif getattr(error, "silent", False):
+        time.sleep(_FIRST_REPORT_S)  # another rank prints it
     elif isinstance(error, MpiUtilError):
         _report(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
     else:
-        where = ", ".join(f"{key} {value}" for key, value in _State.where.items() if key != "call")
+        where = ", ".join(f"{key} {value}" for key, value in getattr(error, _WHERE, _State.where).items())
         text = "".join(traceback.format_exception(kind, error, trace))
         _report(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
     if under_launcher():
@@ -154,6 +175,8 @@ def _watch_exit_status() -> None:
 def _end_together() -> None:
     """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
     mpi = sys.modules.get("mpi4py.MPI")
+    if os.getpid() != _State.pid:
+        return
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         if _State.status and under_launcher():
             stop_all(_State.status, _State.reason or f"exit status {_State.status}")
@@ -169,30 +192,8 @@ def _end_together() -> None:
         _note(f"failed-{env_rank()}", record | {"in_order": True}, again=True)
 
 
-def await_leaves(channel: Any, others: Any, leave_kind: int, seconds: float | None) -> bool:
-    """The rest of `Channel.leave`: hears every one of `others` say that it ends.
-
-    A rank 0 that ends while another rank has just called a collective reports that, and ends the job: this rank has
-    told them that it ends, so they all know.
-    """
-    end = None if seconds is None else time.perf_counter() + seconds
-    for k in others:
-        while True:
-            message = channel.next_message(k, end)
-            if message is None:
-                return False
-            kind, payload = message
-            if kind == leave_kind:
-                break
-            if channel.rank == 0 and not _State.status:
-                op = payload[0] if isinstance(payload, tuple) else "a collective call"
-                say(f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}")
-                stop_all(1, f"rank 0 ended while rank {k} waited for it")
-    return True
-
-
 def on_leave(leave: Callable[[int, float | None], bool]) -> None:
-    """Registers the world channel's way to end together."""
+    """Registers how the ranks end together."""
     _State.leave = leave
 
 
@@ -208,7 +209,7 @@ def report_missing(rank: int, source: int, pid: int | None) -> None:
     """
     if rank > 1:
         return
-    say(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {_State.where.get('call')}")
+    say(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {_State.call}")
     faulthandler.dump_traceback(all_threads=False)
     if pid:
         say(f"mpi_util: stack of rank {source} (pid {pid}) follows")
@@ -227,7 +228,11 @@ def _register() -> None:
     _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": []})
     with contextlib.suppress(OSError, KeyError):
         path = os.path.join(os.environ["MPI_UTIL_JOB"], f"alive-{env_rank()}")
-        _State.alive_fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
+        # whose closing hydra kills the other ranks, or it is not clear who died first.
+        _State.alive_fd = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        os.close(fifo)
 
 
 def register_shm() -> None:

@@ -16,6 +16,8 @@ from .errors import BatchError, RankMismatchError
 from .shared import align
 from .transport import finish, lease, places, put, spread, write
 
+_SMALL = 1 << 16  # bytes; a leaf up to this is copied, so that keeping it does not keep the whole block
+
 
 class _Kind(NamedTuple):
     """What every rank must bring alike for one leaf."""
@@ -45,7 +47,7 @@ def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm:
 
     Args:
         batch: nested dict/list/tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any dtype but object,
-            any shape and memory order; torch or TensorFlow tensors; numbers and 0-d arrays (one row each); lists of
+            any shape and memory order; torch tensors; numbers and 0-d arrays (one row each); lists of
             plain Python values (joined). Ranks agree on keys, dtypes and shapes but for the number of rows, which may
             differ between ranks and between leaves, and may be 0.
         index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", for
@@ -67,51 +69,69 @@ def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm:
 def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> Any:
     """Collective: `rank0_accum_batches`, but every rank gets the joined rows, in arrays of its own.
 
-    Args, Raises: as `rank0_accum_batches`. A rank without any segment gets NumPy arrays in a dict by path.
+    Args, Raises: as `rank0_accum_batches`.
     """
     channel = channel_of(comm)
-    joined, leaves = _accumulate(channel, "all_accum_batches", batch, index)
+    joined, leaves, example = _accumulate(channel, "all_accum_batches", batch, index)
     if channel.size == 1:
         return joined
-    return _copy_to_all(channel, joined, leaves, batch if index is None else next(iter(batch), None))
+    own = [batch] if index is None else list(batch)[:1]
+    return _copy_to_all(channel, joined, leaves, example, own)
 
 
-def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> tuple[Any, dict]:
-    """(what this rank returns, on rank 0 its leaves by path)."""
+def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> tuple[Any, dict, Any]:
+    """(what this rank returns; on rank 0 the joined leaves by path, and an example of the structure)."""
     segments = [batch] if index is None else list(batch)
-    order = [channel.rank] if index is None else [operator.index(i) for i in index]
-    packed, problem = [], None
-    try:
-        if len(order) != len(segments):
-            raise BatchError(f"{len(segments)} segments but {len(order)} entries in index")
-        packed = [_pack(segment) for segment in segments]
-        _check_alike(packed)
-    except BatchError as error:  # told to all, so that nobody waits for this rank
-        problem = f"{op}: {error}"
-    kinds = packed[0][0] if packed else None
-    header = problem or _Header(kinds, order, [[len(a) for a in arrays] for _, arrays in packed])
+    packed: list = []
     block = layout = None
+
+    def bring() -> _Header:
+        order = [channel.rank] if index is None else [operator.index(i) for i in index]
+        if len(order) != len(segments):
+            raise BatchError(f"{op}: {len(segments)} segments but {len(order)} entries in index")
+        packed.extend(_pack(op, segment) for segment in segments)
+        _check_alike(op, packed)
+        kinds = packed[0][0] if packed else None
+        return _Header(kinds, order, [[len(a) for a in arrays] for _, arrays in packed])
 
     def decide(headers: list) -> list:
         nonlocal block, layout
         layout = _Layout(op, headers)
         block, ticket = lease(channel, layout.nbytes)
-        return places(channel, ticket, layout.starts)
+        plans = [(starts, k == layout.shower) for k, starts in enumerate(layout.starts)]
+        return places(channel, ticket, plans)
 
-    place = channel.agree(op, header, decide)
-    pieces = [(array, start) for (_, arrays), starts in zip(packed, place.plan) for array, start in zip(arrays, starts)]
+    place = channel.agree(op, bring, decide)
+    all_starts, shows = place.plan
+    pieces = [(array, start) for (_, arrays), starts in zip(packed, all_starts) for array, start in zip(arrays, starts)]
     if channel.rank:
         put(channel, place, pieces)
-        return batch, {}
+        if shows:
+            channel.send(0, _skeleton(segments[0]))
+        return batch, {}, None
     write(block, pieces)
     finish(channel, block, place.ticket, layout.pieces)
+    example = channel.receive(layout.shower, op) if layout.shower else _skeleton(segments[0]) if segments else {}
     leaves = layout.leaves(block)
-    example = segments[0] if segments else layout.example
+    return _rebuild(segments[0] if segments else example, leaves), leaves, example
+
+
+def _skeleton(segment: Any) -> Any:
+    """The structure of a batch with something small for each leaf, by which another rank can build the same."""
+    return tree.rebuild(segment, {path: _token(leaf) for path, leaf in tree.walk(segment)})
+
+
+def _token(leaf: Any) -> Any:
+    return None if leaf is None else 0 if tree.is_joined_list(leaf) else adapter_for(leaf).token(leaf)
+
+
+def _rebuild(example: Any, leaves: dict[str, Any]) -> Any:
+    """`leaves` in the structure of `example`, tensors where it has tensors."""
     like = dict(tree.walk(example))
-    return tree.rebuild(example, {p: _restore(leaf, like.get(p)) for p, leaf in leaves.items()}), leaves
+    return tree.rebuild(example, {path: _restore(leaf, like[path]) for path, leaf in leaves.items()})
 
 
-def _pack(segment: Any) -> tuple[tuple[_Kind, ...], list[np.ndarray]]:
+def _pack(op: str, segment: Any) -> tuple[tuple[_Kind, ...], list[np.ndarray]]:
     """What the leaves of a segment are, and each as an array with rows."""
     kinds, arrays = [], []
     for path, leaf in tree.walk(segment):
@@ -119,29 +139,31 @@ def _pack(segment: Any) -> tuple[tuple[_Kind, ...], list[np.ndarray]]:
             kind, array = _Kind(path, "none", None, (), False), np.empty(0, np.uint8)
         elif tree.is_joined_list(leaf):
             kind = _Kind(path, "list", None, (), False)
-            array = np.frombuffer(pickle.dumps(leaf, pickle.HIGHEST_PROTOCOL), np.uint8)
+            rows = leaf if isinstance(leaf, list) else [leaf]
+            array = np.frombuffer(pickle.dumps(rows, pickle.HIGHEST_PROTOCOL), np.uint8)
         else:
-            array = _as_array(path, leaf)
+            array = _as_array(op, path, leaf)
             dtype = array.dtype if array.dtype.fields else array.dtype.str
             kind = _Kind(path, "array", dtype, array.shape[1:], not array.shape)
             array = array if array.shape else array[None]
         kinds.append(kind)
         arrays.append(array)
+    tree.check_paths([kind.path for kind in kinds])
     return tuple(kinds), arrays
 
 
-def _as_array(path: str, leaf: Any) -> np.ndarray:
+def _as_array(op: str, path: str, leaf: Any) -> np.ndarray:
     try:
         return adapter_for(leaf).to_array(leaf)
     except BatchError as error:
-        raise BatchError(f"'{path}' {error}") from None
+        raise BatchError(f"{op}: '{path}' {error}") from None
 
 
-def _check_alike(packed: list) -> None:
+def _check_alike(op: str, packed: list) -> None:
     for i, (kinds, _) in enumerate(packed):
         if kinds != packed[0][0]:
             path, here, there = _first_difference(kinds, packed[0][0])
-            raise BatchError(f"'{path}' is {here} in segment {i} and {there} in segment 0 of the same rank")
+            raise BatchError(f"{op}: '{path}' is {here} in segment {i} and {there} in segment 0 of the same rank")
 
 
 def _first_difference(these: tuple[_Kind, ...], those: tuple[_Kind, ...]) -> tuple[str, str, str]:
@@ -159,7 +181,8 @@ class _Layout:
 
     def __init__(self, op: str, headers: list):
         # plain integers: for some hundred pieces that is twice as fast as arrays of them
-        self.kinds = _agreed_kinds(op, headers)
+        self.kinds, first = _agreed_kinds(op, headers)
+        self.shower = first if headers[0].kinds is None else 0  # the rank that shows rank 0 the structure
         order = sorted((i, k, j) for k, h in enumerate(headers) for j, i in enumerate(h.index))
         _check_unique(op, order)
         self.rows = [headers[k].rows[j] for _, k, j in order]  # of each segment in the order of the whole, of each leaf
@@ -193,14 +216,9 @@ class _Layout:
             return None
         array = np.ndarray((total, *kind.trailing), np.dtype(kind.dtype or np.uint8), block, base)
         if kind.kind == "array":
-            return array
+            return array if array.nbytes > _SMALL else array.copy()
         parts = np.split(array, np.cumsum(rows)[:-1])
         return [item for part in parts for item in pickle.loads(part.tobytes())]
-
-    @property
-    def example(self) -> dict[str, None]:
-        """Structure for a rank 0 that has no segment of its own: a dict by path."""
-        return {kind.path: 0 for kind in self.kinds}
 
 
 def _check_unique(op: str, order: list[tuple[int, int, int]]) -> None:
@@ -213,19 +231,14 @@ def _row_bytes(kind: _Kind) -> int:
     return np.dtype(kind.dtype or np.uint8).itemsize * math.prod(kind.trailing)
 
 
-def _agreed_kinds(op: str, headers: list) -> tuple[_Kind, ...]:
-    """The leaves that all ranks bring. Raises BatchError or RankMismatchError where they do not."""
-    problems = [f"rank {k}: {h}" for k, h in enumerate(headers) if isinstance(h, str)]
-    if problems:
-        raise BatchError("; ".join(problems))
-    first = next((k for k, h in enumerate(headers) if h.kinds is not None), None)
-    if first is None:
-        return ()
-    kinds = headers[first].kinds
+def _agreed_kinds(op: str, headers: list) -> tuple[tuple[_Kind, ...], int]:
+    """(the leaves that all ranks bring, the first rank that has any). Raises RankMismatchError where they differ."""
+    first = next((k for k, h in enumerate(headers) if h.kinds is not None), 0)
+    kinds = headers[first].kinds or ()
     for k, h in enumerate(headers):
         if h.kinds is not None and h.kinds != kinds:
             raise RankMismatchError(_mismatch(op, headers, *_first_difference(h.kinds, kinds), k, first))
-    return kinds
+    return kinds, first
 
 
 def _mismatch(op: str, headers: list, path: str, here: str, there: str, k: int, first: int) -> str:
@@ -248,37 +261,29 @@ def _restore(leaf: Any, like: Any) -> Any:
     return leaf
 
 
-def _copy_to_all(channel: Channel, joined: Any, leaves: dict, example: Any) -> Any:
-    """Sends rank 0's joined leaves to all ranks and rebuilds them there."""
+def _copy_to_all(channel: Channel, joined: Any, leaves: dict, example: Any, segments: list) -> Any:
+    """Sends rank 0's joined leaves to all ranks and rebuilds them there, in the order of this rank's own keys."""
     arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
-    shapes = {path: (a.shape, a.dtype) for path, a in arrays.items()}
     others = {path: leaf for path, leaf in leaves.items() if path not in arrays}
-    starts, nbytes = {}, 0
+    places, nbytes = {}, 0
     for path, array in arrays.items():
-        starts[path], nbytes = nbytes, nbytes + align(array.nbytes)
-    copies: dict[str, Any] = {}
+        places[path], nbytes = (array.shape, array.dtype, nbytes), nbytes + align(array.nbytes)
+    copy = np.empty(0, np.uint8)
 
     def fill(block: np.ndarray) -> Iterator[int]:
-        write(block, [(array, starts[path]) for path, array in arrays.items()])
+        write(block, [(array, places[path][2]) for path, array in arrays.items()])
         yield nbytes
 
     def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+        nonlocal copy
         wait_for(len(block))
-        copies["block"] = block.copy()
+        copy = block.copy()
 
-    answer = spread(
-        channel,
-        "all_accum_batches",
-        None,
-        lambda headers: (nbytes, (shapes, starts, others)),
-        fill,
-        take,
-    )
+    def check(brought: list) -> tuple[int, Any]:
+        return nbytes, (places, others, example)
+
+    places, others, example = spread(channel, "all_accum_batches", lambda: None, check, fill, take)
     if channel.rank == 0:
         return joined
-    shapes, starts, others = answer
-    block = copies.get("block", np.empty(0, np.uint8))
-    mine = {p: np.ndarray(shape, dtype, block, starts[p]) for p, (shape, dtype) in shapes.items()} | others
-    example = dict.fromkeys(mine, 0) if example is None else example
-    like = dict(tree.walk(example))
-    return tree.rebuild(example, {path: _restore(leaf, like.get(path)) for path, leaf in mine.items()})
+    mine = {path: np.ndarray(shape, dtype, copy, start) for path, (shape, dtype, start) in places.items()}
+    return _rebuild(segments[0] if segments else example, mine | others)

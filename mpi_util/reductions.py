@@ -18,24 +18,25 @@ def all_sum(x: Any, *, comm: Any = None) -> Any:
     """Collective: the elementwise sum over the ranks, on every rank, added in rank order.
 
     Args:
-        x: number, array or tensor; same dtype and shape on every rank. Integers keep their dtype and may wrap around.
+        x: number, array or tensor; same dtype and shape on every rank.
         comm: communicator; None: all ranks.
 
     Returns:
-        A new array (or tensor, or NumPy scalar for a number) of x's dtype and shape.
+        A new array, a tensor on x's device, or a NumPy scalar for a number. Of x's dtype, in which integers may wrap
+        around; bools are counted: int64.
 
     Raises:
         RankMismatchError: on every rank, if dtypes or shapes differ.
     """
-    return _reduce("all_sum", x, comm, lambda total, n: total)
+    return _reduce("all_sum", x, comm, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, divide=False)
 
 
 def all_mean(x: Any, *, comm: Any = None) -> Any:
-    """Collective: the elementwise mean over the ranks, on every rank: `all_sum(x) / nworkers`.
+    """Collective: the elementwise mean over the ranks, on every rank: their sum in rank order, divided by their number.
 
-    Args, Raises: as `all_sum`. Returns: float64 for integers and bools, else x's dtype.
+    Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
     """
-    return _reduce("all_mean", x, comm, lambda total, n: np.divide(total, n, dtype=_mean_dtype(total.dtype)))
+    return _reduce("all_mean", x, comm, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), divide=True)
 
 
 def bcast(x: Any, *, comm: Any = None) -> Any:
@@ -43,7 +44,7 @@ def bcast(x: Any, *, comm: Any = None) -> Any:
 
     Args:
         x: an array is overwritten in place on the other ranks, where it must have rank 0's dtype and shape; anything
-            else that pickle takes is returned as a copy of rank 0's.
+            else that pickle takes, an array of objects too, is returned as a copy of rank 0's.
         comm: communicator; None: all ranks.
 
     Returns:
@@ -53,12 +54,14 @@ def bcast(x: Any, *, comm: Any = None) -> Any:
         RankMismatchError: on every rank, if an array's dtype or shape differs.
     """
     channel = channel_of(comm)
-    if not isinstance(x, np.ndarray):
-        return channel.agree("bcast", None, lambda headers: _all_none("bcast", headers) or [x] * len(headers))
+    in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject
 
-    def check(headers: list) -> tuple[int, Any]:
-        _all_same("bcast", headers)
-        return x.nbytes, None
+    def bring() -> tuple | None:
+        return (x.dtype, x.shape) if in_place else None
+
+    def check(brought: list) -> tuple[int, Any]:
+        _all_same("bcast", brought)
+        return (x.nbytes, None) if in_place else (0, x)
 
     def view(block: np.ndarray) -> np.ndarray:
         return np.ndarray(x.shape, x.dtype, block)
@@ -71,49 +74,41 @@ def bcast(x: Any, *, comm: Any = None) -> Any:
         wait_for(x.nbytes)
         np.copyto(x, view(block))
 
-    spread(channel, "bcast", (x.dtype.str, x.shape), check, fill, take)
-    return x
+    value = spread(channel, "bcast", bring, check, fill, take)
+    return x if in_place or channel.rank == 0 else value
 
 
-def _reduce(op: str, x: Any, comm: Any, finish: Any) -> Any:
+def _reduce(op: str, x: Any, comm: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: bool) -> Any:
     channel = channel_of(comm)
-    array = adapter_for(x).to_array(x)
-    small = array.nbytes <= _SMALL
+    array = np.empty(0)
 
-    def decide(headers: list) -> list:
-        _all_same(op, [(dtype, shape) for dtype, shape, _ in headers])
-        return [finish(_sum([values for *_, values in headers]), channel.size) if small else None] * channel.size
+    def bring() -> tuple:
+        nonlocal array
+        array = adapter_for(x).to_numbers(x)
+        return array.dtype, array.shape, array if array.nbytes <= _SMALL else None
 
-    result = channel.agree(op, (array.dtype.str, array.shape, array if small else None), decide)
-    if not small:
+    def combine(arrays: Any) -> np.ndarray:
+        dtype = result_dtype(array.dtype)
+        half = dtype == np.float16  # too narrow to add up in
+        total = np.zeros(array.shape, np.float32 if half else dtype)
+        for one in arrays:
+            total += one
+        return np.asarray(total / channel.size if divide else total).astype(dtype, copy=False)
+
+    def decide(brought: list) -> list:
+        _all_same(op, [b[:2] for b in brought])
+        small = array.nbytes <= _SMALL
+        return [combine([values for *_, values in brought]) if small else None] * channel.size
+
+    result = channel.agree(op, bring, decide)
+    if result is None:
         stacked = rank0_accum_batches(array[None], comm=comm)
-        result = (
-            finish(_sum(stacked), channel.size)
-            if channel.rank == 0
-            else np.empty(array.shape, array.dtype if op == "all_sum" else _mean_dtype(array.dtype))
-        )
+        result = np.empty(array.shape, result_dtype(array.dtype)) if channel.rank else combine(stacked)
         bcast(result, comm=comm)
-    return result[()] if np.ndim(x) == 0 and not hasattr(x, "detach") else adapter_for(x).from_array(result, x)
-
-
-def _sum(arrays: Any) -> np.ndarray:
-    """Sum over the first axis, one after another, in x's own dtype."""
-    total = np.array(arrays[0])
-    for array in arrays[1:]:
-        total += array if total.dtype != bool else array.astype(bool)
-    return total
-
-
-def _mean_dtype(dtype: np.dtype) -> np.dtype:
-    return dtype if dtype.kind in "fc" else np.dtype(np.float64)
+    return adapter_for(x).from_numbers(result, x)
 
 
 def _all_same(op: str, found: list) -> None:
     if any(f != found[0] for f in found):
         table = "\n".join(f"  rank {k}: {f[0]} {f[1]}" if f else f"  rank {k}: no array" for k, f in enumerate(found))
         raise RankMismatchError(f"{op}: every rank must bring the same dtype and shape:\n{table}")
-
-
-def _all_none(op: str, headers: list) -> None:
-    if any(header is not None for header in headers):
-        _all_same(op, headers)

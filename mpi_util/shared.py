@@ -67,9 +67,10 @@ class Segment:
         return array
 
     def close(self) -> None:
-        """Gives the memory back; other processes' maps of it stay valid until they drop them."""
+        """Gives the memory back, when the last array is gone; other processes' maps stay valid until they drop them."""
         os.close(self.ticket.fd)
-        self.map.close()
+        if not self.lent:
+            self.map.close()
 
 
 class Pool:
@@ -95,6 +96,12 @@ class Pool:
             segment = Segment(-(-max(1, int(nbytes * _GROWTH)) // _PAGE) * _PAGE)
             self.segments.append(segment)
         return segment.lend(nbytes), segment.ticket
+
+    def close(self) -> None:
+        """Gives back all segments; one to which arrays refer, when they are gone."""
+        for segment in self.segments:
+            segment.close()
+        self.segments.clear()
 
     @property
     def live(self) -> frozenset[int]:

@@ -5,7 +5,6 @@ one block. From rank 0 (`spread`): it fills one block and every rank takes from 
 everybody is there and knows the plan.
 """
 
-import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -65,8 +64,12 @@ def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) ->
         with _Blocks((a.__array_interface__["data"][0], a.nbytes) for a in whole) as blocks:
             channel.comm.Send(blocks.spec, 0, _BULK_TAG)
         return
-    channel.attached.keep(place.ticket.pid, place.live)
-    write(channel.attached.map(place.ticket), pieces)
+    try:
+        channel.attached.keep(place.ticket.pid, place.live)
+        write(channel.attached.map(place.ticket), pieces)
+    except Exception as error:
+        channel.send_failure(0, "gather", error)
+        raise
     channel.send(0, "written")
 
 
@@ -117,7 +120,7 @@ class _Blocks:
 def spread(
     channel: Channel,
     op: str,
-    header: Any,
+    bring: Callable[[], Any],
     check: Callable[[list], tuple[int, Any]],
     fill: Callable[[np.ndarray], Iterator[int]],
     take: Callable[[np.ndarray, Callable[[int], None]], None],
@@ -125,8 +128,8 @@ def spread(
     """Collective: rank 0 fills a block of bytes, every other rank takes from it.
 
     Args:
-        header: what this rank brings to the agreement.
-        check: on rank 0: all headers -> (number of bytes, answer for everybody); raises an MpiUtilError if ranks
+        bring: what this rank brings to the agreement (see `Channel.agree`).
+        check: on rank 0: what all bring -> (number of bytes, answer for everybody); raises an MpiUtilError if ranks
             differ. Number of bytes 0: nothing is sent, only the answer.
         fill: on rank 0: writes into the block, uint8 of that many bytes, from its start on; yields now and then how
             many bytes are there.
@@ -136,31 +139,34 @@ def spread(
     Returns:
         The answer, on every rank.
     """
-    block = np.empty(0, np.uint8)
+    block, streams = np.empty(0, np.uint8), False
 
-    def decide(headers: list) -> list[Place]:
-        nonlocal block
-        nbytes, answer = check(headers)
-        ticket, streams = None, False
+    def decide(brought: list) -> list[Place]:
+        nonlocal block, streams
+        nbytes, answer = check(brought)
+        ticket = None
         if nbytes:
             block, ticket = lease(channel, nbytes + ALIGN)
             streams = ticket is not None and _streams(channel, nbytes)
             _progress(block)[0] = 0
             if not streams:
-                _finish_filling(block, fill)
-        return places(channel, ticket, [(nbytes, answer, streams)] * channel.size)
+                _fill(block, fill)
+        return places(channel, ticket, [(nbytes, answer)] * channel.size)
 
-    place = channel.agree(op, header, decide)
-    nbytes, answer, streams = place.plan
-    if not nbytes:
-        return answer
-    if channel.rank == 0:
+    try:
+        place = channel.agree(op, bring, decide)
         if streams:
-            _finish_filling(block, fill)
+            _fill(block, fill)
+    except BaseException:
+        if streams:
+            _progress(block)[0] = _FAILED
+        raise
+    nbytes, answer = place.plan
+    if nbytes and channel.rank == 0:
         _send_to_machines(channel, block, place.ticket)
-    else:
+    elif nbytes:
         arrived = _arrive(channel, place, nbytes + ALIGN)
-        take(arrived, lambda wanted: _wait_for_bytes(_progress(arrived), wanted))
+        take(arrived, lambda wanted: _wait_for_bytes(channel, _progress(arrived), wanted))
     return answer
 
 
@@ -179,23 +185,21 @@ def _progress(block: np.ndarray) -> np.ndarray:
     return block[-ALIGN:][:8].view(np.int64)
 
 
-def _finish_filling(block: np.ndarray, fill: Callable[[np.ndarray], Iterator[int]]) -> None:
+def _fill(block: np.ndarray, fill: Callable[[np.ndarray], Iterator[int]]) -> None:
     progress = _progress(block)
-    try:
-        for progress[0] in fill(block[:-ALIGN]):
-            pass
-    except BaseException:
-        progress[0] = _FAILED
-        raise
+    for progress[0] in fill(block[:-ALIGN]):
+        pass
     progress[0] = len(block)
 
 
-def _wait_for_bytes(progress: np.ndarray, wanted: int) -> None:
-    """Waits, for less time than it would take to go to sleep and wake, until `wanted` bytes of the block are there."""
-    while progress[0] < wanted:
-        if progress[0] == _FAILED:
-            raise RankLeftError("rank 0 failed while it was sending")
-        os.sched_yield()
+def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None:
+    """Waits until `wanted` bytes of the block are there: as a rule for less time than it takes to sleep and wake."""
+    if not 0 <= progress[0] < wanted:
+        there = progress[0]
+    else:
+        there = channel.wait(lambda: progress[0] if progress[0] >= wanted or progress[0] == _FAILED else None, 0)
+    if there == _FAILED:
+        raise RankLeftError("rank 0 failed while it was sending; part of what this rank has is new, part old")
 
 
 def _send_to_machines(channel: Channel, block: np.ndarray, ticket: Ticket | None) -> None:

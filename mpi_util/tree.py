@@ -1,8 +1,9 @@
 """Nested dict/list/tuple of arrays: walk it, rebuild it, describe its leaves. No MPI here.
 
 A tree is a dict, list or tuple (named tuples too) whose items are trees or leaves. Leaves are NumPy arrays, tensors of
-torch or TensorFlow, numbers, and None. A list that holds only plain values (numbers, strings, bytes, None) or nothing
-is itself a leaf: it is data whose rows are Python objects, such as a list of episode returns.
+torch, numbers, and None. A list that holds only plain values (numbers, strings, bytes, None, and lists
+or tuples of them) or nothing is itself a leaf: it is data whose rows are Python objects, such as a list of episode
+returns. So is a bare str or bytes: one row.
 """
 
 import hashlib
@@ -13,12 +14,18 @@ import numpy as np
 
 from .errors import BatchError
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def is_joined_list(node: Any) -> bool:
-    """True if `node` is a list of plain Python values, which counts as one leaf."""
-    return isinstance(node, list) and all(isinstance(x, PLAIN) and not isinstance(x, np.generic) for x in node)
+    """True for a leaf of Python values: a list of plain values, or of lists and tuples of them; a bare str or bytes."""
+    return isinstance(node, (str, bytes)) or (isinstance(node, list) and all(map(_is_plain, node)))
+
+
+def _is_plain(node: Any) -> bool:
+    if isinstance(node, (list, tuple)):
+        return all(map(_is_plain, node))
+    return isinstance(node, PLAIN)
 
 
 def walk(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -27,9 +34,6 @@ def walk(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     A path joins the keys with "/": `{"obs": {"image": x}, "act": (y, z)}` has "act/0", "act/1", "obs/image".
     """
     if isinstance(tree, dict):
-        names = [str(key) for key in tree]
-        if len(set(names)) < len(names):
-            raise BatchError(f"{path or 'the batch'}: two keys read the same as text: {sorted(names)}; rename one")
         for key in sorted(tree, key=str):
             yield from walk(tree[key], f"{path}/{key}" if path else str(key))
     elif isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
@@ -46,7 +50,9 @@ def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:
         return items if type(tree) is dict else _like_mapping(tree, items)
     if isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
         items = [rebuild(item, leaves, f"{path}/{i}" if path else str(i)) for i, item in enumerate(tree)]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return items if isinstance(tree, list) else tuple(items)
     return leaves[path]
 
 
@@ -55,6 +61,13 @@ def _like_mapping(tree: dict, items: dict) -> dict:
     copy = tree.copy()
     copy.update(items)
     return copy
+
+
+def check_paths(paths: list[str]) -> None:
+    """Raises BatchError if two leaves have one path, as those of {"a/b": x, "a": {"b": y}} and {1: x, "1": y} have."""
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise BatchError(f"two leaves are both named '{twice}'; rename a key")
 
 
 def describe(dtype: np.dtype, trailing: tuple[int, ...]) -> str:

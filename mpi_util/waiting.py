@@ -15,6 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SPIN_S = 50e-6
+OWN_CORE_SPIN_S = 300e-6  # where every rank has a core to itself: as long as rank 0 needs to prepare a small message
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
 PAUSE_S = 1e-3  # longest sleep when nobody can ring: what MPI tells is found by testing only
 RUNG_PAUSE_S = 50e-3  # longest sleep of a rank that will be rung
@@ -28,6 +29,8 @@ class Doorbell:
         self.read_fd, self.write_fd = os.pipe()
         for fd in (self.read_fd, self.write_fd):
             os.set_blocking(fd, False)
+        self._poll = select.poll()  # select cannot watch descriptors from 1024 on
+        self._poll.register(self.read_fd, select.POLLIN)
 
     def close(self) -> None:
         """Gives the file descriptors back."""
@@ -36,7 +39,7 @@ class Doorbell:
 
     def sleep(self, seconds: float) -> bool:
         """Sleeps for `seconds`, or until somebody rings; True if somebody did."""
-        rung = bool(select.select([self.read_fd], [], [], seconds)[0])
+        rung = bool(self._poll.poll(seconds * 1e3))
         if rung:
             os.read(self.read_fd, 1 << 16)
         return rung
@@ -60,12 +63,14 @@ def wait_until(
     bell: Doorbell | None = None,
     overdue: Callable[[], None] | None = None,
     overdue_s: float = 0.0,
+    spin_s: float = SPIN_S,
 ) -> T:
     """Calls `test` until it gives something other than None or False, and returns that.
 
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         bell: sleep on this bell, because whoever makes `test` come true rings it.
+        spin_s: how long to test without a pause, at first and after each ring.
         overdue: called once if the wait has lasted `overdue_s` seconds (0: never).
     """
     start = spun_from = time.perf_counter()
@@ -80,7 +85,7 @@ def wait_until(
         if spin_only:
             continue
         tests += 1
-        if now - spun_from < SPIN_S or tests < SPIN_TESTS:
+        if now - spun_from < spin_s or tests < SPIN_TESTS:
             os.sched_yield()
         elif bell is None:
             time.sleep(min(PAUSE_S, waited * LATENESS))

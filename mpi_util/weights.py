@@ -36,10 +36,8 @@ def rank0_bcast_wts(model: Any, *, comm: Any = None) -> int:
         WeightsError: the model has nothing that can be written in place.
     """
     channel = channel_of(comm)
-    block = _Block(model)
-    version = _agree_and_send(channel, "rank0_bcast_wts", block)
-    channel.version = version
-    return version
+    channel.version = _agree_and_send(channel, "rank0_bcast_wts", lambda: _Block(model))
+    return channel.version
 
 
 def all_avg_wts(model: Any, *, comm: Any = None) -> None:
@@ -50,16 +48,23 @@ def all_avg_wts(model: Any, *, comm: Any = None) -> None:
     Args, Raises: as `rank0_bcast_wts`.
     """
     channel = channel_of(comm)
-    block = _Block(model)
-    _agree_and_send(channel, "all_avg_wts", block, send=False)
-    own = block.read_all()
-    stacked = rank0_accum_batches({slot.name: values[None] for slot, values in zip(block.slots, own)}, comm=comm)
+    block: _Block | None = None
+
+    def build() -> _Block:
+        nonlocal block
+        block = block or _Block(model)
+        return block
+
+    _agree_and_send(channel, "all_avg_wts", build, send=False)
+    own = {slot.name: slot.number(values)[None] for slot, values in zip(block.slots, block.read_all())}
+    stacked = rank0_accum_batches(own, comm=comm)
     if channel.rank == 0:
         for slot in block.slots:
-            if slot.dtype.kind in "fc":
-                wide = np.result_type(slot.dtype, np.float64)
-                slot.write(stacked[slot.name].mean(axis=0, dtype=wide).astype(slot.dtype))
-    _agree_and_send(channel, "all_avg_wts", block)
+            numbers = stacked[slot.name]
+            if numbers.dtype.kind in "fc":
+                wide = np.result_type(numbers.dtype, np.float64)
+                slot.write(slot.bits(numbers.mean(axis=0, dtype=wide).astype(numbers.dtype)))
+    _agree_and_send(channel, "all_avg_wts", build)
 
 
 def chksum(model: Any, label: str = "") -> str:
@@ -129,17 +134,25 @@ def _parts(flat: np.ndarray) -> list[slice]:
     return [slice(i, min(i + step, flat.size)) for i in range(0, flat.size, step)]
 
 
-def _agree_and_send(channel: Channel, op: str, block: _Block, send: bool = True) -> int:
+def _agree_and_send(channel: Channel, op: str, build: Callable[[], _Block], send: bool = True) -> int:
     """Agrees that the models are alike and, if `send`, gives everybody rank 0's values. Returns the version."""
+    block: _Block | None = None
 
-    def check(headers: list) -> tuple[int, Any]:
-        if any(signature != block.signature for signature in headers):
+    def bring() -> bytes:
+        nonlocal block
+        block = build()
+        return block.signature
+
+    def check(signatures: list) -> tuple[int, Any]:
+        if any(signature != block.signature for signature in signatures):
             return 0, None  # ask for the names
         return block.nbytes if send else 0, channel.version + 1
 
-    version = spread(channel, op, block.signature, check, block.fill, block.take)
+    version = spread(
+        channel, op, bring, check, lambda memory: block.fill(memory), lambda memory, wait: block.take(memory, wait)
+    )
     if version is None:
-        channel.agree(op, block.names, lambda models: _raise_difference(op, models))
+        channel.agree(op, lambda: block.names, lambda models: _raise_difference(op, models))
     return version
 
 

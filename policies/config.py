@@ -133,7 +133,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         parser.error("give an environment, such as Humanoid-v4, or --resume RUN_DIR, and not both")
     try:
         return (_resumed(given) if "resume" in given else Config(**given)).check()
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         parser.error(str(error))
 
 

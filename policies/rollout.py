@@ -183,12 +183,17 @@ class Segments:
     Episode j of environment e has the number (e, j). Every environment belongs to one rank for the whole run.
     """
 
-    def __init__(self, runners: dict[int, Runner]):
-        """Args: runners: by number of the environment, those of this rank."""
+    def __init__(self, runners: dict[int, Runner], first: int):
+        """Begins an episode in each environment.
+
+        Args:
+            runners: by number of the environment, those of this rank.
+            first: number of the episodes that begin now, above that of any before (0 in a new run).
+        """
         self.runners = runners
-        self.episode = dict.fromkeys(runners, 0)
+        self.episode = dict.fromkeys(runners, first)
         for e, runner in runners.items():
-            runner.start(e, 0)
+            runner.start(e, first)
 
     def collect(self, n_steps: int, stop: Callable[[], bool]) -> tuple[list[dict], list[int]]:
         """Steps each environment `n_steps` on.

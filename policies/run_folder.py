@@ -28,10 +28,10 @@ class RunFolder:
             ValueError: one line: not writable, or holding a run already, or holding none.
         """
         self.path = path
-        holds_run = (path / "config.json").exists()
+        holds_run = (path / "checkpoint.safetensors").exists()
         if new and holds_run:
             raise ValueError(f"{path} holds a run already; give another --run_dir, or --resume {path} to go on with it")
-        if not new and not (path / "checkpoint.safetensors").exists():
+        if not new and not holds_run:
             raise ValueError(f"{path} holds no checkpoint to resume from")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -73,6 +73,9 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.path / name)
+        folder = os.open(self.path, os.O_RDONLY)
+        os.fsync(folder)  # the renaming itself
+        os.close(folder)
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Appends a row to progress.txt, tab-separated; the first one writes the header. Floats keep all digits."""
@@ -83,6 +86,11 @@ class RunFolder:
             if not begun:
                 self._progress.write("\t".join(row) + "\n")
         self._progress.write("\t".join(map(repr, row.values())) + "\n")
+
+    def sync_progress(self) -> None:
+        """Makes sure that the rows are on disk, before a checkpoint says that they are."""
+        if self._progress is not None:
+            os.fsync(self._progress.fileno())
 
     def cut_progress(self, n_rows: int) -> None:
         """Drops rows after the first `n_rows`: iterations that a resumed run makes again."""

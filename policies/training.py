@@ -1,6 +1,7 @@
 """Rank 0's side of a run: the learners, the run folder, what is shown. No MPI here."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,43 @@ class Training:
     """Learns from each iteration's batch, keeps the run folder, says when to stop.
 
     Attributes:
-        control: arrays that travel to all ranks with the weights: stop (1 to end), episodes and steps so far.
+        control: arrays that travel to all ranks with the weights: stop (1 to end), iterations, episodes, steps so far.
     """
 
-    def __init__(self, config: Config, spec: Spec, params: dict, scaler: Scaler, control: dict, threads: int):
+    def __init__(
+        self, config: Config, spec: Spec, params: dict, scaler: Scaler, control: dict, nworkers: int, threads: int
+    ):
         """Opens the run folder, and takes over its checkpoint if the run is resumed.
 
         Args:
             params: the actor's arrays; written in place after each update.
+            nworkers: number of ranks.
             threads: cores that the updates may use.
 
         Raises:
             ValueError: one line: the folder, the device or the checkpoint cannot be used.
         """
         self.config, self.spec, self.params, self.scaler, self.control = config, spec, params, scaler, control
+        self.nworkers = nworkers
         path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed))
         self.folder = RunFolder(path, new=not config.resume)
         try:
-            from policies.pytorch import Policy, ValueFunction
+            from policies.pytorch import Policy, SideBySide, ValueFunction
 
             made = (spec, params, config.hyper, threads, config.device)
             self.policy, self.val_func = Policy(*made), ValueFunction(*made)
+            self.learners = SideBySide(self.policy, self.val_func)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
-        self.iteration, self.time_before, self.row = 0, 0.0, {}
+        self.time_before, self.row = 0.0, {}
+        self.began = time.perf_counter()
         if config.resume:
             self._load_checkpoint()
-        else:
-            self.folder.write_text("config.json", config.to_json())
-        self.began = self.saved_at = time.perf_counter()
+        self.folder.write_text("config.json", replace(config, resume=None).to_json())
+        self.save()
         self.display = Display()
         self.display.say(
-            f"{config.env}: {config.algo}, seed {config.seed}, {config.nprocs} process{'es' * (config.nprocs > 1)}, "
+            f"{config.env}: {config.algo}, seed {config.seed}, {nworkers} process{'es' * (nworkers > 1)}, "
             f"results in {path}"
         )
 
@@ -62,17 +68,14 @@ class Training:
             batch: as policies.rollout.Runner makes it, of all ranks.
             busy_wall_s: seconds that the ranks had for their rollouts.
         """
-        log: dict[str, float] = {}
-        logger = type("Logger", (), {"log": staticmethod(log.update)})
         raw = batch["observes"]
         observes = self.scaler.scale(raw)
         self.display.doing(f"iteration {self.iteration + 1}: updating on {len(raw)} steps")
-        self.policy.update(observes, batch["actions"], batch["advantages"], logger)
-        self.val_func.fit(observes, batch["disc_sum_rew"], logger)
+        log = self.learners.learn(observes, batch["actions"], batch["advantages"], batch["disc_sum_rew"])
         self.policy.weights(self.params)
         self.val_func.weights(self.params)
         self.scaler.update(raw)  # after the update, which must see observations as the actors saw them
-        self.iteration += 1
+        self.control["iteration"] += 1
         self.control["steps"] += len(raw)
         self.control["episodes"] += len(batch["ep_ret"])
         self.row = self._row(batch, log, busy_wall_s)
@@ -99,7 +102,7 @@ class Training:
             **{key: log.pop(key) for key in ("KL", "Entropy", "LossPi", "LossV")},
             **log,
             "Steps": len(batch["observes"]),
-            "IdleShare": 1.0 - float(batch["busy_s"].sum()) / max(busy_wall_s * self.config.nprocs, 1e-9),
+            "IdleShare": 1.0 - float(batch["busy_s"].sum()) / max(busy_wall_s * self.nworkers, 1e-9),
         }
 
     def report(self, seconds: dict[str, float]) -> None:
@@ -127,14 +130,20 @@ class Training:
         if time.perf_counter() - self.saved_at > SAVE_EVERY_S:
             self.save()
 
+    @property
+    def iteration(self) -> int:
+        """Iterations that are done."""
+        return int(self.control["iteration"][0])
+
     def _time(self) -> float:
         return self.time_before + time.perf_counter() - self.began
 
     def save(self) -> None:
         """Writes the policy, and all that the rest of the run depends on."""
+        self.folder.sync_progress()
         notes = {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": self.spec.to_dict()}
         self.folder.save("policy.safetensors", self.params | self.scaler.arrays, notes)
-        arrays, scalars = self.scaler.arrays | self.control, {"iteration": self.iteration, "time": self._time()}
+        arrays, scalars = self.scaler.arrays | self.control, {"time": self._time()}
         for learner in (self.policy, self.val_func):
             more_arrays, more_scalars = learner.state()
             arrays, scalars = arrays | more_arrays, scalars | more_scalars
@@ -145,14 +154,16 @@ class Training:
         arrays, notes = load(self.folder.path / "checkpoint.safetensors")
         if Spec.from_dict(notes["spec"]) != self.spec:
             raise ValueError(f"{self.folder.path}: its checkpoint is of other networks or another environment")
-        scalars = notes["scalars"]
-        for learner in (self.policy, self.val_func):
-            learner.load_state(arrays, scalars)
-            learner.weights(self.params)
-        for name, array in (self.scaler.arrays | self.control).items():
-            array[:] = arrays[name]
+        try:
+            for learner in (self.policy, self.val_func):
+                learner.load_state(arrays, notes["scalars"])
+                learner.weights(self.params)
+            for name, array in (self.scaler.arrays | self.control).items():
+                array[:] = arrays[name]
+        except KeyError as error:
+            raise ValueError(f"{self.folder.path}: its checkpoint has no {error}") from None
         self._decide()
-        self.iteration, self.time_before = scalars["iteration"], scalars["time"]
+        self.time_before = notes["scalars"]["time"]
         self.folder.cut_progress(self.iteration)
 
     def finish(self, why: str) -> None:

@@ -7,9 +7,9 @@ from policies.actor import Actor, Spec, init_params
 from policies.hyper import Hyper
 
 torch = pytest.importorskip("torch")
-from policies.pytorch import Policy, ValueFunction  # noqa: E402
+from policies.pytorch import Policy, SideBySide, ValueFunction  # noqa: E402
 from policies.pytorch.adam import Adam  # noqa: E402
-from policies.pytorch.batches import n_minibatches, shuffled, stream, torch_threads  # noqa: E402
+from policies.pytorch.batches import n_minibatches, n_threads, shuffled, stream, torch_threads  # noqa: E402
 from policies.pytorch.dists import Categorical, Gaussian  # noqa: E402
 from policies.pytorch.nets import Net  # noqa: E402
 
@@ -345,7 +345,7 @@ def test_minibatches_are_dealt_out_without_remainder():
 @pytest.mark.parametrize("available, rows, expected", [(8, 100, 1), (8, 100_000, 8), (1, 100_000, 1)])
 def test_threads_follow_the_works_size_and_are_restored(available, rows, expected):
     before = torch.get_num_threads()
-    with torch_threads(available, rows, 30_000):
+    with torch_threads(n_threads(available, rows, 30_000)):
         assert torch.get_num_threads() == expected
     assert torch.get_num_threads() == before
 
@@ -426,3 +426,32 @@ def test_distribution_and_its_derivatives_against_autograd(discrete):
     torch.testing.assert_close(grad, new_out.grad, atol=1e-5, rtol=1e-5)
     if not discrete:
         torch.testing.assert_close(log_std_grad, new_log_std.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "ppo-kl"])
+def test_side_by_side_gives_the_bits_of_one_after_the_other(algo):
+    rng = np.random.default_rng(3)
+    batch = [
+        rng.standard_normal(shape).astype(np.float32) for shape in [(300, BOX.obs_dim), (300, BOX.act_dim), 300, 300]
+    ]
+    results = []
+    for threads in (1, 2):  # with one core to use they run one after the other
+        params = init_params(BOX, np.random.default_rng(0))
+        made = (BOX, params, Hyper(algo=algo), threads)
+        learners = SideBySide(Policy(*made), ValueFunction(*made))
+        logs = [learners.learn(*batch) for _ in range(3)]
+        learners.policy.weights(params)
+        learners.val_func.weights(params)
+        results.append((logs, {name: array.tobytes() for name, array in params.items()}))
+    assert results[0] == results[1]
+
+
+def test_side_by_side_raises_what_either_raises():
+    made = (BOX, init_params(BOX, np.random.default_rng(0)), Hyper(), 2)
+    learners = SideBySide(Policy(*made), ValueFunction(*made))
+    batch = [np.ones(shape, np.float32) for shape in [(30, BOX.obs_dim), (30, BOX.act_dim), 30, 30]]
+    for broken in (2, 3):
+        bad = list(batch)
+        bad[broken] = np.full(30, np.nan, np.float32)
+        with pytest.raises(FloatingPointError):
+            learners.learn(*bad)

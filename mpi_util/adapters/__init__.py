@@ -1,8 +1,11 @@
 """Adapters read and write the arrays of a framework's objects. A framework is imported inside functions only.
 
 Each adapter module has
-    to_array(leaf) -> np.ndarray     the tensor's values in host memory (a view where possible)
+    to_array(leaf) -> np.ndarray     the tensor's values, or bits, in host memory (a view where possible)
     from_array(array, like)          a tensor of the same kind as `like` over `array`'s memory (where possible)
+    to_numbers(leaf) -> np.ndarray   the tensor's values in a dtype that NumPy can calculate with
+    from_numbers(array, like)        a tensor of the same kind as `like`, and on its device, with these values
+    token(leaf)                      something small, to be sent, that can stand for `like`
     slots(model) -> list[Slot]       what the model's weights are, and how to read and write each
 """
 
@@ -14,6 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import WeightsError
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+    return array
 
 
 class Slot(NamedTuple):
@@ -33,6 +40,8 @@ class Slot(NamedTuple):
     host: np.ndarray | None
     read: Callable[[np.ndarray], None]
     write: Callable[[np.ndarray], None]
+    number: Callable[[np.ndarray], np.ndarray] = _same  # bits that travel -> numbers to calculate with
+    bits: Callable[[np.ndarray], np.ndarray] = _same  # and back
 
 
 def adapter_for(thing: Any) -> ModuleType:

@@ -11,6 +11,8 @@ from . import Slot, adapter_for
 
 def to_array(leaf: Any) -> np.ndarray:
     """The leaf as an array. Raises BatchError if it would be an array of objects."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise BatchError("is a masked array; fill it, or send data and mask")
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise BatchError(f"holds {type(leaf).__name__} objects; give it a numeric dtype, or make it a list")
@@ -20,6 +22,22 @@ def to_array(leaf: Any) -> np.ndarray:
 def from_array(array: np.ndarray, like: Any) -> np.ndarray:
     """`array` itself."""
     return array
+
+
+def to_numbers(leaf: Any) -> np.ndarray:
+    """The leaf as an array in the machine's byte order."""
+    array = to_array(leaf)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def from_numbers(array: np.ndarray, like: Any) -> np.ndarray:
+    """`array`; for a number a NumPy scalar."""
+    return array if isinstance(like, np.ndarray) else array[()]
+
+
+def token(leaf: Any) -> int:
+    """An int stands for every array and number."""
+    return 0
 
 
 def slots(model: Any) -> list[Slot]:
@@ -42,6 +60,7 @@ def slots(model: Any) -> list[Slot]:
             raise WeightsError(
                 f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)"
             )
+    tree.check_paths([slot.name for slot in found])
     return found
 
 

@@ -13,7 +13,7 @@ def to_array(leaf: Any) -> np.ndarray:
 
     bfloat16, which NumPy lacks, comes as the uint16 of its bits.
     """
-    return _bits(leaf.detach().cpu()).numpy()
+    return _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
 
 
 def from_array(array: np.ndarray, like: Any) -> Any:
@@ -22,6 +22,26 @@ def from_array(array: np.ndarray, like: Any) -> Any:
 
     tensor = torch.from_numpy(array)
     return tensor.view(like.dtype) if _travels_as_bits(like) else tensor
+
+
+def to_numbers(leaf: Any) -> np.ndarray:
+    """The values of a tensor in host memory; bfloat16 and 8-bit floats as float32."""
+    return to_array(leaf.float() if _travels_as_bits(leaf) else leaf)
+
+
+def from_numbers(array: np.ndarray, like: Any) -> Any:
+    """A tensor with these values on `like`'s device, of its dtype where NumPy does not know that."""
+    import torch
+
+    tensor = torch.from_numpy(np.asarray(array)).to(like.device)
+    return tensor.to(like.dtype) if _travels_as_bits(like) else tensor
+
+
+def token(leaf: Any) -> Any:
+    """An empty tensor of the same dtype."""
+    import torch
+
+    return torch.empty(0, dtype=leaf.dtype)
 
 
 def slots(model: Any) -> list[Slot]:
@@ -64,7 +84,16 @@ def tensor_slot(name: str, tensor: Any) -> Slot:
     def write(values: np.ndarray) -> None:
         bits.copy_(torch.from_numpy(values))
 
-    return Slot(name, dtype, tuple(bits.shape), host, read, write)
+    if not _travels_as_bits(tensor):
+        return Slot(name, dtype, tuple(bits.shape), host, read, write)
+
+    def number(values: np.ndarray) -> np.ndarray:
+        return torch.from_numpy(values).view(tensor.dtype).float().numpy()
+
+    def as_bits(numbers: np.ndarray) -> np.ndarray:
+        return _bits(torch.from_numpy(numbers).to(tensor.dtype)).numpy()
+
+    return Slot(name, dtype, tuple(bits.shape), host, read, write, number, as_bits)
 
 
 def _travels_as_bits(tensor: Any) -> bool:

@@ -60,9 +60,8 @@ def shuffled(rng, n_rows, n_parts, device):
     return order.tensor_split(n_parts)
 
 
-@contextmanager
-def torch_threads(available, rows, n_params):
-    """Runs the block with as many torch threads as its largest product can use, and restores the count.
+def n_threads(available, rows, n_params):
+    """As many torch threads as the largest product of an update can use.
 
     The rule looks at the work's size only: timing it would give other bits from run to run.
 
@@ -70,9 +69,18 @@ def torch_threads(available, rows, n_params):
         available: threads that may be used.
         rows: rows of the largest product.
         n_params: parameters of the network.
+
+    Returns:
+        int, 1 to `available`.
     """
+    return max(1, min(available, int(rows * n_params / WORK_PER_THREAD)))
+
+
+@contextmanager
+def torch_threads(n):
+    """Runs the block with `n` torch threads, and restores the count."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(available, int(rows * n_params / WORK_PER_THREAD))))
+    torch.set_num_threads(n)
     try:
         yield
     finally:

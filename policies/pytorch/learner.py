@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from policies.pytorch.adam import Adam
-from policies.pytorch.batches import torch_threads
+from policies.pytorch.batches import n_threads, torch_threads
 from policies.pytorch.nets import Net
 
 
@@ -27,12 +27,20 @@ class Learner:
         self.adam = Adam(self.net, max_norm, **boost)
         self.updates = 0
 
+    def rows_per_step(self, n_rows):
+        """Rows of the largest product in an update. Args: n_rows: rows of the batch."""
+        raise NotImplementedError
+
+    def n_threads(self, n_rows):
+        """Threads that an update uses. Args: n_rows: rows of the batch."""
+        return n_threads(self.threads, self.rows_per_step(n_rows), self.net.flat.numel())
+
     @contextmanager
-    def updating(self, rows):
+    def updating(self, n_rows):
         """Runs one update: without autograd, with the threads that suit it, and undone if it fails.
 
         Args:
-            rows: rows of the largest product in the block.
+            n_rows: rows of the batch.
 
         Raises:
             FloatingPointError: the block left parameters that are not finite. As after any other exception inside the
@@ -41,7 +49,7 @@ class Learner:
         net, adam = self.net, self.adam
         before = net.flat.clone(), adam.m.clone(), adam.v.clone(), adam.steps
         try:
-            with torch.no_grad(), torch_threads(self.threads, rows, net.flat.numel()):
+            with torch.no_grad(), torch_threads(self.n_threads(n_rows)):
                 yield
                 if not torch.isfinite(net.flat.sum()):
                     raise FloatingPointError(f"the {net.name} update's loss or gradient is not finite")

@@ -65,7 +65,7 @@ class Policy(Learner):
             ValueError: an array has another shape than the above.
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
-        with self.updating(self.rule.rows_per_step(len(observes))):
+        with self.updating(len(observes)):
             batch = Batch(self, observes, actions, advantages)
             rng = stream(self.hyper.seed, POLICY_STREAM, self.updates)
             ratio, rule_log = self.rule.update(self, batch, rng)
@@ -73,6 +73,10 @@ class Policy(Learner):
             log = finite_floats(log | rule_log)
         self.rule.adapt(log["KL"])
         logger.log(log)
+
+    def rows_per_step(self, n_rows):
+        """As Learner.rows_per_step; the rule knows."""
+        return self.rule.rows_per_step(n_rows)
 
     def forward(self, obs):
         """Sets `dist` for a batch. Args: obs: float32 (N, obs_dim) tensor."""

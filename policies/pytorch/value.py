@@ -46,7 +46,7 @@ class ValueFunction(Learner):
         hyper = self.hyper
         n_rows = len(observes) + len(self._last_ret)
         n_parts = n_minibatches(hyper, n_rows)
-        with self.updating(n_rows // n_parts):
+        with self.updating(len(observes)):
             obs = to_tensor(observes, (len(observes), self._obs_dim), torch.float32, self.device)
             ret = to_tensor(disc_sum_rew, (len(observes),), torch.float32, self.device)
             error = self._predict(obs).sub_(ret)
@@ -65,6 +65,11 @@ class ValueFunction(Learner):
         if hyper.vf_replay:
             self._last_obs, self._last_ret = obs, ret
         logger.log(log)
+
+    def rows_per_step(self, n_rows):
+        """As Learner.rows_per_step; rows that are replayed count."""
+        n_rows += len(self._last_ret)
+        return n_rows // n_minibatches(self.hyper, n_rows)
 
     def _predict(self, obs):
         """Values. Args: obs: float32 (N, obs_dim) tensor. Returns: float32 (N,) tensor, new."""

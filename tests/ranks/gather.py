@@ -147,6 +147,49 @@ def check_calls_that_differ(comm, rank, size):
         raises(mpi_util.RankMismatchError, "rank 1: rank0_accum_batches", calls[rank % 2])
 
 
+def check_python_values_are_joined(comm, rank, size):
+    batch = {"f": [np.float64(rank)], "pairs": [[rank, 1], [2]], "text": f"rank {rank}"}
+    got = mpi_util.all_accum_batches(batch, comm=comm)
+    assert got["f"] == list(range(size)) and got["text"] == [f"rank {k}" for k in range(size)]
+    assert got["pairs"] == [row for k in range(size) for row in ([k, 1], [2])]
+
+
+def check_rank_0_without_segments_gets_the_structure(comm, rank, size):
+    mine = [{"deep": {"x": np.ones(1)}, "n": 1}] if rank == size - 1 else []
+    for got in (
+        mpi_util.rank0_accum_batches(mine, index=range(len(mine)), comm=comm),
+        mpi_util.all_accum_batches(mine, index=range(len(mine)), comm=comm),
+    ):
+        if got is not mine:
+            same(got["deep"]["x"], np.ones(1))
+            same(got["n"], np.ones(1, int))
+
+
+def check_a_broken_loop_takes_nothing_from_the_next_round(comm, rank, size):
+    for _ in mpi_util.deal(3 * size, comm=comm):
+        if rank == 0:
+            break
+    second = mpi_util.all_accum_batches({"i": np.array(list(mpi_util.deal(7, comm=comm)), int)}, comm=comm)["i"]
+    assert sorted(second) == list(range(7))
+
+
+def check_an_error_of_one_rank_leaves_nobody_behind(comm, rank, size):
+    def collide():
+        mpi_util.rank0_accum_batches({"a/b": 0, "a": {"b": 1}} if rank == size - 1 else {"a": {"b": 1}}, comm=comm)
+
+    def mask():
+        x = np.ma.masked_array([1.0], [True]) if rank == 0 else np.ones(1)
+        mpi_util.rank0_accum_batches({"x": x}, comm=comm)
+
+    def bad_index():
+        mpi_util.rank0_accum_batches([{}], index=["no number" if rank == size - 1 else rank], comm=comm)
+
+    raises(mpi_util.BatchError, "'a/b'", collide)
+    raises(mpi_util.BatchError, "masked", mask)
+    raises((TypeError, mpi_util.MpiUtilError), "", bad_index)
+    assert mpi_util.all_sum(1, comm=comm) == size  # all are still in step
+
+
 def check_results_stay_as_long_as_they_are_held(comm, rank, size):
     kept = []
     for iteration in range(6):

@@ -100,8 +100,35 @@ def check_reductions(comm, rank, size):
         raises(mpi_util.RankMismatchError, "shape", lambda: mpi_util.all_sum(np.zeros(1 + rank), comm=comm))
 
 
+def check_sums_of_what_is_hard_to_sum(comm, rank, size):
+    assert mpi_util.all_sum(True, comm=comm) == size
+    assert mpi_util.all_mean(np.array([True, rank == 0]), comm=comm).tolist() == [1.0, 1 / size]
+    assert mpi_util.all_mean(np.uint8(200), comm=comm) == 200
+    assert mpi_util.all_mean(np.float16(60000), comm=comm) == np.float16(60000)
+    assert mpi_util.all_mean(np.full(700, 3, ">f8"), comm=comm)[0] == 3
+    assert mpi_util.all_mean(torch.tensor(1.5), comm=comm) == torch.tensor(1.5)
+    bf16 = mpi_util.all_mean(torch.full((2,), float(rank)).bfloat16(), comm=comm)
+    assert bf16.dtype == torch.bfloat16 and bf16.tolist() == [torch.tensor((size - 1) / 2).bfloat16()] * 2
+    module = torch.nn.Linear(2, 2).bfloat16()
+    torch.nn.init.constant_(module.weight, float(rank))
+    mpi_util.all_avg_wts(module, comm=comm)
+    assert (module.weight == torch.tensor((size - 1) / 2).bfloat16()).all()
+
+
+def check_an_error_of_one_rank_leaves_nobody_behind(comm, rank, size):
+    raises(
+        mpi_util.WeightsError,
+        "written in place",
+        lambda: mpi_util.rank0_bcast_wts({"w": 3.0 if rank == size - 1 else np.zeros(1)}, comm=comm),
+    )
+    if size > 1:
+        raises(Exception, "pickle", lambda: mpi_util.bcast((lambda: 0) if rank == 0 else None, comm=comm))
+    assert mpi_util.all_sum(1, comm=comm) == size
+
+
 def check_bcast(comm, rank, size):
     assert mpi_util.bcast({"from": rank}, comm=comm) == {"from": 0}
+    assert mpi_util.bcast(np.array([{"from": rank}], object), comm=comm)[0] == {"from": 0}
     for x in (np.full((2, 3), rank), np.full(100_000, rank, "f4"), np.zeros((0, 2)) + rank):
         assert mpi_util.bcast(x, comm=comm) is x and (x == 0).all()
 
