@@ -50,11 +50,12 @@ class Training:
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
         self.time_before, self.row = 0.0, {}
-        self.began = time.perf_counter()
+        self.began = self.saved_at = time.perf_counter()
         if config.resume:
             self._load_checkpoint()
         self.folder.write_text("config.json", replace(config, resume=None).to_json())
-        self.save()
+        if not config.resume:
+            self.save()
         self.display = Display()
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {nworkers} process{'es' * (nworkers > 1)}, "
