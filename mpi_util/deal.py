@@ -6,7 +6,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from .comm import Channel, channel_of
+from .channel import Channel
+from .comm import channel_of
 from .errors import RankMismatchError
 from .shared import Segment
 

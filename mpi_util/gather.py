@@ -11,7 +11,8 @@ import numpy as np
 
 from . import tree
 from .adapters import adapter_for
-from .comm import Channel, channel_of
+from .channel import Channel
+from .comm import channel_of
 from .errors import BatchError, RankMismatchError
 from .shared import align
 from .transport import finish, lease, places, put, spread, write

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .comm import Channel
+from .channel import Channel
 from .console import print0_once
 from .errors import RankLeftError
 from .shared import ALIGN, Ticket, private

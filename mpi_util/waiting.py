@@ -15,7 +15,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SPIN_S = 50e-6
-OWN_CORE_SPIN_S = 300e-6  # where every rank has a core to itself: as long as rank 0 needs to prepare a small message
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
 PAUSE_S = 1e-3  # longest sleep when nobody can ring: what MPI tells is found by testing only
 RUNG_PAUSE_S = 50e-3  # longest sleep of a rank that will be rung
@@ -63,14 +62,12 @@ def wait_until(
     bell: Doorbell | None = None,
     overdue: Callable[[], None] | None = None,
     overdue_s: float = 0.0,
-    spin_s: float = SPIN_S,
 ) -> T:
     """Calls `test` until it gives something other than None or False, and returns that.
 
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         bell: sleep on this bell, because whoever makes `test` come true rings it.
-        spin_s: how long to test without a pause, at first and after each ring.
         overdue: called once if the wait has lasted `overdue_s` seconds (0: never).
     """
     start = spun_from = time.perf_counter()
@@ -85,7 +82,7 @@ def wait_until(
         if spin_only:
             continue
         tests += 1
-        if now - spun_from < spin_s or tests < SPIN_TESTS:
+        if now - spun_from < SPIN_S or tests < SPIN_TESTS:
             os.sched_yield()
         elif bell is None:
             time.sleep(min(PAUSE_S, waited * LATENESS))

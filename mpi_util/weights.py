@@ -8,7 +8,8 @@ import numpy as np
 
 from . import tree
 from .adapters import Slot, slots
-from .comm import Channel, channel_of
+from .channel import Channel
+from .comm import channel_of
 from .errors import RankMismatchError
 from .gather import rank0_accum_batches
 from .shared import align

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mpi_util"
 FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "rich", "safetensors", "scipy"}
 # a module may import those that stand before it
-LAYERS = ["errors", "tree launch waiting shared", "failure", "comm", "adapters console", "transport"]
-LAYERS += ["gather", "weights"]
+LAYERS = ["errors", "tree launch waiting shared", "failure", "channel", "comm", "adapters console"]
+LAYERS += ["transport", "gather", "weights"]
 
 
 def imports(path: Path, inside_functions: bool = True) -> set[str]:
