@@ -12,8 +12,9 @@ from .errors import RankMismatchError
 from .shared import Segment
 
 _SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
-_CLOSED = struct.Struct("q")
-_CLOSED_AT = 24  # place of the last of them
+_DEALT = struct.Struct("qqq")  # the first three, which are written under the lock
+_CLOSED = struct.Struct("q")  # the last, which is written without it
+_CLOSED_AT = _DEALT.size
 _ROUNDS = 64  # rounds that may be under way at once: a slot is used again so many rounds later
 _NONE_YET = -1
 
@@ -110,7 +111,7 @@ class _Counter:
                 return f"deal: this rank deals {n} numbers and another one {found_n}; give the same on every rank"
             if number >= n:
                 return None
-            _SLOT.pack_into(self._map, place, number_of_round, n, number + 1, closed)
+            _DEALT.pack_into(self._map, place, number_of_round, n, number + 1)
             return number
 
     def close_round(self, number_of_round: int) -> None:

@@ -27,9 +27,8 @@ from .launch import env_rank, under_launcher
 
 _FIRST_REPORT_S = 1.0  # ranks that share an error leave rank 0 this long to print it and to end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
-_LAST_WORDS_S = (
-    0.1  # hydra drops what it has not read of a rank's stderr when the rank aborts: 4 of 30 reports were cut
-)
+# hydra drops what it has not read of a rank's stderr when the rank aborts: without a pause 4 of 30 reports were cut
+_LAST_WORDS_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
@@ -166,7 +165,7 @@ def _watch_exit_status() -> None:
 
     def exit(status: Any = None, /) -> None:
         _State.status = 0 if status is None else status if isinstance(status, int) else 1
-        _State.reason = "" if status is None or isinstance(status, int) else str(status).splitlines()[0]
+        _State.reason = "" if status is None or isinstance(status, int) else str(status).partition("\n")[0]
         original(status)
 
     sys.exit = exit
