@@ -45,6 +45,10 @@ class Config:
         ALGO, "KL divergence per update, nats; ppo-kl steers to it, ppo stops there (0: never)", None, float, ("-k",)
     )
     lr: float | None = _opt(ALGO, "step size of the policy's Adam, above 0", None, float)
+    lr_schedule: str = _opt(
+        ALGO, "step sizes over the run: constant, or linear (down to 0 at --total_steps)", "constant",
+        choices=("constant", "linear"),
+    )  # fmt: skip
     epochs: int | None = _opt(ALGO, "passes over the batch, at most", None, int)
     minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: by their number of rows", None, int)
 
@@ -68,6 +72,8 @@ class Config:
                 raise ValueError(f"--{name} is {getattr(self, name)}; it must be between 0 and 1")
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"--lr is {self.lr}; it must be above 0")
+        if self.lr_schedule == "linear" and self.total_steps is None:
+            raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
         if self.batch_steps is not None and self.batch_steps % self.num_envs:
             raise ValueError(
                 f"--batch_steps {self.batch_steps} is not a multiple of --num_envs {self.num_envs}; "
@@ -150,6 +156,8 @@ def _resumed(given: dict[str, Any]) -> Config:
     path = Path(given["resume"]) / "config.json"
     try:
         saved = json.loads(path.read_text())
+        if "total_steps" in given and saved.get("lr_schedule", "constant") != "constant":
+            raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
         return replace(Config(**saved), **{key: value for key, value in given.items() if key != "env"})
     except OSError as error:
         raise ValueError(f"cannot resume: {path}: {error.strerror}") from None

@@ -72,6 +72,8 @@ class Training:
         raw = batch["observes"]
         observes = self.scaler.scale(raw)
         self.display.doing(f"iteration {self.iteration + 1}: updating on {len(raw)} steps")
+        for learner in (self.policy, self.val_func):
+            learner.lr_scale = self._lr_scale()
         log = self.learners.learn(observes, batch["actions"], batch["advantages"], batch["disc_sum_rew"])
         self.policy.weights(self.params)
         self.val_func.weights(self.params)
@@ -81,6 +83,12 @@ class Training:
         self.control["episodes"] += len(batch["ep_ret"])
         self.row = self._row(batch, log, busy_wall_s)
         self._decide()
+
+    def _lr_scale(self) -> float:
+        """Factor of the step sizes in the update to come."""
+        if self.config.lr_schedule == "constant":
+            return 1.0
+        return max(0.0, 1.0 - float(self.control["steps"][0]) / self.config.total_steps)
 
     def _decide(self) -> None:
         """Sets `control`'s stop if the run has had its episodes or its steps."""

@@ -16,6 +16,7 @@ class Learner:
     Attributes:
         net: Net. adam: Adam. hyper: resolved Hyper. threads: most torch threads to use. device: torch.device.
         updates: number of updates so far; picks the random stream of the next one.
+        lr_scale: factor of the step sizes, 0 to 1; a schedule sets it before an update.
     """
 
     def __init__(self, name, spec, params, hyper, threads, device, max_norm, **boost):
@@ -26,6 +27,7 @@ class Learner:
         self.net = Net(spec, name, params, self.device)
         self.adam = Adam(self.net, max_norm, **boost)
         self.updates = 0
+        self.lr_scale = 1.0
 
     def rows_per_step(self, n_rows):
         """Rows of the largest product in an update. Args: n_rows: rows of the batch."""

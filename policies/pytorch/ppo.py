@@ -34,7 +34,7 @@ class Clipped:
                 policy.forward(obs)
                 d_logp = self._d_logp(dist.logp(act).sub_(old_logp).exp_(), adv)
                 policy.net.backward(dist.backward(d_logp, d_entropy=-hyper.ent_coef))
-                policy.adam.step(hyper.lr)
+                policy.adam.step(hyper.lr * policy.lr_scale)
             if hyper.kl_targ:
                 policy.forward(batch.obs)
                 if dist.kl(batch.old).item() > hyper.kl_targ:
@@ -98,7 +98,7 @@ class KLPenalty:
             d_kl = self.beta + 2.0 * self.HINGE * max(0.0, kl - 2.0 * hyper.kl_targ)
             d_logp = (ratio * batch.adv).mul_(-1.0 / len(batch))
             policy.net.backward(dist.backward(d_logp, d_kl, -hyper.ent_coef, batch.old))
-            policy.adam.step(hyper.lr * self.lr_mult)
+            policy.adam.step(hyper.lr * policy.lr_scale * self.lr_mult)
             ratio = policy.ratio(batch)
             kl = dist.kl(batch.old).item()
         return ratio, {"Beta": self.beta, "LrMult": self.lr_mult, "StopIter": epochs}

@@ -59,7 +59,7 @@ class ValueFunction(Learner):
                 for rows in shuffled(rng, n_rows, n_parts, self.device):
                     error = self._predict(all_obs.index_select(0, rows)).sub_(all_ret.index_select(0, rows))
                     self.net.backward(error.mul_(2.0 / len(rows)).unsqueeze(1))
-                    self.adam.step(hyper.vf_lr)
+                    self.adam.step(hyper.vf_lr * self.lr_scale)
             log["LossV"] = self._predict(obs).sub_(ret).square_().mean()
             log = finite_floats(log)
         if hyper.vf_replay:
