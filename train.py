@@ -37,7 +37,7 @@ def main() -> int:
     envs, spec = all_or_none(lambda: build_envs(config))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor, scaler = Actor(spec, init_params(spec, rng)), Scaler(spec.obs_dim)
-    control = {name: np.zeros(1, np.int64) for name in ("stop", "iteration", "episodes", "steps")}
+    control = {name: np.zeros(1, np.int64) for name in ("stop", "evaluate", "iteration", "episodes", "steps")}
     training = all_or_none(lambda: build_training(config, spec, actor, scaler, control) if is_root else None)
     weights = actor.params | scaler.arrays | control
     mpi_util.rank0_bcast_wts(weights)
@@ -47,6 +47,7 @@ def main() -> int:
         collect = segments(config, runners, control, stop)
     else:
         collect = episodes(config, runners[0], control, stop)
+    evaluate = trial(config, actor, scaler, control, stop)
     phases = mpi_util.Phases()
     while not control["stop"][0]:
         actor.refresh()
@@ -61,8 +62,10 @@ def main() -> int:
                 training.learn(batch, phases.seconds["rollout"] + phases.seconds["gather"])
         with phases("bcast"):
             mpi_util.rank0_bcast_wts(weights)
+        with phases("evaluate"):
+            tests = evaluate() if control["evaluate"][0] else None
         if is_root:
-            training.report(phases.take())
+            training.report(phases.take(), tests)
     if is_root:
         training.finish("stopped" if stop else "done")
     return stop.status
@@ -116,27 +119,58 @@ def episodes(
     def collect() -> tuple[list, list]:
         first = int(control["episodes"][0])
         left = config.num_episodes - first if config.num_episodes else config.batch_size
-        deal = mpi_util.deal(min(config.batch_size, left))
-        stop.then = deal.close
-        if stop:
-            deal.close()
-
-        def give_up() -> bool:
-            deal.serve()
-            return deal.closed
-
-        batches, places = [], []
-        for i in deal:
-            runner.start(first + i)
-            with mpi_util.during("rollout", episode=first + i):
-                batch, _ = runner.run(stop=give_up)
-            if batch is None:
-                break
-            batches.append(batch)
-            places.append(i)
-        return batches, places
+        return whole_episodes(runner, min(config.batch_size, left), (), first, stop)
 
     return collect
+
+
+def trial(
+    config: Config, actor: Actor, scaler: Scaler, control: dict[str, np.ndarray], stop: mpi_util.StopRequest
+) -> Callable[[], dict | None]:
+    """Tries the policy with its most likely actions. Returns a function: () -> on rank 0 what came of all episodes."""
+    if not config.eval_every:
+        return lambda: None
+    env = make_env(config.env, config.env_arguments, quiet=True)
+    runner = Runner(env, actor, scaler, config.seed, config.gamma, config.lam, greedy=True)
+
+    def play() -> dict | None:
+        actor.refresh()
+        number = (int(control["iteration"][0]),)
+        batches, places = whole_episodes(runner, config.eval_episodes, number, 0, stop)
+        results = [{key: batch[key] for key in ("ep_ret", "ep_len")} for batch in batches]
+        results = mpi_util.rank0_accum_batches(results, index=places)
+        return None if stop else results
+
+    return play
+
+
+def whole_episodes(
+    runner: Runner, n: int, number: tuple[int, ...], first: int, stop: mpi_util.StopRequest
+) -> tuple[list[dict], list[int]]:
+    """Collective: episodes (*number, first) to (*number, first + n - 1), dealt to whichever rank is free.
+
+    Returns:
+        (batches of this rank's episodes, the place of each among the n).
+    """
+    deal = mpi_util.deal(n)
+    stop.then = deal.close
+    if stop:
+        deal.close()
+
+    def give_up() -> bool:
+        deal.serve()
+        return deal.closed
+
+    batches, places = [], []
+    for i in deal:
+        runner.start(*number, first + i)
+        with mpi_util.during("rollout", episode=first + i):
+            batch, _ = runner.run(stop=give_up)
+        if batch is None:
+            break
+        batches.append(batch)
+        places.append(i)
+    return batches, places
 
 
 def segments(

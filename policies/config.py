@@ -29,6 +29,8 @@ class Config:
     total_steps: int | None = _opt(RUN, "stop after so many environment steps", None, int)
     run_dir: str | None = _opt(RUN, "folder for the results, new or empty (default: runs/ENV/TIME-sSEED)")
     resume: str | None = _opt(RUN, "folder of an earlier run to go on with, on its settings", metavar="RUN_DIR")
+    eval_every: int | None = _opt(RUN, "after so many steps, try the policy with its most likely actions", None, int)
+    eval_episodes: int = _opt(RUN, "whole episodes in such a trial, all processes together", 10, int)
     device: str = _opt(RUN, "torch device of the updates, such as cuda; rank 0 only", "cpu")
     render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
 
@@ -62,7 +64,7 @@ class Config:
             ValueError: one line that names the option, what it is, and what it may be.
         """
         at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
-        at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1}
+        at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1, "eval_every": 1, "eval_episodes": 1}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not value >= least:

@@ -16,7 +16,7 @@ from policies.actor import Actor
 from policies.returns import gae
 from policies.scaler import Scaler
 
-ENV_STREAM, NOISE_STREAM = 1, 2
+ENV_STREAM, NOISE_STREAM, EVAL_STREAM = 1, 2, 3
 FIRST_ROWS = 256
 NOISE_ROWS = 64
 
@@ -84,8 +84,19 @@ class Runner:
     ep_len int64, (1,) if the episode ended in it, else (0,); busy_s float64, a number: seconds of work.
     """
 
-    def __init__(self, env: gym.Env, actor: Actor, scaler: Scaler, seed: int, gamma: float, lam: float):
+    def __init__(
+        self, env: gym.Env, actor: Actor, scaler: Scaler, seed: int, gamma: float, lam: float, greedy: bool = False
+    ):
+        """A runner.
+
+        Args:
+            seed: of the run.
+            gamma, lam: as policies.returns.gae takes them.
+            greedy: take the most likely actions, in episodes that are not those of training.
+        """
         self.env, self.actor, self.scaler = env, actor, scaler
+        self._act = (lambda obs, _: actor.mode(obs)) if greedy else actor.act
+        self._env_stream = EVAL_STREAM if greedy else ENV_STREAM
         self.seed, self.gamma, self.lam = seed, gamma, lam
         # Coady's scale: discounted sums then are of the size of one reward, whatever gamma
         self.rew_scale = 1.0 - gamma if gamma < 0.999 else 1.0
@@ -102,7 +113,8 @@ class Runner:
     def start(self, *number: int) -> None:
         """Begins the episode of that number."""
         began = time.perf_counter()
-        keys = [np.random.SeedSequence(self.seed, spawn_key=(kind, *number)) for kind in (ENV_STREAM, NOISE_STREAM)]
+        kinds = (self._env_stream, NOISE_STREAM)
+        keys = [np.random.SeedSequence(self.seed, spawn_key=(kind, *number)) for kind in kinds]
         self._obs[0] = self.env.reset(seed=int(keys[0].generate_state(1)[0]))[0]
         self._noise = self._draw(np.random.default_rng(keys[1]))
         self.name = "/".join(map(str, number))
@@ -130,7 +142,7 @@ class Runner:
         t, ended, terminated = 0, False, False
         self._acts.clear()
         self._rews.clear()
-        step, act, scale, to_env = self.env.step, self.actor.act, self.scaler.scale, self.to_env
+        step, act, scale, to_env = self.env.step, self._act, self.scaler.scale, self.to_env
         while not ended and t != n_steps:
             if stop():
                 return None, False
