@@ -5,6 +5,7 @@ brings; rank 0 checks, decides, and answers each one. That is where a difference
 raised on all of them and nobody is left waiting. Bulk data moves elsewhere (transport.py), after all have agreed.
 """
 
+import contextlib
 import os
 import pickle
 import secrets
@@ -19,7 +20,7 @@ from .shared import Attached, Pool, Segment
 from .waiting import Doorbell, wait_until
 
 _MESSAGE_TAG, _TICKET_TAG = 1, 2
-_CALL, _REPLY, _ERROR, _DATA, _LEAVE = range(5)
+_CALL, _REPLY, _ERROR, _DATA, _LEAVE, _NOTICE = range(6)
 _TOKEN_PAGE = 4096  # bytes
 _INTERRUPTED_S = 0.5
 
@@ -54,6 +55,8 @@ class Channel:
         self._serve_ticket: Callable[[Any], Any] | None = None
         self.version = 0  # of the weights that rank 0 sent last
         self.dealer: Any = None  # made by the first deal
+        self.board: Any = None  # made by the first call that meets there
+        self._early: dict[int, list] = {}  # messages from ranks that are further on than this one
         self.core_each = self.size <= usable_cores()  # asked once: it reads files
         if self.size > 1:
             self._connect(comm)
@@ -108,6 +111,11 @@ class Channel:
                 return self.rank
         return leader
 
+    def enter(self, op: str) -> None:
+        """This rank begins a collective call, or a part of one."""
+        failure.enter(op)
+        self._calls += 1
+
     def agree(
         self,
         op: str,
@@ -130,8 +138,7 @@ class Channel:
             RankMismatchError: ranks are in different calls.
             RankLeftError: a rank ended while others are in this call.
         """
-        failure.enter(op)
-        self._calls += 1
+        self.enter(op)
         own_error = None
         try:
             mine = (_CALL, (op, self._calls, bring()))
@@ -143,6 +150,7 @@ class Channel:
             self.tell(0, *mine)
             kind, answer = self._hear(0, op)
             if kind == _ERROR:
+                self.board = None
                 raise own_error or answer
             return answer
         try:
@@ -150,14 +158,12 @@ class Channel:
             for kind, payload in heard:
                 if kind == _ERROR:
                     raise payload
-            self._check_calls([call[:2] for _, call in heard])
+            self._check_calls([call[:2] for _, call in heard], range(self.size))
             answers = decide([brought for _, (_, _, brought) in heard])
             messages = self._pickle_answers(answers)
         except Exception as error:
-            told = _portable(op, 0, error)
-            told.silent = True
-            for k in range(1, self.size):
-                self.tell(k, _ERROR, told)
+            self.board = None
+            self._tell_all(_portable(op, 0, error))
             raise own_error or error from None
         self._send_answers(messages)
         return answers[0]
@@ -178,9 +184,9 @@ class Channel:
         for k, request in enumerate(requests, 1):
             self.wait(request.Test, k)
 
-    def _check_calls(self, calls: list[tuple[str, int]]) -> None:
+    def _check_calls(self, calls: list[tuple[str, int]], ranks: Sequence[int]) -> None:
         if len(set(calls)) > 1:
-            table = "\n".join(f"  rank {k}: {op}, its call number {number}" for k, (op, number) in enumerate(calls))
+            table = "\n".join(f"  rank {k}: {op}, its call number {number}" for k, (op, number) in zip(ranks, calls))
             raise RankMismatchError(
                 f"ranks are in different collective calls; all must make the same calls in the same order:\n{table}"
             )
@@ -232,17 +238,76 @@ class Channel:
         kind, payload = (_LEAVE, self.left[source]) if source in self.left else self.next_message(source)
         if kind == _LEAVE:
             self.left[source] = payload
-            status = f" (status {payload})" if payload else ""
-            error = RankLeftError(f"{op}: rank {source} has ended{status} while rank {self.rank} waits for it")
-            error.silent, error.status = self.rank > 0, payload or 1
-            raise error
+            raise self._left_error(op, source)
+        if kind == _NOTICE:
+            waits_here = payload[1] >= self._calls  # else it has been served since
+            return (_CALL, (*payload, None)) if waits_here else self._hear(source, op)
         return kind, payload
+
+    def _left_error(self, op: str, source: int) -> RankLeftError:
+        status = self.left[source]
+        text = f" (status {status})" if status else ""
+        error = RankLeftError(f"{op}: rank {source} has ended{text} while rank {self.rank} waits for it")
+        error.silent, error.status = self.rank > 0, status or 1
+        return error
+
+    def notice(self, op: str) -> None:
+        """Tells rank 0 that this rank waits elsewhere than in `agree`, in case it waits for this rank there."""
+        self.tell(0, _NOTICE, (f"{op} (on the board)", self._calls))
+
+    def look_out(self, op: str, came: Callable[[], list[bool]] = list) -> None:
+        """A rank that waits on the board looks for messages that say why another does not come there.
+
+        Rank 0 hears from all, and tells all; the others hear from rank 0.
+
+        Args:
+            came: for each rank whether it has come. One that has may be further on already; what it says can wait.
+
+        Raises:
+            RankMismatchError: a rank is in another call. RankLeftError: it has ended. Then the board is given up.
+        """
+        try:
+            for source in self.left:
+                raise self._left_error(op, source)
+            while heard := self._overhear():
+                source, (kind, payload) = heard
+                arrived = came()
+                if arrived and (all(arrived) or arrived[source]):
+                    self._early.setdefault(source, []).append((kind, payload))
+                elif kind == _LEAVE:
+                    self.left[source] = payload
+                    raise self._left_error(op, source)
+                elif kind == _ERROR:
+                    raise payload
+                elif kind == _CALL:
+                    self._check_calls([(op, self._calls), payload[:2]], [self.rank, source])
+        except MpiUtilError as error:
+            self.board = None
+            if self.rank == 0:
+                self._tell_all(_portable(op, 0, error))
+            raise
+
+    def _overhear(self) -> tuple[int, tuple[int, Any]] | None:
+        """(source, message) of a message that is there."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        message = self.comm.improbe(0 if self.rank else MPI.ANY_SOURCE, _MESSAGE_TAG, status)
+        return (status.source, message.recv()) if message else None
+
+    def _tell_all(self, error: MpiUtilError) -> None:
+        """Rank 0: all others raise `error`, which this rank reports."""
+        error.silent = True
+        for k in range(1, self.size):
+            self.tell(k, _ERROR, error)
 
     def next_message(self, source: int, end: float | None = None) -> tuple[int, Any] | None:
         """The next message from `source`, or None at time `end` (of time.perf_counter).
 
         While rank 0 waits it deals tickets to the ranks of other machines, which cannot ring it.
         """
+        if self._early.get(source):
+            return self._early[source].pop(0)
 
         def arrived():
             for channel in _serving:
@@ -268,11 +333,19 @@ class Channel:
         self.wait(self.comm.isend((self.rank, question), 0, _TICKET_TAG).Test, 0)
         return self.receive(0, "deal")
 
+    def open_bells(self) -> None:
+        """Opens the bells of all ranks of this machine, where before only its leader and the others can ring."""
+        for k, card in enumerate(self.cards):
+            if k != self.rank and self.machine[k] == self.machine[self.rank] and k not in self.bells:
+                with contextlib.suppress(OSError):  # then it wakes up by itself
+                    self.bells[k] = Doorbell.open(card.pid, card.bell_fd)
+
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
         if self.comm is None:
             return
         self.comm.Free()
+        self.board = None
         for fd in self.bells.values():
             os.close(fd)
         self.bell.close()
@@ -306,7 +379,7 @@ class Channel:
                 kind, payload = message
                 if kind == _LEAVE:
                     self.left[k] = payload
-                elif kind == _CALL and self.rank == 0 and not end:
+                elif kind in (_CALL, _NOTICE) and payload[1] > self._calls and self.rank == 0 and not end:
                     # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its leave follows
                     op, until = payload[0], time.perf_counter() + _INTERRUPTED_S
         return True

@@ -31,3 +31,15 @@ class BatchError(MpiUtilError):
 
 class WeightsError(MpiUtilError):
     """A model holds nothing that mpi_util can read or write, or weights that cannot be written in place."""
+
+
+class MissingFrameworkError(MpiUtilError):
+    """A function needs a framework that is not installed; the message names the extra that brings it."""
+
+    status = 2
+
+
+class UsageError(MpiUtilError):
+    """A call that makes no sense as it stands, such as a key logged twice in a row, or an empty grid of experiments."""
+
+    status = 2

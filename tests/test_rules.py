@@ -14,7 +14,7 @@ PACKAGE = ROOT / "mpi_util"
 FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "rich", "safetensors", "scipy"}
 # a module may import those that stand before it
 LAYERS = ["errors", "tree launch waiting shared", "failure", "channel", "comm", "adapters console"]
-LAYERS += ["transport", "gather", "weights"]
+LAYERS += ["transport", "board", "gather", "weights reductions", "averaging"]
 
 
 def imports(path: Path, inside_functions: bool = True) -> set[str]:
