@@ -15,7 +15,7 @@ def module(seed, width=8):
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 2))
     net.unused = torch.nn.Parameter(torch.zeros(3))
-    net.half = torch.nn.Parameter(torch.randn(3).bfloat16())
+    net.bf16 = torch.nn.Parameter(torch.randn(3).bfloat16())
     net.wide = torch.nn.Parameter(torch.randn(4, 2, dtype=torch.float64))
     net.transposed = torch.nn.Parameter(torch.randn(2, 3).t())
     net.frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
@@ -26,7 +26,7 @@ def backward(net, rank):
     """What this rank's data makes of the gradients."""
     net.zero_grad()
     x = torch.full((4, 3), rank + 1.0) + torch.arange(12.0).reshape(4, 3)
-    extra = net.half.float().sum() * rank + (net.wide * (rank + 0.5)).sum() + net.transposed.square().sum() * rank
+    extra = net.bf16.float().sum() * rank + (net.wide * (rank + 0.5)).sum() + net.transposed.square().sum() * rank
     (net(x).square().sum() + extra).backward()
     return {name: p.grad for name, p in net.named_parameters()}
 
