@@ -57,7 +57,7 @@ def install() -> None:
     _watch_exit_status()
     atexit.register(_end_together)
     if under_launcher():
-        _die_with_launcher()
+        die_with_parent()
         _register()
     if hasattr(signal, "SIGUSR1") and watchdog_s():
         faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -143,6 +143,8 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     if under_launcher():
         stop_all(status, f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": "))
     _State.status = status
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
 
 
 def _place(trace: TracebackType | None) -> str:
@@ -216,8 +218,8 @@ def report_missing(rank: int, source: int, pid: int | None) -> None:
             os.kill(pid, signal.SIGUSR1)
 
 
-def _die_with_launcher() -> None:
-    """A rank whose launcher is killed is killed too, even in the middle of a computation (Linux)."""
+def die_with_parent() -> None:
+    """A process whose parent (a rank's: the launcher) is killed is killed too, even while it computes (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

