@@ -1,0 +1,69 @@
+"""Files and folders that are whole or not there: written under another name, synced, renamed."""
+
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+
+def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> None:
+    """Writes a file; whatever happens, `path` holds either what it held or the new content.
+
+    Args:
+        content: the bytes, or a function that writes them to an open file.
+    """
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        with open(draft, "wb") as file:
+            content(file) if callable(content) else file.write(content)
+        publish(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def publish(draft: Path, path: Path) -> None:
+    """Gives a file that has been written its name, once it is on disk."""
+    sync(draft)
+    os.replace(draft, path)
+    sync(path.parent)
+
+
+def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Writes a folder; `path` never holds half of it.
+
+    Args:
+        fill: makes the folder that it is given, and all that is to be in it.
+    """
+    draft, old = (path.with_name(f".{path.name}.{kind}") for kind in ("new", "old"))
+    for left in (draft, old):  # by a crash
+        shutil.rmtree(left, ignore_errors=True)
+    fill(draft)
+    for folder, _, names in os.walk(draft):
+        for name in names:
+            sync(Path(folder, name))
+    if path.exists():
+        path.rename(old)
+    draft.rename(path)
+    sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
+    """Writes arrays as NumPy's .npz, without pickle; any names, and the same bytes for the same arrays."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
