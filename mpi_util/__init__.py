@@ -5,15 +5,26 @@ because the others sleep; `rank0_bcast_wts` sends the weights back. Importing th
 """
 
 from . import comm as _comm
+from . import tensorflow_setup as _tensorflow_setup
 from .console import msg, print0
 from .deal import deal
-from .errors import BatchError, LaunchError, MpiUtilError, RankLeftError, RankMismatchError, WeightsError
+from .errors import (
+    BatchError,
+    LaunchError,
+    MissingFrameworkError,
+    MpiUtilError,
+    RankLeftError,
+    RankMismatchError,
+    UsageError,
+    WeightsError,
+)
 from .failure import during, fail
 from .gather import all_accum_batches, rank0_accum_batches
 from .launch import usable_cores
 from .reductions import all_mean, all_sum, bcast
 from .seeding import set_global_seeds, stream
 from .signals import StopRequest
+from .tensorflow_setup import setup_tensorflow_for_mpi
 from .timing import Phases, steps_sec, timeit
 from .weights import all_avg_wts, chksum, rank0_bcast_wts
 
@@ -22,11 +33,13 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchError",
     "LaunchError",
+    "MissingFrameworkError",
     "MpiUtilError",
     "Phases",
     "RankLeftError",
     "RankMismatchError",
     "StopRequest",
+    "UsageError",
     "WeightsError",
     "all_accum_batches",
     "all_avg_wts",
@@ -45,6 +58,7 @@ __all__ = [
     "rank0_accum_batches",
     "rank0_bcast_wts",
     "set_global_seeds",
+    "setup_tensorflow_for_mpi",
     "steps_sec",
     "stream",
     "timeit",
@@ -52,12 +66,13 @@ __all__ = [
 ]
 
 
-def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
+def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
     """Starts this script again as `n` ranks, and waits for them.
 
     Args:
         n: number of ranks; 1 runs in this process, without MPI.
         gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session; 0: as much as it needs.
+        bind_to_core: bind each rank to a core; rank 0 then has one core for its update.
 
     Returns:
         "child" in a rank (go on), "parent" in the process that started them (they have ended well: return).
@@ -68,7 +83,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
     """
     from . import failure, launch
 
-    side = launch.mpi_fork(n, gpu_pct)
+    side = launch.mpi_fork(n, gpu_pct, bind_to_core)
     if side == "child":
         failure.install()
         _comm.channel_of()  # from here on each rank knows when another ends, however early
@@ -76,7 +91,9 @@ def mpi_fork(n: int, gpu_pct: float = 0.0) -> str:
 
 
 def __getattr__(name: str):
-    """`rank` and `nworkers` are right whenever they are read: before and after MPI starts, with and without it."""
+    """`rank`, `nworkers` and `tf_config` are right whenever they are read: before and after MPI starts, or without."""
     if name in ("rank", "nworkers"):
         return getattr(_comm, name)()
+    if name == "tf_config":
+        return _tensorflow_setup.tf_config()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

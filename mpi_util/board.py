@@ -51,6 +51,16 @@ class Board:
         self.number = 0
         self._own = channel.rank * _ENTRY.size
 
+    @property
+    def next_small(self) -> np.ndarray:
+        """uint8 (ranks, SMALL): where small data of the next meeting goes."""
+        return self.small[(self.number + 1) % 2]
+
+    @property
+    def last_small(self) -> np.ndarray:
+        """uint8 (ranks, SMALL): the small data of the last meeting."""
+        return self.small[self.number % 2]
+
     def meet(self, op: str, digest: bytes) -> bool:
         """Collective: waits until all ranks have come. True if they bring the same.
 
@@ -178,8 +188,11 @@ def gather_round(
     while True:
         if board := channel.board:
             fits = not error and (nbytes <= SMALL or nbytes <= board.room)
-            if fits:
-                lay(board)
+            try:
+                if fits:
+                    lay(board)
+            except Exception as caught:
+                error, fits, digest = caught, False, b"failed  "
             if board.meet(op, digest if fits or error else b"room" + digest[:4]) and fits:
                 return board
         channel.board, board = None, None  # if one rank comes to this line, all do
@@ -189,12 +202,16 @@ def gather_round(
         _take_board(channel, place, memory)
 
 
+def possible(channel: Channel) -> bool:
+    """True if there may be a board: all ranks on one machine, whose processors show stores in their order."""
+    return channel.size > 1 and len(set(channel.machine)) == 1 and platform.machine() in ("x86_64", "AMD64")
+
+
 def _new_memory(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None, int]:
     """Rank 0: (memory of a board where each rank has room for so much, its ticket, the room); no ticket: no board."""
     room = 0 if nbytes <= SMALL else align(int(nbytes * _ROOM))
     sizes = _sizes(channel.size, room)
-    one_machine, in_order = len(set(channel.machine)) == 1, platform.machine() in ("x86_64", "AMD64")
-    if not (one_machine and in_order):
+    if not possible(channel):
         return np.empty(0, np.uint8), None, 0
     memory, ticket = lease(channel, sum(sizes))
     memory[: sum(sizes[:3])] = 0

@@ -48,9 +48,9 @@ def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm:
 
     Args:
         batch: nested dict/list/tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any dtype but object,
-            any shape and memory order; torch tensors; numbers and 0-d arrays (one row each); lists of
-            plain Python values (joined). Ranks agree on keys, dtypes and shapes but for the number of rows, which may
-            differ between ranks and between leaves, and may be 0.
+            any shape and memory order; tensors of torch and TensorFlow, variables too; numbers and 0-d arrays (one row
+            each); lists of plain Python values (joined). Ranks agree on keys, dtypes and shapes but for the number of
+            rows, which may differ between ranks and between leaves, and may be 0.
         index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", for
             instance episodes) and `index` holds the place of each in the whole: they are joined in the order of the
             index, whichever rank made them. A rank may have none; where no rank has any, the result is an empty dict.

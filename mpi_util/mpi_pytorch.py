@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from .adapters import framework
 from .averaging import Description, Views, reduce
 from .comm import nworkers
-from .errors import BatchError, MissingFrameworkError
+from .errors import BatchError
 from .launch import usable_cores
 from .weights import rank0_bcast_wts
 
@@ -27,7 +28,7 @@ def setup_pytorch_for_mpi() -> None:
     Raises:
         MissingFrameworkError: no torch.
     """
-    _torch("setup_pytorch_for_mpi").set_num_threads(max(1, usable_cores() // nworkers()))
+    framework("torch").set_num_threads(max(1, usable_cores() // nworkers()))
 
 
 def sync_params(module: Any, *, comm: Any = None) -> None:
@@ -41,7 +42,7 @@ def sync_params(module: Any, *, comm: Any = None) -> None:
         RankMismatchError: on every rank, with the first name that differs, if the modules differ.
         MissingFrameworkError: no torch.
     """
-    _torch("sync_params")
+    framework("torch")
     rank0_bcast_wts(module, comm=comm)
 
 
@@ -59,7 +60,7 @@ def mpi_avg_grads(module: Any, *, comm: Any = None) -> None:
         RankMismatchError: on every rank, if a parameter has a gradient on some ranks only, or the modules differ.
         MissingFrameworkError: no torch.
     """
-    torch = _torch("mpi_avg_grads")
+    torch = framework("torch")
     grads: list = []
     staged: _Staged | None = None
 
@@ -91,14 +92,6 @@ def mpi_avg_grads(module: Any, *, comm: Any = None) -> None:
 
     with torch.no_grad():
         reduce("mpi_avg_grads", describe, write, read, divide=True, comm=comm)
-
-
-def _torch(name: str) -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingFrameworkError(f"{name} needs PyTorch: pip install 'mpi_util[torch]'") from None
-    return torch
 
 
 class _Kind:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import tree
+from . import board, tree
 from .adapters import Slot, slots
 from .channel import Channel
 from .comm import channel_of
@@ -18,15 +18,20 @@ from .transport import spread
 _PART_BYTES = 1 << 20
 
 
-def rank0_bcast_wts(model: Any, *, comm: Any = None) -> int:
+def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any = None) -> int:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
     Everything moves as one block, whatever the number of arrays. The values are written in place, on the device where
     the model lives; rank 0's are only read. A model may be changed between calls, if it is changed alike on all ranks.
 
     Args:
-        model: torch module (parameters and buffers), torch optimizer (its state), or a nested dict/list/tuple of NumPy
-            arrays and tensors; the same names, dtypes and shapes on every rank.
+        model: torch module (parameters and buffers), torch optimizer (its state), Keras model (all weights, BatchNorm's
+            statistics too) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of NumPy arrays,
+            tensors and variables; the same names, dtypes and shapes on every rank. What layers were numbered by
+            (`dense_3`) does not matter.
+        graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
+            state), and nothing is added to it. None: the session's own; other models have none.
+        label: taken as in 2017, and not used.
         comm: communicator; None: all ranks.
 
     Returns:
@@ -34,14 +39,14 @@ def rank0_bcast_wts(model: Any, *, comm: Any = None) -> int:
 
     Raises:
         RankMismatchError: on every rank, with the first name that differs, if the models differ.
-        WeightsError: the model has nothing that can be written in place.
+        WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
     """
     channel = channel_of(comm)
-    channel.version = _agree_and_send(channel, "rank0_bcast_wts", lambda: _Block(model))
+    channel.version = _agree_and_send(channel, "rank0_bcast_wts", lambda: _Block(model, graph))
     return channel.version
 
 
-def all_avg_wts(model: Any, *, comm: Any = None) -> None:
+def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any = None) -> None:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
     Integers and booleans (step counters, masks) are not averaged: all get rank 0's.
@@ -53,7 +58,7 @@ def all_avg_wts(model: Any, *, comm: Any = None) -> None:
 
     def build() -> _Block:
         nonlocal block
-        block = block or _Block(model)
+        block = block or _Block(model, graph)
         return block
 
     _agree_and_send(channel, "all_avg_wts", build, send=False)
@@ -65,17 +70,20 @@ def all_avg_wts(model: Any, *, comm: Any = None) -> None:
             if numbers.dtype.kind in "fc":
                 wide = np.result_type(numbers.dtype, np.float64)
                 slot.write(slot.bits(numbers.mean(axis=0, dtype=wide).astype(numbers.dtype)))
+        block.flush()
     _agree_and_send(channel, "all_avg_wts", build)
 
 
-def chksum(model: Any, label: str = "") -> str:
+def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
 
     Args:
-        model: as in `rank0_bcast_wts`.
-        label: printed with the checksum, tagged with the rank, if it is not empty.
+        model, graph: as in `rank0_bcast_wts`.
+        label: printed with the checksum, tagged with the rank, if it is not empty; it may take the place of `graph`.
     """
-    block = _Block(model)
+    if isinstance(graph, str):
+        graph, label = None, graph
+    block = _Block(model, graph)
     total = tree.digest(block.signature, *(values.tobytes() for values in block.read_all())).hex()
     if label:
         from .console import msg
@@ -87,8 +95,8 @@ def chksum(model: Any, label: str = "") -> str:
 class _Block:
     """The weights of a model as one block of bytes, each array at an aligned place."""
 
-    def __init__(self, model: Any):
-        self.slots: list[Slot] = slots(model)
+    def __init__(self, model: Any, graph: Any):
+        self.slots: list[Slot] = slots(model, graph)
         self.names = [(slot.name, slot.dtype.str, slot.shape) for slot in self.slots]
         self.signature = tree.digest(self.names)
         self.starts, self.nbytes = [], 0
@@ -120,6 +128,12 @@ class _Block:
             for part in _parts(slot.host):
                 wait_for(start + part.stop * slot.dtype.itemsize)
                 slot.host[part] = place[part]
+        self.flush()
+
+    def flush(self) -> None:
+        """Makes what slots have been written to the model's values, where they are not so at once."""
+        for flush in {slot.flush for slot in self.slots if slot.flush}:
+            flush()
 
     def read_all(self) -> list[np.ndarray]:
         """A copy of each array."""
@@ -141,8 +155,11 @@ def _agree_and_send(channel: Channel, op: str, build: Callable[[], _Block], send
 
     def bring() -> bytes:
         nonlocal block
-        block = build()
+        block = block or build()
         return block.signature
+
+    if board.possible(channel) and _send_on_board(channel, op, bring, lambda: block, send):
+        return channel.version + 1
 
     def check(signatures: list) -> tuple[int, Any]:
         if any(signature != block.signature for signature in signatures):
@@ -153,14 +170,38 @@ def _agree_and_send(channel: Channel, op: str, build: Callable[[], _Block], send
         channel, op, bring, check, lambda memory: block.fill(memory), lambda memory, wait: block.take(memory, wait)
     )
     if version is None:
-        channel.agree(op, lambda: block.names, lambda models: _raise_difference(op, models))
+        channel.agree(op, lambda: block.names, lambda models: _check_alike(op, models))
     return version
 
 
-def _raise_difference(op: str, models: list) -> None:
+def _send_on_board(
+    channel: Channel, op: str, bring: Callable[[], bytes], block: Callable[[], _Block], send: bool
+) -> bool:
+    """Agrees on the board, and sends what is small there. False if there is no board, or still something to be sent."""
+
+    def describe() -> tuple[bytes, int, Any]:
+        signature = bring()
+        return tree.digest(op, signature), 0, block().names
+
+    def lay(there: board.Board) -> None:
+        if send and channel.rank == 0 and block().nbytes <= board.SMALL:
+            for _ in block().fill(there.next_small[0]):
+                pass
+
+    there = board.gather_round(channel, op, describe, lay, lambda models: _check_alike(op, models))
+    if there is None or (send and block().nbytes > board.SMALL):
+        return False
+    if send and channel.rank:
+        block().take(there.last_small[0], lambda wanted: None)
+    return True
+
+
+def _check_alike(op: str, models: list) -> None:
     """Raises the RankMismatchError that names the first array that is not alike on all ranks."""
     reference = dict.fromkeys(models[0])
-    k, other = next((k, other) for k, other in enumerate(models) if other != models[0])
+    k, other = next(((k, other) for k, other in enumerate(models) if other != models[0]), (0, None))
+    if other is None:
+        return
     different = [*(a for a in other if a not in reference), *(a for a in models[0] if a not in other)]
     name = different[0][0] if different else other[0][0]
     table = []

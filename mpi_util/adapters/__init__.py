@@ -7,16 +7,24 @@ Each adapter module has
     from_numbers(array, like)        a tensor of the same kind as `like`, and on its device, with these values
     token(leaf)                      something small, to be sent, that can stand for `like`
     slots(model) -> list[Slot]       what the model's weights are, and how to read and write each
+and, if its tensors can be written in place,
+    tensor_slot(name, tensor)        the slot of one
 """
 
 import functools
+import importlib
+import re
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import WeightsError
+from ..errors import MissingFrameworkError, WeightsError
+
+_EXTRAS = {"torch": ("PyTorch", "torch"), "tensorflow": ("TensorFlow", "tf"), "keras": ("Keras", "tf")}
+_AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 
 
 def _same(array: np.ndarray) -> np.ndarray:
@@ -32,6 +40,7 @@ class Slot(NamedTuple):
         host: the values themselves as a flat array, if they lie in one piece of host memory, else None.
         read: writes the values into an array of that dtype and shape.
         write: sets the values, in place and on the model's device, from such an array.
+        flush: if it is there, values are set only when it is called after the last `write`; several slots share one.
     """
 
     name: str
@@ -42,6 +51,24 @@ class Slot(NamedTuple):
     write: Callable[[np.ndarray], None]
     number: Callable[[np.ndarray], np.ndarray] = _same  # bits that travel -> numbers to calculate with
     bits: Callable[[np.ndarray], np.ndarray] = _same  # and back
+    flush: Callable[[], None] | None = None
+
+
+def framework(module: str) -> ModuleType:
+    """The framework's module: "torch", "tensorflow" or "keras".
+
+    Raises:
+        MissingFrameworkError: it is not installed.
+    """
+    try:
+        return sys.modules.get(module) or importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        name, extra = _EXTRAS[module]
+        raise MissingFrameworkError(
+            f"this needs {name}, which is not installed: pip install 'mpi_util[{extra}]'"
+        ) from None
 
 
 def adapter_for(thing: Any) -> ModuleType:
@@ -52,22 +79,71 @@ def adapter_for(thing: Any) -> ModuleType:
 @functools.cache  # asked for every leaf of every batch
 def _adapter_of(kind: type) -> ModuleType:
     roots = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
+    if "keras" in roots:  # asked first: its classes derive from those of the framework below it
+        from . import keras
+
+        return keras
     if "torch" in roots:
         from . import pytorch
 
         return pytorch
+    if "tensorflow" in roots:
+        from . import tensorflow
+
+        return tensorflow
     from . import arrays
 
     return arrays
 
 
-def slots(model: Any) -> list[Slot]:
+def slots(model: Any, graph: Any = None) -> list[Slot]:
     """Everything in `model` that a broadcast of its weights carries.
+
+    Args:
+        graph: of the tf.compat.v1 session `model`; None: the session's own, or `model` is something else.
 
     Raises:
         WeightsError: the model is of no known kind, or holds no weights.
     """
-    found = adapter_for(model).slots(model)
+    if graph is not None:
+        from . import tf1
+
+        found = tf1.slots(model, graph)
+    elif isinstance(model, (dict, list, tuple)):  # Keras and TensorFlow have containers of their own
+        from . import arrays
+
+        found = arrays.slots(model)
+    else:
+        found = adapter_for(model).slots(model)
     if not found:
         raise WeightsError(f"{type(model).__name__} holds no weights")
     return found
+
+
+def place_name(position: int, path: str) -> str:
+    """Name of a model's weight: its position, and its path without the numbers that make layer names unique.
+
+    Such a number counts the layers of a class that the process has ever made, so ranks that have built the same model
+    may have different ones, as `dense/kernel` and `dense_3/kernel`.
+    """
+    return f"{position}/{_AUTOMATIC_NUMBER.sub('', path.partition(':')[0])}"
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """The array, or its bits as unsigned integers if its dtype is an extension to NumPy's: bfloat16, 8-bit floats."""
+    return array.view(f"u{array.dtype.itemsize}") if is_extension(array.dtype) else array
+
+
+def is_extension(dtype: np.dtype) -> bool:
+    """True for a dtype that a package other than NumPy has registered."""
+    return dtype.isbuiltin == 2
+
+
+def extension_slot(slot: Slot, dtype: np.dtype) -> Slot:
+    """`slot`, whose bits stand for values of `dtype`, with the way to float32 numbers and back."""
+    if not is_extension(dtype):
+        return slot
+    return slot._replace(
+        number=lambda bits: bits.view(dtype).astype(np.float32),
+        bits=lambda numbers: as_bits(numbers.astype(dtype)),
+    )

@@ -1,5 +1,6 @@
 """torch: modules (parameters and buffers), optimizers (their state), and single tensors."""
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,8 @@ def slots(model: Any) -> list[Slot]:
     import torch
 
     if isinstance(model, torch.nn.Module):
-        named = [*model.named_parameters(), *model.named_buffers()]
-    elif isinstance(model, torch.optim.Optimizer):
+        return _module_slots(model)
+    if isinstance(model, torch.optim.Optimizer):
         state = model.state_dict()["state"]
         named = [
             (f"{index}/{key}", value)
@@ -67,6 +68,19 @@ def slots(model: Any) -> list[Slot]:
     else:
         raise WeightsError(f"no weights found in a {type(model).__name__}; give a module, an optimizer or tensors")
     return [tensor_slot(name, tensor) for name, tensor in named]
+
+
+# By module: what its slots were made from, and they. To make them takes longer than to send the weights of a small one.
+_made: Any = weakref.WeakKeyDictionary()
+
+
+def _module_slots(module: Any) -> list[Slot]:
+    """The slots of a module: the same list as long as it has the same tensors in the same places."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    places = [(name, id(tensor), tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in named]
+    if module not in _made or _made[module][0] != places:
+        _made[module] = places, named, [tensor_slot(name, tensor) for name, tensor in named]
+    return _made[module][-1]
 
 
 def tensor_slot(name: str, tensor: Any) -> Slot:

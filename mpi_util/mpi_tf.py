@@ -1,0 +1,261 @@
+"""Data-parallel TensorFlow under the names of Spinning Up's `mpi_tf`: every rank updates, with averaged gradients.
+
+The functions work in tf.compat.v1 graphs, where they return operations for the session to run, in eager mode, where
+they act at once, and inside tf.function. An operation that ranks do together must be run by all of them, as often and
+in the same order.
+
+    optimizer = mpi_tf.MpiAdamOptimizer(learning_rate=1e-3)           # tf.compat.v1
+    optimizer = mpi_tf.average_gradients(keras.optimizers.Adam(1e-3)) # Keras 3
+    mpi_util.rank0_bcast_wts(model)                                   # all ranks start alike
+"""
+
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .adapters import adapter_for, framework, is_extension, place_name
+from .adapters.tensorflow import check_dtype
+from .averaging import average
+from .errors import UsageError, WeightsError
+from .weights import rank0_bcast_wts
+
+_turn = threading.Lock()  # a graph may run two operations at a time, but a rank can be in one collective call only
+
+
+def flat_concat(xs: Sequence) -> Any:
+    """All values of some tensors or variables of one dtype as one tensor.
+
+    Args:
+        xs: tensors or variables of any shapes.
+
+    Returns:
+        A tensor of their dtype, shape (sum of their sizes,).
+    """
+    tf = framework("tensorflow")
+    return tf.concat([tf.reshape(x, (-1,)) for x in xs], axis=0)
+
+
+def assign_params_from_flat(x: Any, params: Sequence) -> Any:
+    """Sets variables from what `flat_concat` has made of tensors of their shapes.
+
+    Args:
+        x: tensor of shape (sum of their sizes,) and of their dtype.
+        params: variables with known shapes.
+
+    Returns:
+        The operation that does it, which tf.function runs by itself; None in eager mode, where it is done.
+    """
+    tf = framework("tensorflow")
+    params = _variables(tf, params)
+    parts = tf.split(x, [param.shape.num_elements() for param in params])
+    return tf.group(*[param.assign(tf.reshape(part, param.shape)) for param, part in zip(params, parts)])
+
+
+def sync_params(params: Sequence, *, comm: Any = None) -> Any:
+    """Collective when it acts: sets variables to rank 0's values. A rank that does not take part is waited for.
+
+    Args:
+        params: variables of TensorFlow or Keras, of any dtype but string; alike on every rank.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        The operation that does it, which tf.function runs by itself; None in eager mode, where it is done.
+
+    Raises:
+        RankMismatchError: on every rank, with the first name that differs, if the variables differ. An operation
+            raises tf.errors.UnknownError with its text.
+        WeightsError: there is nothing to send.
+    """
+    tf = framework("tensorflow")
+    params = _variables(tf, params)
+    if tf.executing_eagerly() or not params:
+        rank0_bcast_wts(params, comm=comm)
+        return None
+    return _as_it_is(_sync_operation)(tf, params, comm)
+
+
+def _sync_operation(tf: Any, params: list, comm: Any) -> Any:
+    names = [place_name(i, param.name) for i, param in enumerate(params)]
+    dtypes = [param.dtype.base_dtype for param in params]
+    for name, dtype in zip(names, dtypes):
+        check_dtype(name, dtype)
+
+    def values_of_rank0(*values: np.ndarray) -> list[np.ndarray]:
+        copies = {name: np.array(value) for name, value in zip(names, values)}
+        with _turn:
+            rank0_bcast_wts(copies, comm=comm)
+        return list(copies.values())
+
+    # read_value is read here, after the control dependencies of the caller; a plain mention may be an earlier reading
+    values = tf.numpy_function(values_of_rank0, [param.read_value() for param in params], dtypes, name="sync_params")
+    for value, param in zip(values, params):
+        value.set_shape(param.shape)
+    return tf.group(*[param.assign(value) for param, value in zip(params, values)])
+
+
+def sync_all_params(*, comm: Any = None) -> Any:
+    """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
+
+    Raises:
+        WeightsError: there are none; in eager mode nobody keeps a list of them.
+    """
+    params = framework("tensorflow").compat.v1.global_variables()
+    if not params:
+        raise WeightsError("sync_all_params: no graph with global variables here; use sync_params(model.weights)")
+    return sync_params(params, comm=comm)
+
+
+def average_gradients(optimizer: Any, *, comm: Any = None) -> Any:
+    """Makes a Keras optimizer average the gradients over the ranks before it applies them.
+
+    In `model.fit`, in `apply` and in `apply_gradients`, inside tf.function too; with Keras on TensorFlow or torch.
+    Each step is one collective call, so all ranks must take the same number of steps. They start alike after
+    `rank0_bcast_wts(model)`, and stay alike, bit for bit. A model that is saved with the optimizer loads without
+    mpi_util, and then has a plain one.
+
+    XLA cannot call back to Python: compile a model with `jit_compile=False` where Keras would choose otherwise (on a
+    GPU). For float16 training give this a `LossScaleOptimizer`, so that ranks agree which steps to skip.
+
+    Args:
+        optimizer: an instance of keras.optimizers.Optimizer.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        `optimizer` itself.
+
+    Raises:
+        UsageError: it is no Keras optimizer, or Keras runs on another backend; in a step: XLA.
+        RankMismatchError: in a step, on every rank, if variables have a gradient on some ranks only, or differ. From a
+            tf.function it comes as tf.errors.UnknownError with its text.
+    """
+    keras = framework("keras")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UsageError(
+            f"average_gradients takes a Keras optimizer, such as keras.optimizers.Adam(); got {optimizer!r}"
+        )
+    backend = keras.backend.backend()
+    if backend not in ("tensorflow", "torch"):
+        raise UsageError(f"average_gradients needs Keras on tensorflow or torch; it runs on {backend}")
+    on_tensorflow = backend == "tensorflow"
+    means = _tensorflow_means if on_tensorflow else _eager_means
+    plain_apply = functools.partial(type(optimizer).apply, optimizer)
+
+    def apply(grads: Sequence, trainable_variables: Sequence | None = None) -> None:
+        grads = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        paths = [getattr(v, "path", v.name) for v in trainable_variables or ()] or [""] * len(grads)
+        plain_apply(means(f"a step of {type(optimizer).__name__}", grads, paths, comm), trainable_variables)
+
+    # on the object, so that its class stays the one under which Keras saves it
+    optimizer.apply = _as_it_is(apply) if on_tensorflow else apply
+    return optimizer
+
+
+@functools.cache
+def _adam() -> type:
+    tf = framework("tensorflow")
+
+    class MpiAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
+        """tf.compat.v1's Adam, which averages the gradients over the ranks, and after the update sends rank 0's values.
+
+        Each step is collective. A rank's operations that are collective must not run side by side: where one
+        session.run does several steps, put tf.control_dependencies between them.
+
+        Args:
+            comm: communicator; None: all ranks.
+            **kwargs: of tf.compat.v1.train.AdamOptimizer.
+
+        Raises:
+            tf.errors.UnknownError: in session.run, with the text of a RankMismatchError, if variables have a gradient
+                on some ranks only, or differ.
+        """
+
+        def __init__(self, *args: Any, comm: Any = None, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self.comm = comm
+
+        def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple]:
+            """As of tf.compat.v1, but each gradient is the mean over the ranks; None where no rank has one."""
+            grads, variables = zip(*super().compute_gradients(*args, **kwargs))
+            paths = [variable.name for variable in variables]
+            means = _tensorflow_means(f"a step of {self.get_name()}", list(grads), paths, self.comm)
+            return list(zip(means, variables))
+
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+            """As of tf.compat.v1, followed by `sync_params` of the variables."""
+            grads_and_vars = list(grads_and_vars)
+            applied = super().apply_gradients(grads_and_vars, global_step, name)
+            variables = [variable for _, variable in grads_and_vars]
+            if tf.executing_eagerly():
+                sync_params(variables, comm=self.comm)
+                return applied
+            with tf.control_dependencies([applied]):
+                return tf.group(applied, sync_params(variables, comm=self.comm))
+
+    MpiAdamOptimizer.__qualname__ = "MpiAdamOptimizer"
+    return MpiAdamOptimizer
+
+
+def _tensorflow_means(op: str, grads: list, paths: list[str], comm: Any) -> list:
+    """The mean of each gradient over the ranks, all as one operation; None where no rank has one."""
+    tf = framework("tensorflow")
+    grads = [tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    if tf.executing_eagerly() or not present:
+        return _eager_means(op, grads, paths, comm)
+    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext  # no public function tells it
+
+    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise UsageError(
+            f"{op}: XLA cannot average over ranks; compile the model, or the function, with jit_compile=False"
+        )
+
+    def means(*values: np.ndarray) -> list[np.ndarray]:
+        there = dict(zip(present, values))
+        numbers = [None if i not in there else _numbers(there[i]) for i in range(len(grads))]
+        found = _host_means(op, numbers, paths, comm)
+        return [found[i].astype(value.dtype) for i, value in there.items()]
+
+    tensors = tf.numpy_function(means, [grads[i] for i in present], [grads[i].dtype for i in present], name="mean")
+    for i, tensor in zip(present, tensors):
+        tensor.set_shape(grads[i].shape)
+        grads[i] = tensor
+    return grads
+
+
+def _eager_means(op: str, grads: list, paths: list[str], comm: Any) -> list:
+    """The mean of each gradient over the ranks, for tensors of any framework that have values now."""
+    found = _host_means(op, [None if g is None else adapter_for(g).to_numbers(g) for g in grads], paths, comm)
+    return [None if g is None else adapter_for(g).from_numbers(mean, g) for mean, g in zip(found, grads)]
+
+
+def _host_means(op: str, numbers: list, paths: list[str], comm: Any) -> list:
+    names = [place_name(i, path) for i, path in enumerate(paths)]
+    copies = {name: None if array is None else np.array(array, order="C") for name, array in zip(names, numbers)}
+    with _turn:
+        return list(average(op, lambda: copies, comm=comm).values())
+
+
+def _numbers(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float32) if is_extension(value.dtype) else value
+
+
+def _as_it_is(function: Any) -> Any:
+    """The function, which AutoGraph is not to rewrite when a tf.function calls it."""
+    return framework("tensorflow").autograph.experimental.do_not_convert(function)
+
+
+def _variables(tf: Any, params: Sequence) -> list:
+    """TensorFlow's variables, which Keras keeps in its own."""
+    return [param if isinstance(param, tf.Variable) else param.value for param in params]
+
+
+def __getattr__(name: str) -> Any:
+    """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is asked for."""
+    if name == "MpiAdamOptimizer":
+        return _adam()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
