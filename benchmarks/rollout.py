@@ -109,9 +109,9 @@ class Rollout(Stepping):
         scaler = Scaler(spec.obs_dim)
         actor = Actor(spec, init_params(spec, np.random.default_rng(0)))
         actor.refresh()
-        runner = Runner(envs[0], actor, scaler, config.seed, config.gamma, config.lam)
+        runner = Runner(envs[0], actor, scaler, np.ones(1), config.seed, config.gamma, config.lam)
         control: dict[str, Any] = {"episodes": np.zeros(1, np.int64)}
-        self._collect = train.episodes(config, runner, control, mpi_util.StopRequest())
+        self._collect = train.episodes(config, runner, control, mpi_util.StopRequest(), average=False)
 
     def collect(self) -> int:
         """This rank's number of steps."""

@@ -135,7 +135,7 @@ class Logger:
         if self._show:
             self._show(row)
         else:
-            print(_box(self._progress.columns, row), flush=True)
+            _write(_box(self._progress.columns, row))
 
     def sync(self) -> None:
         """Returns when the rows written so far are on disk; before a checkpoint that relies on them. Rank 0."""
@@ -161,7 +161,7 @@ class Logger:
         text = serialization_utils.to_text(content)
         if not self._show:
             self.log("Saving config:\n", "cyan")
-            print(text, flush=True)
+            _write(text)
         replace_file(self._folder / "config.json", text.encode())
 
     def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
@@ -219,6 +219,12 @@ class Logger:
 
     def _set_saver(self, saver: Any) -> None:
         self._savers = [other for other in self._savers if type(other) is not type(saver)] + [saver]
+
+
+def _write(text: str) -> None:
+    """Prints lines in one piece; `print` would let other ranks in before the last line's end."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _number(key: str, val: Any) -> int | float:

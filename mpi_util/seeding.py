@@ -9,7 +9,8 @@ import numpy as np
 def set_global_seeds(seed: int) -> None:
     """Seeds `random`, `numpy.random`, and torch and TensorFlow if they are loaded. Not collective.
 
-    Call it with `seed + rank` when every rank is to draw differently.
+    Call it with `seed + rank` when every rank is to draw differently. A tf.Graph that is made afterwards has a seed of
+    its own: call `tf.compat.v1.set_random_seed` inside it.
 
     Args:
         seed: not negative.

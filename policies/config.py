@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from policies.actor import INIT_LOG_STD
 from policies.hyper import DEFAULTS, Hyper
 
 
@@ -31,7 +32,7 @@ class Config:
     resume: str | None = _opt(RUN, "folder of an earlier run to go on with, on its settings", metavar="RUN_DIR")
     eval_every: int | None = _opt(RUN, "after so many steps, try the policy with its most likely actions", None, int)
     eval_episodes: int = _opt(RUN, "whole episodes in such a trial, all processes together", 10, int)
-    device: str = _opt(RUN, "torch device of the updates, such as cuda; rank 0 only", "cpu")
+    device: str = _opt(RUN, "where the updates run, such as cuda", "cpu")
     render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
 
     batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, int, ("-b",))
@@ -40,22 +41,44 @@ class Config:
     )
     num_envs: int = _opt(BATCH, "environments that the segments come from; divides --batch_steps", 20, int)
 
+    parallel: str = _opt(
+        BATCH, "gather: rank 0 updates on the batches of all; average: every process updates on its own, in step",
+        "gather", choices=("gather", "average"),
+    )  # fmt: skip
+    framework: str = _opt(ALGO, "of the updates", "torch", choices=("torch", "tf"))
     algo: str = _opt(ALGO, f"update rule: {' or '.join(DEFAULTS)}", "ppo", choices=tuple(DEFAULTS))
     gamma: float = _opt(ALGO, "discount of one step, 0 to 1", 0.99, float, ("-g",))
     lam: float = _opt(ALGO, "lambda of the generalised advantage estimate, 0 to 1", 0.95, float, ("-l",))
     kl_targ: float | None = _opt(
-        ALGO, "KL divergence per update, nats; ppo-kl steers to it, ppo stops there (0: never)", None, float, ("-k",)
-    )
-    lr: float | None = _opt(ALGO, "step size of the policy's Adam, above 0", None, float)
+        ALGO, "KL divergence per update, nats: trpo's bound, ppo-kl steers to it, ppo stops there (0: never)", None,
+        float, ("-k",),
+    )  # fmt: skip
+    lr: float | None = _opt(ALGO, "step size of the policy's Adam, above 0; trpo has none", None, float)
+    vf_lr: float | None = _opt(ALGO, "step size of the value function's Adam, above 0", None, float)
     lr_schedule: str = _opt(
         ALGO, "step sizes over the run: constant, or linear (down to 0 at --total_steps)", "constant",
         choices=("constant", "linear"),
     )  # fmt: skip
-    epochs: int | None = _opt(ALGO, "passes over the batch, at most", None, int)
+    rew_scale: str = _opt(
+        ALGO, "rewards as the value function sees them: times 1 - gamma, or over the running deviation of the returns",
+        "gamma", choices=("gamma", "returns"),
+    )  # fmt: skip
+    epochs: int | None = _opt(ALGO, "passes of the policy over the batch, at most", None, int)
+    vf_epochs: int | None = _opt(ALGO, "passes of the value function over the batch", None, int)
     minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: by their number of rows", None, int)
+    minibatch_rows: int | None = _opt(ALGO, "rows of a minibatch, about, where --minibatches is 0", None, int)
+    clip: float | None = _opt(ALGO, "range of ppo's probability ratio, 1 +- so much, above 0", None, float)
+    ent_coef: float | None = _opt(ALGO, "weight of the entropy in the policy's loss, 0 or more", None, float)
+    max_grad_norm: float | None = _opt(ALGO, "longer gradients are scaled down to this length, above 0", None, float)
+    cg_iters: int | None = _opt(ALGO, "steps of trpo's conjugate gradients, at most", None, int)
+    cg_damping: float | None = _opt(ALGO, "added to the diagonal of trpo's Fisher matrix, 0 or more", None, float)
 
     policy_hid_list: str = _opt(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = _opt(NETS, "the same for the value function", "64,64")
+
+    log_std: float = _opt(
+        NETS, "first logarithm of the Gaussian's deviations; 0: half the range of an action", INIT_LOG_STD, float
+    )
 
     def check(self) -> "Config":
         """Itself, if every setting is in its range.
@@ -65,6 +88,7 @@ class Config:
         """
         at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
         at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1, "eval_every": 1, "eval_episodes": 1}
+        at_least |= {"minibatch_rows": 1, "vf_epochs": 1, "ent_coef": 0, "cg_iters": 1, "cg_damping": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -72,8 +96,12 @@ class Config:
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name} is {getattr(self, name)}; it must be between 0 and 1")
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"--lr is {self.lr}; it must be above 0")
+        if not -10 <= self.log_std <= 10:
+            raise ValueError(f"--log_std is {self.log_std}; it must be between -10 and 10")
+        for name in ("lr", "vf_lr", "clip", "max_grad_norm") + ("kl_targ",) * (self.algo == "trpo"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"--{name} is {value}; it must be above 0")
         if self.lr_schedule == "linear" and self.total_steps is None:
             raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
         if self.batch_steps is not None and self.batch_steps % self.num_envs:
@@ -101,9 +129,15 @@ class Config:
         return arguments
 
     @property
+    def first_rew_scale(self) -> float:
+        """What rewards are multiplied by at first. Coady's: discounted sums then are of the size of one reward."""
+        return 1.0 - self.gamma if self.gamma < 0.999 else 1.0
+
+    @property
     def hyper(self) -> Hyper:
         """What the learners are told."""
-        return Hyper(self.algo, self.seed, self.lr, self.epochs, self.minibatches, kl_targ=self.kl_targ).resolve()
+        names = {option.name for option in fields(Hyper)} & {option.name for option in fields(Config)}
+        return Hyper(**{name: getattr(self, name) for name in names}).resolve()
 
     def to_json(self) -> str:
         """Text of config.json."""
@@ -151,7 +185,7 @@ def _resumed(given: dict[str, Any]) -> Config:
     Raises:
         ValueError: one line: there is no such run, or another setting was given.
     """
-    may_change = {"nprocs", "num_episodes", "total_steps", "device", "render"}
+    may_change = {"nprocs", "num_episodes", "total_steps", "device", "render", "framework"}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")

@@ -40,8 +40,9 @@ class Display:
             self.live.start()
 
     def say(self, text: str) -> None:
-        """A line of its own."""
-        self.console.print(text, markup=False)
+        """A line of its own, if there is anything to say."""
+        if text:
+            self.console.print(text, markup=False)
 
     def doing(self, text: str) -> None:
         """The live line; nothing where there is no terminal."""

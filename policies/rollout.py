@@ -4,6 +4,7 @@ Every episode has random streams of its own, derived from the seed and the episo
 which rank runs it, nor what that rank ran before.
 """
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from policies.actor import Actor
+from policies.actor import Actor, Spec
 from policies.returns import gae
 from policies.scaler import Scaler
 
@@ -76,20 +77,38 @@ def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
     return size, False, to_env
 
 
+def _clock() -> np.ndarray:
+    """Seconds, from some moment on: of wall-clock time, of this thread's processor time, and of its sleep."""
+    now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
+    with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
+        waited = int(file.read().split()[1]) * 1e-9  # ready to run, while others had the cores
+    return np.array([now, cpu, now - cpu - waited])
+
+
 class Runner:
     """Steps one environment with the actor, and makes batches of what it sees.
 
     A batch is a dict of arrays over T steps: observes float32 (T, obs_dim), unscaled; actions float32 (T, act_dim) or
     int64 (T,), as the actor drew them; advantages, disc_sum_rew float32 (T,), in scaled rewards; ep_ret float64 and
-    ep_len int64, (1,) if the episode ended in it, else (0,); busy_s float64, a number: seconds of work.
+    ep_len int64, (1,) if the episode ended in it, else (0,); work_s float64 (1, 3): seconds that it took, of wall-clock
+    time, of processor time, and asleep.
     """
 
     def __init__(
-        self, env: gym.Env, actor: Actor, scaler: Scaler, seed: int, gamma: float, lam: float, greedy: bool = False
+        self,
+        env: gym.Env,
+        actor: Actor,
+        scaler: Scaler,
+        rew_scale: np.ndarray,
+        seed: int,
+        gamma: float,
+        lam: float,
+        greedy: bool = False,
     ):
         """A runner.
 
         Args:
+            rew_scale: (1,), what rewards are multiplied by; may change between calls of `run`.
             seed: of the run.
             gamma, lam: as policies.returns.gae takes them.
             greedy: take the most likely actions, in episodes that are not those of training.
@@ -98,28 +117,27 @@ class Runner:
         self._act = (lambda obs, _: actor.mode(obs)) if greedy else actor.act
         self._env_stream = EVAL_STREAM if greedy else ENV_STREAM
         self.seed, self.gamma, self.lam = seed, gamma, lam
-        # Coady's scale: discounted sums then are of the size of one reward, whatever gamma
-        self.rew_scale = 1.0 - gamma if gamma < 0.999 else 1.0
+        self.rew_scale = rew_scale
         _, self.discrete, self.to_env = action_map(env.action_space)
         self._obs = self._rows(FIRST_ROWS)
         self._scaled = self._rows(FIRST_ROWS)
         self._acts: list = []
         self._rews: list[float] = []
-        self._busy_s = 0.0
+        self._work_s = np.zeros(3)
 
     def _rows(self, n: int) -> np.ndarray:
         return np.empty((n, self.actor.spec.obs_dim), np.float32)
 
     def start(self, *number: int) -> None:
         """Begins the episode of that number."""
-        began = time.perf_counter()
+        began = _clock()
         kinds = (self._env_stream, NOISE_STREAM)
         keys = [np.random.SeedSequence(self.seed, spawn_key=(kind, *number)) for kind in kinds]
         self._obs[0] = self.env.reset(seed=int(keys[0].generate_state(1)[0]))[0]
         self._noise = self._draw(np.random.default_rng(keys[1]))
         self.name = "/".join(map(str, number))
         self.ep_ret, self.ep_len = 0.0, 0
-        self._busy_s += time.perf_counter() - began
+        self._work_s += _clock() - began
 
     def _draw(self, rng: np.random.Generator) -> Iterator[Any]:
         while True:
@@ -138,7 +156,7 @@ class Runner:
         Raises:
             FloatingPointError: a reward or observation is not finite.
         """
-        began = time.perf_counter()
+        began = _clock()
         t, ended, terminated = 0, False, False
         self._acts.clear()
         self._rews.clear()
@@ -156,7 +174,7 @@ class Runner:
             self._rews.append(float(rew))
             ended = terminated or truncated
         batch = self._batch(t, ended, terminated)
-        batch["busy_s"], self._busy_s = self._busy_s + time.perf_counter() - began, 0.0
+        batch["work_s"], self._work_s = (self._work_s + _clock() - began)[None], np.zeros(3)
         return batch, ended
 
     def _grow(self) -> None:
@@ -175,7 +193,7 @@ class Runner:
         self.scaler.scale(self._obs[t], self._scaled[t])
         val = self.actor.value(self._scaled[: t + 1])
         last_val = 0.0 if terminated else float(val[t])
-        rew *= self.rew_scale
+        rew *= self.rew_scale[0]
         adv = gae(rew, val[:t], last_val, self.gamma, self.lam)
         batch = {
             "observes": self._obs[:t].copy(),
@@ -187,6 +205,19 @@ class Runner:
         }
         self._obs[0] = self._obs[t]
         return batch
+
+
+def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
+    """A batch of no steps, as Runner makes them."""
+    actions = np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32)
+    none, ended = (
+        np.empty(0, np.float32),
+        {"ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work_s": np.empty((0, 3))},
+    )
+    return {
+        "observes": np.empty((0, spec.obs_dim), np.float32), "actions": actions, "advantages": none,
+        "disc_sum_rew": none, **ended,
+    }  # fmt: skip
 
 
 class Segments:

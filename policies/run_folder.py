@@ -1,6 +1,5 @@
-"""What a run leaves on disk: config.json, progress.txt, policy.safetensors and a checkpoint to go on from."""
+"""Where a run leaves its weights, and a checkpoint to go on from."""
 
-import contextlib
 import json
 import os
 import time
@@ -40,7 +39,6 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise ValueError(f"cannot write to the run folder {path}: {error.strerror}") from None
-        self._progress = None
 
     @classmethod
     def default_path(cls, env: str, seed: int) -> Path:
@@ -51,10 +49,6 @@ class RunFolder:
             number += 1
             path = base.with_name(f"{base.name}-{number}")
         return path
-
-    def write_text(self, name: str, text: str) -> None:
-        """Writes a small text file."""
-        self._replace(name, text.encode())
 
     def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any]) -> None:
         """Writes arrays and what describes them as one safetensors file.
@@ -76,28 +70,6 @@ class RunFolder:
         folder = os.open(self.path, os.O_RDONLY)
         os.fsync(folder)  # the renaming itself
         os.close(folder)
-
-    def add_row(self, row: dict[str, Any]) -> None:
-        """Appends a row to progress.txt, tab-separated; the first one writes the header. Floats keep all digits."""
-        if self._progress is None:
-            path = self.path / "progress.txt"
-            begun = path.exists() and path.stat().st_size > 0
-            self._progress = path.open("a", encoding="ascii", buffering=1)
-            if not begun:
-                self._progress.write("\t".join(row) + "\n")
-        self._progress.write("\t".join(map(repr, row.values())) + "\n")
-
-    def sync_progress(self) -> None:
-        """Makes sure that the rows are on disk, before a checkpoint says that they are."""
-        if self._progress is not None:
-            os.fsync(self._progress.fileno())
-
-    def cut_progress(self, n_rows: int) -> None:
-        """Drops rows after the first `n_rows`: iterations that a resumed run makes again."""
-        path = self.path / "progress.txt"
-        with contextlib.suppress(FileNotFoundError):
-            lines = path.read_text(encoding="ascii").splitlines(keepends=True)
-            self._replace("progress.txt", "".join(lines[: n_rows + 1]).encode())
 
 
 def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

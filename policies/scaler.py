@@ -1,4 +1,4 @@
-"""Running observation scale, so that the networks see inputs of zero mean and unit variance.
+"""Running scale of what the networks see: observations of zero mean and unit variance, returns of unit variance.
 
 The state is a dict of arrays that travels with the weights: rank 0 updates it once per iteration, every rank scales
 with the same bits.
@@ -6,59 +6,62 @@ with the same bits.
 
 import numpy as np
 
+from policies.share import ALONE
+
 CLIP = 10.0  # in standard deviations: keeps a first contact force or a fall from saturating the networks
 VAR_FLOOR = 1e-8  # an observation that never changed scales to 0, not to infinity
 
 
 class Scaler:
-    """Running mean and variance of observations.
+    """Running mean and variance of observations, or of anything else that comes in rows.
 
     Attributes:
-        arrays: dict of str to array, modified in place, never rebound.
+        arrays: dict of str to array, modified in place, never rebound; the names begin with the scaler's own.
             ``scaler/mean``, ``scaler/scale``: float32 (obs_dim,), what `scale` uses; 0 and 1 before the first update.
             ``scaler/run_mean``, ``scaler/run_m2``: float64 (obs_dim,), mean and sum of squared deviations so far.
             ``scaler/count``: float64 (1,), number of observations so far.
     """
 
-    def __init__(self, obs_dim):
-        """Args: obs_dim: length of one observation."""
+    def __init__(self, obs_dim, name="scaler"):
+        """Args: obs_dim: length of one observation. name: of the scaler, where there are several."""
+        self.name = name
         self.arrays = {
-            "scaler/mean": np.zeros(obs_dim, np.float32),
-            "scaler/scale": np.ones(obs_dim, np.float32),
-            "scaler/run_mean": np.zeros(obs_dim),
-            "scaler/run_m2": np.zeros(obs_dim),
-            "scaler/count": np.zeros(1),
+            f"{name}/mean": np.zeros(obs_dim, np.float32),
+            f"{name}/scale": np.ones(obs_dim, np.float32),
+            f"{name}/run_mean": np.zeros(obs_dim),
+            f"{name}/run_m2": np.zeros(obs_dim),
+            f"{name}/count": np.zeros(1),
         }
+        self._mean, self._scale = self.arrays[f"{name}/mean"], self.arrays[f"{name}/scale"]
 
-    def update(self, obs):
+    def update(self, obs, share=ALONE):
         """Takes a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
 
         Args:
             obs: unscaled observations, float32 or float64 (N, obs_dim). No rows: nothing changes.
+            share: how the batch is shared, as policies.share.Alone; the parts are merged in the order of the learners.
 
         Raises:
             FloatingPointError: an observation is not finite; the state is as before.
         """
-        n = len(obs)
-        if n == 0:
-            return
-        # Deviations from the first row keep their digits where the mean is far from 0.
-        with np.errstate(invalid="ignore"):
-            deviation = obs - obs[0].astype(np.float64)
-            offset = deviation.mean(axis=0)
-            deviation -= offset
-            m2 = np.einsum("ij,ij->j", deviation, deviation)
-        if not np.isfinite(m2).all():
-            bad = int(np.flatnonzero(~np.isfinite(m2))[0])
+        parts = np.zeros((share.n_learners, 1 + 2 * obs.shape[1]))
+        parts[share.index] = _moments(obs)
+        parts = share.sum(parts)  # all others are 0 in a part
+        if not np.isfinite(parts).all():
+            bad = int(np.flatnonzero(~np.isfinite(parts[:, 1:]))[0]) % obs.shape[1]
             raise FloatingPointError(f"observation component {bad} is not finite")
-        mean, run_m2, count = (self.arrays[f"scaler/{key}"] for key in ("run_mean", "run_m2", "count"))
-        total = count[0] + n
-        delta = offset + obs[0] - mean
-        run_m2 += m2 + np.square(delta) * (count[0] * n / total)
-        mean += delta * (n / total)
-        count[0] = total
-        self.arrays["scaler/mean"][:] = mean
-        self.arrays["scaler/scale"][:] = 1.0 / np.sqrt(run_m2 / total + VAR_FLOOR)
+        mean, run_m2, count = (self.arrays[f"{self.name}/{key}"] for key in ("run_mean", "run_m2", "count"))
+        for n, moments in zip(parts[:, 0], parts[:, 1:]):
+            if n:
+                part_mean, part_m2 = np.split(moments, 2)
+                total = count[0] + n
+                delta = part_mean - mean
+                run_m2 += part_m2 + np.square(delta) * (count[0] * n / total)
+                mean += delta * (n / total)
+                count[0] = total
+        if count[0]:
+            self._mean[:] = mean
+            self._scale[:] = 1.0 / np.sqrt(run_m2 / count[0] + VAR_FLOOR)
 
     def scale(self, obs, out=None):
         """Scales observations; element by element, so a row's bits are the same alone and in any batch.
@@ -72,6 +75,23 @@ class Scaler:
         """
         if out is None:
             out = np.empty(obs.shape, np.float32)
-        np.subtract(obs, self.arrays["scaler/mean"], out=out, casting="same_kind")
-        np.multiply(out, self.arrays["scaler/scale"], out=out)
+        np.subtract(obs, self._mean, out=out, casting="same_kind")
+        np.multiply(out, self._scale, out=out)
         return out.clip(-CLIP, CLIP, out=out)
+
+
+def _moments(obs):
+    """Of a sample: float64 (1 + 2 * obs_dim,): its size, means, sums of squared deviations; not finite if `obs` is not.
+
+    Args:
+        obs: (N, obs_dim); N may be 0.
+    """
+    if not len(obs):
+        return np.zeros(1 + 2 * obs.shape[1])
+    # Deviations from the first row keep their digits where the mean is far from 0.
+    with np.errstate(invalid="ignore"):
+        deviation = obs - obs[0].astype(np.float64)
+        offset = deviation.mean(axis=0)
+        deviation -= offset
+        m2 = np.einsum("ij,ij->j", deviation, deviation)
+    return np.concatenate(([len(obs)], offset + obs[0], m2))

@@ -2,7 +2,8 @@
 
 With one learner (`Alone`) it holds the whole batch. With several, every one draws the same minibatches of the whole
 batch from the same stream, takes its own rows of each, and what must agree (gradients, mean divergences, moments) is
-summed over the learners. So the result is that of one learner on the whole batch, up to rounding.
+summed over the learners. So the result is that of one learner on the whole batch, up to rounding. Whatever decides
+something (stop, shorten a step, refuse a number) is such a sum: no learner leaves the others alone in the next one.
 """
 
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ class Alone:
 
     Attributes:
         n_learners: learners that update in step.
+        index: number of this one, 0 to n_learners - 1.
     """
 
     n_learners = 1
+    index = 0
 
     def sum(self, x):
         """The sum over the learners, the same bits for each.
@@ -31,6 +34,9 @@ class Alone:
             `x` itself, overwritten with the sum.
         """
         return x
+
+
+ALONE = Alone()
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,34 @@ class Part:
     def __len__(self):
         return len(self.rows)
 
+    @property
+    def weight(self):
+        """Share of the whole batch, 0 to 1."""
+        return len(self.rows) / self.total if self.total else 1.0
+
     def followed_by(self, other):
         """The part of the concatenation of two batches, this one's and then `other`'s."""
         return Part(np.concatenate((self.rows, other.rows + self.total)), self.total + other.total)
+
+    def collect(self, share, rows):
+        """Collective among the learners: the whole batch.
+
+        Args:
+            share: as Alone. rows: array, first axis this part's rows.
+
+        Returns:
+            float32 array, new, first axis the rows of the whole batch.
+        """
+        whole = np.zeros((self.total, *rows.shape[1:]), np.float32)
+        whole[self.rows] = rows
+        return share.sum(whole) if self.total else whole
+
+    @classmethod
+    def of_owners(cls, share, owners):
+        """This learner's part of a batch whose rows belonged to the learners `owners`; of other learners, every nth."""
+        if len(owners) and owners.max() < share.n_learners:
+            return cls(np.flatnonzero(owners == share.index), len(owners))
+        return cls(np.arange(share.index, len(owners), share.n_learners), len(owners))
 
     def positions(self):
         """int64 (total,): where in this part each row of the whole batch is; -1: not in it."""

@@ -4,19 +4,24 @@ import numpy as np
 import pytest
 
 from policies.actor import Actor, Spec, init_params
+from policies.config import parse
 from policies.hyper import Hyper
+from policies.minibatches import n_minibatches, n_threads, stream
+from policies.share import Part
 
 torch = pytest.importorskip("torch")
 from policies.pytorch import Policy, SideBySide, ValueFunction  # noqa: E402
 from policies.pytorch.adam import Adam  # noqa: E402
-from policies.pytorch.batches import n_minibatches, n_threads, shuffled, stream, torch_threads  # noqa: E402
+from policies.pytorch.batches import shuffled, torch_threads  # noqa: E402
 from policies.pytorch.dists import Categorical, Gaussian  # noqa: E402
 from policies.pytorch.nets import Net  # noqa: E402
+from policies.pytorch.policy import Batch  # noqa: E402
+from policies.pytorch.trpo import conjugate_gradients  # noqa: E402
 
 BOX = Spec(obs_dim=11, act_dim=3, discrete=False, policy_hid=(16, 8), valfunc_hid=(12,))
 DISCRETE = Spec(obs_dim=4, act_dim=5, discrete=True, policy_hid=(16,), valfunc_hid=(8, 8, 8))
 BOTH = pytest.mark.parametrize("spec", [BOX, DISCRETE], ids=["box", "discrete"])
-ALGOS = pytest.mark.parametrize("algo", ["ppo", "ppo-kl"])
+ALGOS = pytest.mark.parametrize("algo", ["ppo", "ppo-kl", "trpo", "vpg"])
 N = 150
 
 
@@ -220,7 +225,7 @@ def test_a_loss_that_overflows_raises_and_changes_nothing(algo):
     with pytest.raises(FloatingPointError):
         rank0.value.fit(obs, ret * 1e30, Log())
     act[3] = 1e25
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(FloatingPointError, match=r"gradient is not finite|LossPi|KL"):
         rank0.policy.update(obs, act, adv, Log())
     assert_same_state(rank0.state(), before)
     assert torch.get_num_threads() == threads
@@ -246,7 +251,7 @@ def test_arrays_of_another_shape_are_refused(field):
 
 
 def test_unknown_algo_is_refused():
-    with pytest.raises(ValueError, match=r"'sarsa'.*ppo, ppo-kl"):
+    with pytest.raises(ValueError, match=r"'sarsa'.*ppo, ppo-kl, trpo, vpg"):
         Rank0(BOX, algo="sarsa")
 
 
@@ -254,6 +259,32 @@ def test_settings_that_are_given_are_kept():
     hyper = Hyper(algo="ppo-kl", epochs=3, kl_targ=0.01, seed=4).resolve()
     assert (hyper.epochs, hyper.kl_targ, hyper.seed) == (3, 0.01, 4)
     assert None not in vars(hyper).values()
+
+
+def test_the_command_line_reaches_the_learners():
+    given = {"lr": 0.1, "vf_lr": 0.2, "epochs": 3, "vf_epochs": 4, "minibatches": 5, "minibatch_rows": 6, "clip": 0.3}
+    given |= {"kl_targ": 0.4, "ent_coef": 0.5, "max_grad_norm": 0.6, "cg_iters": 7, "cg_damping": 0.7, "seed": 8}
+    hyper = parse(["Env-v0", "--algo", "trpo", *(f"--{key}={value}" for key, value in given.items())]).hyper
+    assert {key: getattr(hyper, key) for key in given} == given
+    assert hyper.algo == "trpo" and None not in vars(hyper).values()
+
+
+@pytest.mark.parametrize(
+    "option, line",
+    [
+        ("--kl_targ=0", "--kl_targ is 0.0; it must be above 0"),
+        ("--vf_lr=0", "--vf_lr is 0.0; it must be above 0"),
+        ("--max_grad_norm=nan", "--max_grad_norm is nan; it must be above 0"),
+        ("--cg_iters=0", "--cg_iters is 0; it must be 1 or more"),
+        ("--cg_damping=-1", "--cg_damping is -1.0; it must be 0 or more"),
+        ("--minibatch_rows=0", "--minibatch_rows is 0; it must be 1 or more"),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_one_line(option, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["Env-v0", "--algo", "trpo", option])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"train.py: {line} (see --help)\n"
 
 
 def test_ppo_stops_at_the_target_divergence():
@@ -280,6 +311,122 @@ def test_ppo_kl_adapts_its_penalty_and_stops_early():
     assert 10.0 < rule.lr_mult < 15.0
 
 
+def fisher(spec, **settings):
+    """(Rank0 after an update, its batch on the device, function that multiplies by its Fisher matrix)."""
+    rank0 = Rank0(spec, algo="trpo", **settings)
+    rank0.learn(rank0.batch(0))
+    obs, act, adv, _ = rank0.batch(1)
+    with torch.no_grad():
+        batch = Batch(rank0.policy, obs, act, adv, Part.whole(N))
+        return rank0, batch, rank0.policy.rule.fisher(rank0.policy, batch, np.random.default_rng(0))
+
+
+def mean_kl(spec, obs, old, flat, net):
+    """The divergence as a function of the flat parameters, by autograd."""
+    views, out = net.by_name(flat), obs
+    for i in range(len(spec.policy_hid) + 1):
+        out = (out if i == 0 else out.tanh()) @ views[f"policy/{i}/weight"] + views[f"policy/{i}/bias"]
+    new = autograd_distribution(spec.discrete, out, views.get("policy/log_std"))
+    return torch.distributions.kl_divergence(old or new, new).mean(), new
+
+
+@BOTH
+def test_fisher_products_against_autograd_twice(spec):
+    rank0, batch, product = fisher(spec, cg_damping=0.0)
+    net = rank0.policy.net
+    with torch.no_grad():
+        old = mean_kl(spec, batch.obs, None, net.flat, net)[1]
+    flat = net.flat.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(mean_kl(spec, batch.obs, old, flat, net)[0], flat, create_graph=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        vector = torch.randn(flat.shape, generator=generator)
+        (expected,) = torch.autograd.grad(grad @ vector, flat, retain_graph=True)
+        with torch.no_grad():
+            ours = product(vector.double()).float()
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+
+
+@BOTH
+def test_conjugate_gradients_against_a_dense_solve(spec):
+    rank0, _, product = fisher(spec, cg_damping=0.1)
+    size = rank0.policy.net.flat.numel()
+    b = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        dense = torch.stack([product(unit) for unit in torch.eye(size, dtype=torch.float64)])
+        torch.testing.assert_close(dense, dense.T, atol=1e-5, rtol=1e-4)
+        assert torch.linalg.eigvalsh(dense).min() > 0.0999
+        x, left = conjugate_gradients(product, b, 50)
+    torch.testing.assert_close(x, torch.linalg.solve(dense, b), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(left, b - dense @ x, atol=1e-3, rtol=0)
+    assert left.norm() < 1e-4 * b.norm()
+
+
+def test_fisher_matrix_of_a_part_of_rows_that_are_all_alike():
+    results = []
+    for subsample in (1, 7):
+        rank0 = Rank0(BOX, algo="trpo", cg_subsample=subsample)
+        obs, act, adv, _ = rank0.batch(0)
+        obs[:] = obs[0]
+        with torch.no_grad():
+            batch = Batch(rank0.policy, obs, act, adv, Part.whole(N))
+            product = rank0.policy.rule.fisher(rank0.policy, batch, np.random.default_rng(0))
+            results.append(product(torch.linspace(-1, 1, rank0.policy.net.flat.numel(), dtype=torch.float64)))
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+
+
+@BOTH
+def test_trpo_stays_within_its_bound(spec):
+    rank0 = Rank0(spec, algo="trpo", kl_targ=0.02, cg_damping=0.01)
+    for seed in range(5):
+        rank0.learn(rank0.batch(seed))
+        assert 0.005 < rank0.log["KL"] <= 0.02
+        assert rank0.log["LossPi"] < -0.02
+        assert rank0.log["StepFrac"] == pytest.approx(0.8 ** rank0.log["BacktrackIters"])
+        assert 0.0 <= rank0.log["CgResidual"] < 0.5
+
+
+def test_trpo_goes_back_until_it_is_within_its_bound():
+    rank0 = Rank0(BOX, algo="trpo", kl_targ=1.0, cg_damping=0.0)  # where the quadratic model is far off
+    rank0.learn(rank0.batch(0))
+    assert 0 < rank0.log["BacktrackIters"] < 10
+    assert 0.5 < rank0.log["KL"] <= 1.0
+
+
+@BOTH
+def test_trpo_keeps_the_policy_if_no_step_is_good(spec, monkeypatch):
+    rank0 = Rank0(spec, algo="trpo")
+    rule, before = rank0.policy.rule, rank0.policy.state()[0]
+    loss_and_kl = rule._loss_and_kl
+    monkeypatch.setattr(rule, "_loss_and_kl", lambda *args: loss_and_kl(*args) + [0.0, 1.0])
+    rank0.learn(rank0.batch(0))
+    assert_same_state((before, {}), (rank0.policy.state()[0], {}))
+    assert (rank0.log["BacktrackIters"], rank0.log["StepFrac"]) == (10, 0.0)
+    assert rank0.log["KL"] == pytest.approx(0.0, abs=1e-7)
+
+
+@ALGOS
+def test_advantages_that_are_all_alike_are_no_reason_to_move(algo):
+    rank0 = Rank0(BOX, algo=algo)
+    obs, act, adv, _ = rank0.batch(0)
+    rank0.policy.update(obs, act, np.full_like(adv, 3.0), rank0.log)
+    assert rank0.log["KL"] == pytest.approx(0.0, abs=1e-6)
+
+
+@BOTH
+def test_policy_gradient_against_autograd(spec):
+    rank0 = Rank0(spec, algo="vpg", epochs=1)
+    obs, act, adv, _ = rank0.batch(0)
+    net = rank0.policy.net
+    flat = net.flat.clone().requires_grad_()
+    dist = mean_kl(spec, torch.tensor(obs), None, flat, net)[1]
+    loss = -(dist.log_prob(torch.tensor(act)) * torch.tensor((adv - adv.mean()) / adv.std())).mean()
+    (expected,) = torch.autograd.grad(loss, flat)
+    rank0.policy.update(obs, act, adv, rank0.log)
+    torch.testing.assert_close(net.grad, expected, atol=1e-6, rtol=1e-4)
+    assert rank0.log.keys() == {"KL", "Entropy", "LossPi"}
+
+
 def test_clipped_surrogates_derivative_against_autograd():
     generator = torch.Generator().manual_seed(0)
     log_ratio = (0.4 * torch.randn(200, generator=generator)).requires_grad_()
@@ -287,7 +434,7 @@ def test_clipped_surrogates_derivative_against_autograd():
     ratio = log_ratio.exp()
     torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean().neg().backward()
     with torch.no_grad():
-        d_logp = Rank0(BOX, algo="ppo", clip=0.2).policy.rule._d_logp(ratio.clone(), adv)
+        d_logp = Rank0(BOX, algo="ppo", clip=0.2).policy.rule._d_logp(ratio.clone(), adv, len(adv))
     assert 0 < (d_logp == 0).sum() < 150
     torch.testing.assert_close(d_logp, log_ratio.grad)
 
@@ -333,9 +480,9 @@ def test_every_update_of_every_learner_has_its_own_stream():
 
 
 def test_minibatches_are_dealt_out_without_remainder():
-    parts = shuffled(np.random.default_rng(0), 103, 10, "cpu")
-    assert {len(part) for part in parts} == {10, 11}
-    assert sorted(torch.cat(parts).tolist()) == list(range(103))
+    rows, sizes = zip(*shuffled(np.random.default_rng(0), Part.whole(103), 10, "cpu"))
+    assert [len(r) for r in rows] == list(sizes) == 3 * [11] + 7 * [10]
+    assert sorted(torch.cat(rows).tolist()) == list(range(103))
     assert n_minibatches(Hyper(minibatches=4, minibatch_rows=10), 103) == 4
     assert n_minibatches(Hyper(minibatches=0, minibatch_rows=10), 103) == 10
     assert n_minibatches(Hyper(minibatches=32, minibatch_rows=10), 3) == 3
@@ -428,7 +575,7 @@ def test_distribution_and_its_derivatives_against_autograd(discrete):
         torch.testing.assert_close(log_std_grad, new_log_std.grad, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ppo-kl"])
+@ALGOS
 def test_side_by_side_gives_the_bits_of_one_after_the_other(algo):
     rng = np.random.default_rng(3)
     batch = [

@@ -54,9 +54,11 @@ def test_policies_know_neither_mpi_nor_each_others_framework():
     for path in (ROOT / "policies").rglob("*.py"):
         roots = {name.partition(".")[0] for name in imports(path)}
         assert not roots & {"mpi_util", "mpi4py", "train"}, path
-        if path.parent.name != "pytorch":
-            top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
-            assert "torch" not in top, path
+        framework = {"pytorch": "torch", "tf": "tensorflow"}.get(path.parent.name)
+        top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
+        assert not top & ({"torch", "tensorflow", "keras"} - {framework}), path
+        other = {"pytorch": "policies.tf", "tf": "policies.pytorch"}.get(path.parent.name)
+        assert not other or not any(name.startswith(other) for name in imports(path)), path
 
 
 def fresh(code: str, cwd: Path = ROOT, env: dict | None = None) -> str:

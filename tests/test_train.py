@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, mpi_environment, run
 
+from policies.record import TIME_COLUMNS
 from policies.run_folder import load
-from policies.training import TIME_COLUMNS
 
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
 SEGMENTS = ["Hopper-v4", "--total_steps", 900, "--batch_steps", 300, "--num_envs", 10]
@@ -171,6 +171,7 @@ BAD_INPUT = {
     "bad layers": (["Hopper-v4", "--policy_hid_list", "__import__('os')"], 2, "hidden layers"),
     "unknown algorithm": (["Hopper-v4", "--algo", "sarsa"], 2, "sarsa"),
     "no such device": (["Hopper-v4", "--device", "cuda:77"], 2, "--device cuda:77"),
+    "deviation beyond all numbers": (["Hopper-v4", "--log_std", "nan"], 2, "--log_std is nan"),
     "negative count": (["Hopper-v4", "-n", -3], 2, "--num_episodes"),
     "nothing": ([], 2, "environment"),
     "nothing to resume": (["--resume", "/nowhere/run"], 2, "/nowhere/run"),

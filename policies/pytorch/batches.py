@@ -1,15 +1,11 @@
-"""From a NumPy batch to minibatches: fresh tensors, an order that the seed alone decides, a thread count by rule."""
+"""From a NumPy batch to minibatches of fresh tensors, and the threads that work on them."""
 
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-# Rows times parameters that a thread must have to itself. Below, on 2 cores, a second thread brings little (320 steps
-# of 125 rows got slower), and it costs a multiple wherever another process wants the core, as threads spin at barriers.
-WORK_PER_THREAD = 8e6
-
-POLICY_STREAM, VALUE_STREAM = 0, 1
+from policies import minibatches
 
 
 def to_tensor(array, shape, dtype, device):
@@ -29,51 +25,29 @@ def to_tensor(array, shape, dtype, device):
 
     Raises:
         ValueError: the array has another shape.
-        FloatingPointError: a number is not finite.
     """
     if array.shape != shape:
         raise ValueError(f"expected an array of shape {shape}, got {array.shape}")
     tensor = torch.empty(shape, dtype=dtype)
     tensor.numpy()[...] = array
-    if dtype.is_floating_point and not torch.isfinite(tensor.sum()):
-        raise FloatingPointError("a number in the batch is not finite")
     return tensor.to(device)
 
 
-def n_minibatches(hyper, n_rows):
-    """Minibatches per pass. Args: hyper: resolved Hyper. n_rows: rows of the batch. Returns: int, 1 to n_rows."""
-    return max(1, min(hyper.minibatches or round(n_rows / hyper.minibatch_rows), n_rows))
-
-
-def shuffled(rng, n_rows, n_parts, device):
-    """Row numbers of one pass in random order, dealt out into parts whose sizes differ by one at most.
+def shuffled(rng, part, n_parts, device):
+    """One pass in minibatches, as policies.minibatches.shuffled gives it, in tensors.
 
     Args:
         rng: numpy.random.Generator.
-        n_rows, n_parts: rows of the batch and number of minibatches.
+        part: policies.share.Part.
+        n_parts: number of minibatches.
         device: torch device.
 
     Returns:
-        tuple of int64 tensors, together every number below `n_rows` once.
+        iterator over (rows, n): int64 tensor, where in `part` its rows of the minibatch are; rows of the minibatch.
     """
-    order = torch.from_numpy(rng.permutation(n_rows)).to(device)
-    return order.tensor_split(n_parts)
-
-
-def n_threads(available, rows, n_params):
-    """As many torch threads as the largest product of an update can use.
-
-    The rule looks at the work's size only: timing it would give other bits from run to run.
-
-    Args:
-        available: threads that may be used.
-        rows: rows of the largest product.
-        n_params: parameters of the network.
-
-    Returns:
-        int, 1 to `available`.
-    """
-    return max(1, min(available, int(rows * n_params / WORK_PER_THREAD)))
+    places, sizes = zip(*minibatches.shuffled(rng, part, n_parts))
+    rows = torch.from_numpy(np.concatenate(places)).to(device)
+    return zip(rows.split([len(p) for p in places]), sizes)
 
 
 @contextmanager
@@ -85,8 +59,3 @@ def torch_threads(n):
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def stream(seed, learner, update):
-    """The random stream of one update. Args: seed: of the run. learner: its number. update: its counter."""
-    return np.random.default_rng((seed, learner, update))

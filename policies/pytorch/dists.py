@@ -10,6 +10,9 @@ Both classes have the same methods. `set` takes the outputs for a batch, the oth
   the chain rule from ``d_logp`` (N,), the derivative by each action's ``logp`` (of the last ``logp`` call), and the
   numbers ``d_kl`` and ``d_entropy``, the derivatives by ``kl(old)`` and ``entropy()``. A Gaussian also writes the
   derivative by its log deviations.
+- ``fisher(d_out, d_log_std, n, weight)``: the Fisher matrix of the outputs, the second derivative of ``kl``, times a
+  direction: ``d_out`` (N, act_dim) in the outputs, ``d_log_std`` (act_dim,) in a Gaussian's log deviations. The rows
+  are divided by ``n``, the deviations' part is multiplied by ``weight``. Returns and writes what ``backward`` does.
 """
 
 import math
@@ -68,6 +71,11 @@ class Gaussian:
             grad.add_(shift, alpha=d_kl / len(shift))
         return grad.mul_(self._inv_std)
 
+    def fisher(self, d_out, d_log_std, n, weight):
+        """See the module: 1 / variance for the means, 2 for the log deviations, nothing between them."""
+        torch.mul(d_log_std, 2.0 * weight, out=self._log_std_grad)
+        return d_out * self._inv_std.square().div_(n)
+
 
 class Categorical:
     """Choices; the network gives the logits."""
@@ -112,3 +120,8 @@ class Categorical:
             surprise = self._log_probs + self._row_entropy().unsqueeze(1)
             grad.addcmul_(self._probs, surprise, value=-d_entropy / n)
         return grad
+
+    def fisher(self, d_out, d_log_std, n, weight):
+        """See the module: diag(p) - p p' for the logits."""
+        grad = self._probs * d_out
+        return grad.addcmul_(self._probs, grad.sum(1, keepdim=True), value=-1.0).div_(n)

@@ -38,21 +38,25 @@ class Net:
         """
         self.name = name
         shapes = spec.shapes(name)
-        sizes = [torch.Size(shape).numel() for shape in shapes.values()]
-        self.flat = torch.empty(sum(sizes), device=device)
+        self._shapes = {key: torch.Size(shape) for key, shape in shapes.items()}
+        self.flat = torch.empty(sum(shape.numel() for shape in self._shapes.values()), device=device)
         self.grad = torch.zeros_like(self.flat)
-        self.views = self._views(self.flat, shapes, sizes)
-        self.grads = self._views(self.grad, shapes, sizes)
-        n_layers = len(spec.sizes(name)) - 1
-        keys = [(f"{name}/{i}/weight", f"{name}/{i}/bias") for i in range(n_layers)]
-        self._layers = [tuple(self.views[key] for key in pair) for pair in keys]
-        self._layer_grads = [tuple(self.grads[key] for key in pair) for pair in keys]
+        self.views = self.by_name(self.flat)
+        self.grads = self.by_name(self.grad)
+        self._layers = self._by_layer(self.views)
+        self._layer_grads = self._by_layer(self.grads)
         self._inputs = []
         self.load(params)
 
-    @staticmethod
-    def _views(flat, shapes, sizes):
-        return {key: part.view(shape) for (key, shape), part in zip(shapes.items(), flat.split(sizes))}
+    def by_name(self, flat):
+        """Views of a vector like `flat` by parameter name. Args: flat: tensor (P,). Returns: dict of str to tensor."""
+        parts = flat.split([shape.numel() for shape in self._shapes.values()])
+        return {key: part.view(shape) for (key, shape), part in zip(self._shapes.items(), parts)}
+
+    def _by_layer(self, views):
+        """(weight, bias) of each layer."""
+        n_layers = sum(key.endswith("/weight") for key in self._shapes)
+        return [(views[f"{self.name}/{i}/weight"], views[f"{self.name}/{i}/bias"]) for i in range(n_layers)]
 
     def load(self, params):
         """Takes parameters by name. Args: params: dict with at least this network's names, float32 arrays.
@@ -104,3 +108,19 @@ class Net:
             torch.sum(grad_out, 0, out=bias_grad)
             if i:
                 grad_out = torch.ops.aten.tanh_backward(grad_out.mm(self._layers[i][0].t()), x)
+
+    def jvp(self, directions):
+        """Derivative of the last `forward`'s result when the parameters move along a direction.
+
+        Args:
+            directions: dict of parameter name to float32 tensor of its shape, as `by_name` gives.
+
+        Returns:
+            float32 (N, outputs).
+        """
+        (d_weight, d_bias), *later = self._by_layer(directions)
+        d_out = torch.addmm(d_bias, self._inputs[0], d_weight)
+        for x, (weight, _), (d_weight, d_bias) in zip(self._inputs[1:], self._layers[1:], later):
+            d_x = torch.ops.aten.tanh_backward(d_out, x)
+            d_out = torch.addmm(d_bias, x, d_weight).addmm_(d_x, weight)
+        return d_out

@@ -2,33 +2,29 @@
 
 import torch
 
-from policies.pytorch.batches import POLICY_STREAM, stream, to_tensor
+from policies.minibatches import POLICY_STREAM, stream
+from policies.pytorch.batches import to_tensor
 from policies.pytorch.dists import Categorical, Gaussian
 from policies.pytorch.learner import Learner, finite_floats
 from policies.pytorch.ppo import Clipped, KLPenalty
+from policies.pytorch.trpo import TrustRegion
+from policies.pytorch.vpg import PolicyGradient
+from policies.share import ALONE, Part
 
-RULES = {"ppo": Clipped, "ppo-kl": KLPenalty}
+RULES = {"ppo": Clipped, "ppo-kl": KLPenalty, "trpo": TrustRegion, "vpg": PolicyGradient}
 ADV_EPS = 1e-8
 
 
 class Policy(Learner):
     """A policy and its update rule.
 
-    An update rule is an object with these methods:
-
-    - ``rows_per_step(n_rows)``: rows of the largest product when the batch has `n_rows`; decides the thread count
-    - ``update(policy, batch, rng)`` changes ``policy.net`` and returns the probability ratio new / old of each action
-      in the batch, float32 (N,), and a dict of numbers to log; ``policy.dist`` is then the new one, for that batch
-    - ``adapt(kl)`` follows a good update and changes the rule's own numbers
-    - ``state()`` gives those numbers as a dict, ``load_state(scalars)`` takes them back
-
     Attributes:
         spec: the Spec.
         dist: Gaussian or Categorical over the network's outputs.
-        rule: the update rule.
+        rule: the update rule, a policies.rules.Rule.
     """
 
-    def __init__(self, spec, params, config, threads=1, device="cpu"):
+    def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
         """Copies the policy's parameters.
 
         Args:
@@ -37,13 +33,14 @@ class Policy(Learner):
             config: policies.hyper.Hyper.
             threads: most torch threads to use in an update.
             device: torch device.
+            share: how the batch is shared with other learners, as policies.share.Alone.
 
         Raises:
             ValueError: config.algo is unknown, or the parameters do not fit `spec`.
         """
         hyper = config.resolve()
         boost = {} if spec.discrete else {"boosted": "policy/log_std", "boost": hyper.log_std_lr}
-        super().__init__("policy", spec, params, hyper, threads, device, hyper.max_grad_norm, **boost)
+        super().__init__("policy", spec, params, hyper, threads, device, share, hyper.max_grad_norm, **boost)
         self.spec = spec
         if spec.discrete:
             self.dist = Categorical()
@@ -51,8 +48,10 @@ class Policy(Learner):
             self.dist = Gaussian(self.net.views["policy/log_std"], self.net.grads["policy/log_std"])
         self.rule = RULES[hyper.algo](hyper)
 
-    def update(self, observes, actions, advantages, logger):
+    def update(self, observes, actions, advantages, logger, part=None):
         """One update by the rule on one batch; old log-probabilities are those of the current weights.
+
+        Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
 
         Args:
             observes: float32 (N, obs_dim), scaled.
@@ -60,17 +59,19 @@ class Policy(Learner):
             advantages: float32 (N,), any unit; standardised here.
             logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
                 after the update, in standard deviations of the advantage) and the rule's own numbers.
+            part: policies.share.Part, which rows of the whole batch these are; None: all.
 
         Raises:
-            ValueError: an array has another shape than the above.
+            ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
-        with self.updating(len(observes)):
-            batch = Batch(self, observes, actions, advantages)
+        part = Part.whole(len(observes)) if part is None else part
+        with self.updating(part.total):
+            batch = Batch(self, observes, actions, advantages, part)
             rng = stream(self.hyper.seed, POLICY_STREAM, self.updates)
             ratio, rule_log = self.rule.update(self, batch, rng)
-            log = {"KL": self.dist.kl(batch.old), "Entropy": self.dist.entropy(), "LossPi": -(ratio * batch.adv).mean()}
-            log = finite_floats(log | rule_log)
+            means = self.means(part, self.dist.kl(batch.old), self.dist.entropy(), -(ratio * batch.adv).mean())
+            log = finite_floats(dict(zip(("KL", "Entropy", "LossPi"), means)) | rule_log)
         self.rule.adapt(log["KL"])
         logger.log(log)
 
@@ -102,19 +103,23 @@ class Batch:
     """One batch on the device.
 
     Attributes:
+        part: policies.share.Part, which rows of the whole batch these are.
         obs: float32 (N, obs_dim). act: float32 (N, act_dim) or int64 (N,).
-        adv: float32 (N,), mean 0 and standard deviation 1.
+        adv: float32 (N,), mean 0 and standard deviation 1 over the whole batch.
         old: what the distribution's `kl` needs. old_logp: float32 (N,), nats.
     """
 
-    def __init__(self, policy, observes, actions, advantages):
-        """Args: policy: Policy before its update. observes, actions, advantages: as Policy.update's."""
-        spec, n = policy.spec, len(observes)
+    def __init__(self, policy, observes, actions, advantages, part):
+        """Args: policy: Policy before its update. observes, actions, advantages, part: as Policy.update's."""
+        spec, n = policy.spec, len(part)
+        self.part = part
         act_shape, act_type = ((n,), torch.int64) if spec.discrete else ((n, spec.act_dim), torch.float32)
         self.obs = to_tensor(observes, (n, spec.obs_dim), torch.float32, policy.device)
         self.act = to_tensor(actions, act_shape, act_type, policy.device)
         adv = to_tensor(advantages, (n,), torch.float32, policy.device)
-        self.adv = (adv - adv.mean()) / (adv.std(correction=0) + ADV_EPS)
+        policy.require_finite(self.obs, self.act, adv)
+        mean, std = (adv.new_tensor(moment[0]) for moment in policy.moments(part, adv))
+        self.adv = (adv - mean) / (std + ADV_EPS)
         policy.forward(self.obs)
         self.old = policy.dist.freeze()
         self.old_logp = policy.dist.logp(self.act)
@@ -122,6 +127,3 @@ class Batch:
     def minibatch(self, rows):
         """Some rows. Args: rows: int64 (n,) tensor. Returns: tuple of their obs, act, adv and old_logp."""
         return tuple(whole.index_select(0, rows) for whole in (self.obs, self.act, self.adv, self.old_logp))
-
-    def __len__(self):
-        return len(self.adv)

@@ -14,7 +14,8 @@ class SideBySide:
 
     Small networks keep one core busy each; two threads on one small product cost more than they bring, two learners on
     two cores do not: 275 ms became 212 ms for 2x64 networks, and 49 ms became 32 ms for an early ppo-kl update.
-    Learners that use several threads each, or a GPU, run one after the other.
+    Learners that use several threads each, or a GPU, or that share their batch with other processes, run one after the
+    other: the sums over processes must come in one order.
     """
 
     def __init__(self, policy, val_func):
@@ -23,34 +24,39 @@ class SideBySide:
         torch.set_num_threads(1)  # the count between updates: neither learner may change it under the other
         self._worker = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
-    def learn(self, observes, actions, advantages, disc_sum_rew):
+    def learn(self, observes, actions, advantages, disc_sum_rew, part=None):
         """One update of each.
 
         Args:
             observes, actions, advantages: as Policy.update takes them.
             disc_sum_rew: as ValueFunction.fit takes it.
+            part: policies.share.Part, which rows of the whole batch these are; None: all.
 
         Returns:
             dict of str to float: what both log, the policy first.
 
         Raises:
-            FloatingPointError: as the learners raise it.
+            FloatingPointError, ValueError: as the learners raise them.
         """
         policy_log, value_log = _Log(), _Log()
-        n_rows = len(observes)
-        learners = (self.policy, self.val_func)
-        if self.policy.threads > 1 and all(x.device.type == "cpu" and x.n_threads(n_rows) == 1 for x in learners):
+        if self._at_once(len(observes)):
             with _short_switches():
-                fitted = self._worker.submit(self.val_func.fit, observes, disc_sum_rew, value_log)
+                fitted = self._worker.submit(self.val_func.fit, observes, disc_sum_rew, value_log, part)
                 try:
-                    self.policy.update(observes, actions, advantages, policy_log)
+                    self.policy.update(observes, actions, advantages, policy_log, part)
                 finally:
                     fitted.exception()  # waits for it
                 fitted.result()
         else:
-            self.policy.update(observes, actions, advantages, policy_log)
-            self.val_func.fit(observes, disc_sum_rew, value_log)
+            self.policy.update(observes, actions, advantages, policy_log, part)
+            self.val_func.fit(observes, disc_sum_rew, value_log, part)
         return {**policy_log, **value_log}
+
+    def _at_once(self, n_rows):
+        """Whether both run at the same time on a batch of so many rows."""
+        if self.policy.threads == 1 or self.policy.share.n_learners > 1:
+            return False
+        return all(x.device.type == "cpu" and x.n_threads(n_rows) == 1 for x in (self.policy, self.val_func))
 
 
 class _Log(dict):

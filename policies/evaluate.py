@@ -1,0 +1,61 @@
+"""Play what a run has learned: episodes with its most likely actions, in NumPy, whichever framework trained it.
+
+python -m policies.evaluate runs/Hopper-v4/20260101-120000-s0 --episodes 20
+python -m policies.evaluate runs/Hopper-v4/20260101-120000-s0/best.safetensors --render
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from policies.actor import Actor, Spec
+from policies.rollout import Runner, make_env
+from policies.run_folder import load
+from policies.scaler import Scaler
+
+
+def main() -> None:
+    """Prints each episode's return, and their mean."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, help="run folder (its policy.safetensors), or such a file")
+    parser.add_argument("--episodes", type=int, default=10, help="how many (default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+    parser.add_argument("--render", action="store_true", help="show them in a window")
+    parser.error = lambda message: parser.exit(2, f"evaluate: {message} (see --help)\n")
+    args = parser.parse_args()
+    if args.episodes < 1:
+        parser.error(f"--episodes is {args.episodes}; it must be 1 or more")
+    try:
+        runner = open_policy(args.path / "policy.safetensors" if args.path.is_dir() else args.path, args)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    returns = []
+    for i in range(args.episodes):
+        runner.start(0, i)
+        batch, _ = runner.run()
+        returns.append(batch["ep_ret"][0])
+        print(f"episode {i + 1}: return {returns[-1]:.1f}, {batch['ep_len'][0]} steps", flush=True)
+    print(f"mean return {np.mean(returns):.1f}, standard deviation {np.std(returns):.1f}")
+
+
+def open_policy(path: Path, args: argparse.Namespace) -> Runner:
+    """A runner of the policy in that file.
+
+    Raises:
+        ValueError: one line: there is no such file, or its environment cannot be made.
+    """
+    arrays, notes = load(path)
+    spec = Spec.from_dict(notes["spec"])
+    scaler = Scaler(spec.obs_dim)
+    for name, array in scaler.arrays.items():
+        array[:] = arrays.pop(name)
+    arguments = json.loads(notes["env_kwargs"]) | ({"render_mode": "human"} if args.render else {})
+    env = make_env(notes["env"], arguments, quiet=True)
+    return Runner(env, Actor(spec, arrays), scaler, np.ones(1), args.seed, gamma=1.0, lam=1.0, greedy=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

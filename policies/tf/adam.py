@@ -1,0 +1,70 @@
+"""Adam on the weights of a network, with the gradient's length limited."""
+
+import numpy as np
+
+from policies.tf.setup import tf
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+class Adam:
+    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1 with the corrections of both means taken into the step.
+
+    Keras' own Adam adds epsilon after the corrections and so steps differently.
+
+    Attributes:
+        steps: number of steps so far.
+        m, v: lists of tf.Variable, for each parameter the running mean of its gradient and of its square.
+    """
+
+    def __init__(self, net, max_norm, boosted=None, boost=1.0):
+        """What to step.
+
+        Args:
+            net: Net.
+            max_norm: gradients longer than this (2-norm) are scaled down to it.
+            boosted: name of a parameter that takes steps `boost` times as long; None: no such.
+            boost: see `boosted`.
+        """
+        self._net, self._max_norm = net, max_norm
+        self._parameters = list(net.views.values())
+        self._boosts = [boost if key == boosted else 1.0 for key in net.views]
+        self.steps = 0
+        self.m = [tf.Variable(tf.zeros_like(view)) for view in self._parameters]
+        self.v = [tf.Variable(tf.zeros_like(view)) for view in self._parameters]
+        signature = [tf.TensorSpec((net.n_params,)), tf.TensorSpec((2,))]
+        self.step_flat = tf.function(self._step_flat, input_signature=signature)
+
+    def plan(self, lr, n=1):
+        """Counts the next steps, and makes for each what `step` is to be given.
+
+        Args:
+            lr: step size.
+            n: number of steps.
+
+        Returns:
+            float32 (n, 2): corrected step sizes and epsilons. In float64 up to here: 1 - BETA2 has few digits.
+        """
+        t = self.steps + np.arange(1, n + 1)
+        self.steps += n
+        bias = np.sqrt(1.0 - BETA2**t)
+        return np.stack((lr * bias / (1.0 - BETA1**t), EPS * bias), 1).astype(np.float32)
+
+    def step(self, grads, planned):
+        """One step, inside a tf.function. A gradient that is not finite leaves parameters that are not.
+
+        Args:
+            grads: list of tensors, one for each parameter.
+            planned: float32 (2,) tensor, a row of `plan`.
+        """
+        shrink = tf.minimum(self._max_norm / tf.linalg.global_norm(grads), 1.0)
+        for parameter, m, v, grad, boost in zip(self._parameters, self.m, self.v, grads, self._boosts):
+            tf.raw_ops.ResourceApplyAdam(
+                var=parameter.handle, m=m.handle, v=v.handle, grad=grad * shrink,
+                beta1_power=0.0, beta2_power=0.0,  # the corrections are in `planned`
+                lr=planned[0] * boost, beta1=BETA1, beta2=BETA2, epsilon=planned[1],
+            )  # fmt: skip
+
+    def _step_flat(self, grad, planned):
+        """`step`, as a function of its own. Args: grad: float32 (P,). planned: as `step`'s."""
+        self.step(self._net.unflatten(grad), planned)

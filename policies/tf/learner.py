@@ -1,0 +1,208 @@
+"""What every learner shares: a network with its Adam, safe updates, passes in minibatches, export and resume."""
+
+import math
+from contextlib import contextmanager
+
+import numpy as np
+
+from policies.minibatches import n_threads
+from policies.tf import setup
+from policies.tf.adam import Adam
+from policies.tf.nets import Net
+from policies.tf.setup import tf
+
+
+class Learner:
+    """Base of Policy and ValueFunction.
+
+    Attributes:
+        net: Net. adam: Adam. hyper: resolved Hyper. threads: cores that may be used. device: name of the device.
+        op_threads: threads that one operation uses. TensorFlow fixes them once per process, so all learners have the
+            same: what a minibatch of `hyper.minibatch_rows` rows can use.
+        share: how the batch is shared, as policies.share.Alone.
+        updates: number of updates so far; picks the random stream of the next one.
+        lr_scale: factor of the step sizes, 0 to 1; a schedule sets it before an update.
+    """
+
+    def __init__(self, name, spec, params, hyper, threads, device, share, max_norm, signature, **boost):
+        """Args as Policy and ValueFunction give them; `boost` goes to Adam.
+
+        `signature`: tuple of tf.TensorSpec, of the tensors that `loss` takes after `n`. Every function is compiled for
+        any number of rows: a compilation for one number could fold it into other arithmetic, and so into other bits.
+        """
+        self.hyper = hyper
+        self.threads = threads
+        self.share = share
+        n_params = max(sum(map(math.prod, spec.shapes(net).values())) for net in ("policy", "value"))
+        self.op_threads = n_threads(threads, hyper.minibatch_rows // share.n_learners, n_params)
+        setup.configure(self.op_threads)
+        self.device = setup.device_name(device)
+        with tf.device(self.device):
+            self.net = Net(spec, name, params)
+            self.adam = Adam(self.net, max_norm, **boost)
+        integers, number = tf.TensorSpec((None,), tf.int64), tf.TensorSpec(())
+        self._pass = tf.function(
+            self._pass,
+            input_signature=[signature, integers, integers, tf.TensorSpec((None,)), tf.TensorSpec((None, 2))],
+        )
+        self._flat_gradient = tf.function(self._flat_gradient, input_signature=[signature, integers, number])
+        self.updates = 0
+        self.lr_scale = 1.0
+
+    def loss(self, n, *rows):
+        """Loss of some rows of a minibatch, inside a tf.function. Args: n: rows of the minibatch. rows: tensors."""
+        raise NotImplementedError
+
+    def descend(self, data, minibatches, lr):
+        """One pass over the batch, with a step of Adam along the gradient of all learners in each minibatch.
+
+        Args:
+            data: tuple of tensors that `loss` takes, of all rows.
+            minibatches: iterable of (rows, n), as policies.minibatches.shuffled gives.
+            lr: step size.
+        """
+        rows, totals = zip(*minibatches)
+        planned = self.adam.plan(lr, len(rows))
+        totals = np.array(totals, np.float32)
+        if self.share.n_learners == 1:
+            self._pass(data, np.concatenate(rows), np.array([len(r) for r in rows]), totals, planned)
+        else:
+            for ours, n, plan in zip(rows, totals, planned):
+                self.adam.step_flat(self.summed(self._flat_gradient(data, ours, n)), plan)
+
+    def _pass(self, data, order, counts, totals, planned):
+        """All steps of a pass in one compiled loop: the rows `order`, `counts[i]` of them in step i."""
+        start = tf.constant(0, tf.int64)
+        for i in tf.range(tf.shape(counts)[0]):
+            stop = start + counts[i]
+            self.adam.step(self._gradients(data, order[start:stop], totals[i]), planned[i])
+            start = stop
+
+    def _flat_gradient(self, data, rows, n):
+        return self.net.flatten(self._gradients(data, rows, n))
+
+    def _gradients(self, data, rows, n):
+        parameters = list(self.net.views.values())
+        with tf.GradientTape() as tape:
+            loss = self.loss(n, *(tf.gather(whole, rows) for whole in data))
+        return tape.gradient(loss, parameters, unconnected_gradients="zero")
+
+    def summed(self, flat):
+        """A vector's sum over the learners. Args: flat: float32 (P,) tensor. Returns: the same, or an array."""
+        return flat if self.share.n_learners == 1 else self.share.sum(np.array(flat))
+
+    def means(self, part, *sums):
+        """Means over the whole batch.
+
+        Args:
+            part: the rows that this learner holds.
+            sums: numbers, sums over these rows.
+
+        Returns:
+            float64 array, one number for each.
+        """
+        return self.share.sum(np.array(sums, np.float64)) / part.total
+
+    def moments(self, part, *arrays):
+        """Means and standard deviations over the whole batch.
+
+        Args:
+            part: the rows that this learner holds.
+            arrays: float32 (len(part),) each.
+
+        Returns:
+            (means, deviations): float64 arrays, one number for each array.
+        """
+        means = self.means(part, *(x.sum(dtype=np.float64) for x in arrays))
+        squares = self.means(part, *(np.square(x - mean).sum() for x, mean in zip(arrays, means)))
+        return means, np.sqrt(squares)
+
+    def require_finite(self, *arrays):
+        """Raises FloatingPointError, for every learner, if any has a number that is not finite in its arrays."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = np.array([x.sum() for x in arrays], np.float64)
+            if not np.isfinite(self.share.sum(sums)).all():
+                raise FloatingPointError("a number in the batch is not finite")
+
+    @contextmanager
+    def updating(self):
+        """Runs one update: on the learner's device, and undone if it fails.
+
+        Raises:
+            FloatingPointError: the block left parameters that are not finite. As after any other exception inside the
+                block, network and optimizer are as before.
+        """
+        net, adam = self.net, self.adam
+        variables = list(net.views.values()), adam.m, adam.v
+        with tf.device(self.device):
+            before, steps = [net.flatten(group) for group in variables], adam.steps
+            try:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    yield
+                if not np.isfinite(net.flatten(variables[0]).numpy().sum()):
+                    raise FloatingPointError(f"the {net.name} update's loss or gradient is not finite")
+            except BaseException:
+                for group, flat in zip(variables, before):
+                    net.assign(flat, group)
+                adam.steps = steps
+                raise
+        self.updates += 1
+
+    def weights(self, out):
+        """Writes the network's parameters.
+
+        Args:
+            out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
+                the arrays are overwritten in place.
+        """
+        self.net.weights_to(out)
+
+    def state(self):
+        """Everything that shapes the updates to come, so that a resumed run gives the same bits.
+
+        Returns:
+            (arrays, scalars): dict of str to array, with the parameters under their own names, and dict of str to
+            number. All names begin with the network's name, so those of two learners can share a dict. They are those
+            of the learners in PyTorch, which can go on from them.
+        """
+        name = self.net.name
+        arrays = {key: view.numpy().copy() for key, view in self.net.views.items()}
+        arrays[f"{name}/adam/m"] = self.net.flatten(self.adam.m).numpy()
+        arrays[f"{name}/adam/v"] = self.net.flatten(self.adam.v).numpy()
+        return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
+
+    def load_state(self, arrays, scalars):
+        """Takes over what `state` gave; other names in the dicts are passed over.
+
+        Args:
+            arrays, scalars: as `state` returned them, from a learner of the same Spec.
+
+        Raises:
+            ValueError: the parameters do not fit this network.
+            KeyError: a name is missing.
+        """
+        name = self.net.name
+        self.net.load(arrays)
+        self.net.assign(arrays[f"{name}/adam/m"], self.adam.m)
+        self.net.assign(arrays[f"{name}/adam/v"], self.adam.v)
+        self.adam.steps = int(scalars[f"{name}/adam/steps"])
+        self.updates = int(scalars[f"{name}/updates"])
+
+
+def finite_floats(log):
+    """Numbers of an update as Python floats.
+
+    Args:
+        log: dict of str to number.
+
+    Returns:
+        dict of str to float.
+
+    Raises:
+        FloatingPointError: one of them is not finite; the line names it.
+    """
+    floats = {key: float(value) for key, value in log.items()}
+    for key, value in floats.items():
+        if not math.isfinite(value):
+            raise FloatingPointError(f"{key} is {value} after the update")
+    return floats

@@ -1,0 +1,188 @@
+"""The policy learner: one batch in, better weights out. How they become better is an update rule's job."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.minibatches import POLICY_STREAM, stream
+from policies.share import ALONE, Part
+from policies.tf.batches import own_copy
+from policies.tf.dists import Categorical, Gaussian
+from policies.tf.learner import Learner, finite_floats
+from policies.tf.ppo import Clipped, KLPenalty
+from policies.tf.setup import tf
+from policies.tf.trpo import TrustRegion
+from policies.tf.vpg import PolicyGradient
+
+RULES = {"ppo": Clipped, "ppo-kl": KLPenalty, "trpo": TrustRegion, "vpg": PolicyGradient}
+ADV_EPS = 1e-8
+
+
+class Policy(Learner):
+    """A policy and its update rule.
+
+    Its update rule is a policies.rules.Rule. ``update`` returns the Outcome of the weights that it leaves, and a dict
+    of numbers to log. It works with ``gradient`` and ``step`` on the whole batch, or with ``descend`` in minibatches;
+    then it also has ``loss(policy, n, *rows)``, as Learner's.
+
+    Attributes:
+        spec: the Spec.
+        dist: Gaussian or Categorical over the network's outputs.
+        rule: the update rule.
+    """
+
+    def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
+        """Copies the policy's parameters.
+
+        Args:
+            spec: policies.actor.Spec.
+            params: dict of float32 arrays as policies.actor.init_params gives.
+            config: policies.hyper.Hyper.
+            threads: cores that an update may use.
+            device: "cpu", or "gpu:0", "cuda" and so on.
+            share: how the batch is shared with other learners, as policies.share.Alone.
+
+        Raises:
+            ValueError: config.algo is unknown, or the parameters do not fit `spec`.
+            RuntimeError: there is no such device.
+        """
+        hyper = config.resolve()
+        boost = {} if spec.discrete else {"boosted": "policy/log_std", "boost": hyper.log_std_lr}
+        act = tf.TensorSpec((None,), tf.int64) if spec.discrete else tf.TensorSpec((None, spec.act_dim))
+        obs, number = tf.TensorSpec((None, spec.obs_dim)), tf.TensorSpec((None,))
+        rows = obs, act, number, number
+        super().__init__("policy", spec, params, hyper, threads, device, share, hyper.max_grad_norm, rows, **boost)
+        self.spec = spec
+        self.dist = (Categorical if spec.discrete else Gaussian)(spec.act_dim)
+        self._freeze = tf.function(self._freeze, input_signature=[obs, act])
+        self._sums = tf.function(self._sums, input_signature=[rows, self.dist.signature])
+        self.rule = RULES[hyper.algo](hyper)
+
+    def update(self, observes, actions, advantages, logger, part=None):
+        """One update by the rule on one batch; old log-probabilities are those of the current weights.
+
+        Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
+
+        Args:
+            observes: float32 (N, obs_dim), scaled.
+            actions: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
+            advantages: float32 (N,), any unit; standardised here.
+            logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
+                after the update, in standard deviations of the advantage) and the rule's own numbers.
+            part: policies.share.Part, which rows of the whole batch these are; None: all.
+
+        Raises:
+            ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
+            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
+        """
+        part = Part.whole(len(observes)) if part is None else part
+        with self.updating():
+            batch = self._batch(observes, actions, advantages, part)
+            rng = stream(self.hyper.seed, POLICY_STREAM, self.updates)
+            outcome, rule_log = self.rule.update(self, batch, rng)
+            log = finite_floats({"KL": outcome.kl, "Entropy": outcome.entropy, "LossPi": outcome.loss} | rule_log)
+        self.rule.adapt(log["KL"])
+        logger.log(log)
+
+    def _batch(self, observes, actions, advantages, part):
+        """A Batch. Args: as `update`'s."""
+        spec, n = self.spec, len(part)
+        obs = own_copy(observes, (n, spec.obs_dim), np.float32)
+        act = own_copy(actions, *(((n,), np.int64) if spec.discrete else ((n, spec.act_dim), np.float32)))
+        adv = own_copy(advantages, (n,), np.float32)
+        self.require_finite(obs, act, adv)
+        (mean,), (std,) = self.moments(part, adv)
+        adv = ((adv - mean) / (std + ADV_EPS)).astype(np.float32)
+        obs, act, adv = map(tf.constant, (obs, act, adv))
+        old, old_logp = self._freeze(obs, act)
+        return Batch(part, (obs, act, adv, old_logp), old)
+
+    def forward(self, obs):
+        """The distributions for a batch. Args: obs: float32 (N, obs_dim) tensor. Returns: tuple, as `dist` has it."""
+        return self.dist.of(self.net(obs), self.net)
+
+    def _freeze(self, obs, act):
+        dist = self.forward(obs)
+        return dist, self.dist.logp(dist, act)
+
+    def outcome(self, batch):
+        """The policy as it is now on a batch: collective among the learners. Args: batch: Batch. Returns: Outcome."""
+        with tf.GradientTape() as tape:
+            sums, ratio = self._sums(batch.rows, batch.old)
+        kl, entropy, loss, _ = self.means(batch.part, *sums.numpy())
+        return Outcome(kl, entropy, loss, ratio, sums, tape)
+
+    def _sums(self, rows, old):
+        """Sums over the rows: divergence, entropy, surrogate loss, advantage-weighted log-probability; and ratios."""
+        # A gradient by the observations would cost as much as the first layer, and the tape cannot leave it out itself.
+        (obs, act, adv, old_logp), old = tf.nest.map_structure(tf.stop_gradient, (rows, old))
+        dist = self.forward(obs)
+        logp = self.dist.logp(dist, act)
+        ratio = tf.exp(logp - old_logp)
+        terms = self.dist.kl(old, dist), self.dist.entropy(dist), -ratio * adv, logp * adv
+        return tf.stack([tf.reduce_sum(term) for term in terms]), ratio
+
+    def gradient(self, batch, outcome, kl=0.0, loss=0.0, score=0.0):
+        """Gradient of a weighted sum of means over the whole batch, and of the entropy with its own weight.
+
+        Args:
+            batch: Batch. outcome: the policy's on it, at the current weights.
+            kl, loss, score: weights of the divergence, the surrogate loss, the advantage-weighted log-probability.
+
+        Returns:
+            float32 (P,), tensor or array: of all learners.
+        """
+        weights = np.array((kl, -self.hyper.ent_coef, loss, score), np.float32) / np.float32(batch.part.total)
+        parameters = list(self.net.views.values())
+        grads = outcome.tape.gradient(outcome.sums, parameters, tf.constant(weights), unconnected_gradients="zero")
+        return self.summed(self.net.flatten(grads))
+
+    def step(self, grad, lr):
+        """One step of Adam. Args: grad: as `gradient` gives. lr: step size."""
+        self.adam.step_flat(grad, self.adam.plan(lr)[0])
+
+    def loss(self, n, *rows):
+        """See Learner."""
+        return self.rule.loss(self, n, *rows)
+
+    def state(self):
+        """As Learner.state, with the rule's numbers."""
+        arrays, scalars = super().state()
+        return arrays, scalars | {f"policy/{key}": value for key, value in self.rule.state().items()}
+
+    def load_state(self, arrays, scalars):
+        """As Learner.load_state, with the rule's numbers."""
+        super().load_state(arrays, scalars)
+        self.rule.load_state({key: scalars[f"policy/{key}"] for key in self.rule.state()})
+
+
+class Batch(NamedTuple):
+    """One batch on the device.
+
+    Attributes:
+        part: policies.share.Part, which rows of the whole batch these are.
+        rows: tensors (observations float32 (N, obs_dim), actions float32 (N, act_dim) or int64 (N,), advantages float32
+            (N,) with mean 0 and standard deviation 1 over the whole batch, old log-probabilities float32 (N,), nats).
+        old: the distributions before the update.
+    """
+
+    part: Part
+    rows: tuple
+    old: tuple
+
+
+class Outcome(NamedTuple):
+    """What a policy has become on a batch.
+
+    Attributes:
+        kl, entropy, loss: mean KL(old || new) and entropy, nats, and surrogate loss: floats, of the whole batch.
+        ratio: float32 (N,) tensor, probability ratio new / old of the actions.
+        sums, tape: float32 (4,) tensor as Policy makes it, and the GradientTape that can differentiate it once.
+    """
+
+    kl: float
+    entropy: float
+    loss: float
+    ratio: tf.Tensor
+    sums: tf.Tensor
+    tape: tf.GradientTape

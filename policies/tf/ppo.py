@@ -1,0 +1,64 @@
+"""Proximal policy optimisation: two update rules.
+
+``ppo`` is the clipped surrogate objective in minibatches; ``ppo-kl`` is Patrick Coady's, a KL penalty whose weight and
+step size adapt to a target divergence. Papers: Schulman et al. 2017 (arXiv:1707.06347), Heess et al. 2017 (Emergence of
+Locomotion Behaviours in Rich Environments, arXiv:1707.02286); code: github.com/pat-coady/trpo.
+"""
+
+import numpy as np
+
+from policies.minibatches import n_minibatches, shuffled
+from policies.rules import KLControl, Rule
+from policies.tf.setup import tf
+
+
+class Clipped(Rule):
+    """``ppo``: arXiv:1707.06347, equation 7, over several passes in minibatches, with an optional stop by KL."""
+
+    def update(self, policy, batch, rng):
+        """See Policy.
+
+        The log has ClipFrac, share of rows beyond the clip range after the update, and StopIter, passes made.
+        """
+        hyper, part = self._hyper, batch.part
+        n_parts = n_minibatches(hyper, part.total, policy.share.n_learners)
+        for epoch in range(1, hyper.epochs + 1):
+            policy.descend(batch.rows, shuffled(rng, part, n_parts), hyper.lr * policy.lr_scale)
+            if hyper.kl_targ or epoch == hyper.epochs:
+                outcome = policy.outcome(batch)
+                if hyper.kl_targ and outcome.kl > hyper.kl_targ:
+                    break
+        (clip_frac,) = policy.means(part, (np.abs(outcome.ratio.numpy() - 1.0) > hyper.clip).sum())
+        return outcome, {"ClipFrac": clip_frac, "StopIter": epoch}
+
+    def loss(self, policy, n, obs, act, adv, old_logp):
+        """See Policy: -sum(min(ratio * adv, clipped ratio * adv)) / n, less the entropy."""
+        dist = policy.forward(obs)
+        ratio = tf.exp(policy.dist.logp(dist, act) - old_logp)
+        clipped = tf.clip_by_value(ratio, 1.0 - self._hyper.clip, 1.0 + self._hyper.clip)
+        gain = tf.reduce_sum(tf.minimum(ratio * adv, clipped * adv))
+        if self._hyper.ent_coef:
+            gain += self._hyper.ent_coef * tf.reduce_sum(policy.dist.entropy(dist))
+        return -gain / n
+
+
+class KLPenalty(KLControl):
+    """``ppo-kl``: arXiv:1707.06347, equation 8, on the whole batch, with a hinge beyond twice the target."""
+
+    HINGE = 50.0  # weight of the squared excess over twice the target (arXiv:1707.02286, appendix)
+    STOP = 4.0  # times the target: further steps would leave the region where the surrogate holds
+
+    def update(self, policy, batch, rng):
+        """See Policy.
+
+        The log has Beta and LrMult, as this update used them, and StopIter, passes made.
+        """
+        hyper, epochs = self._hyper, 0
+        outcome = policy.outcome(batch)
+        while epochs < hyper.epochs and outcome.kl <= self.STOP * hyper.kl_targ:
+            epochs += 1
+            weight = self.beta + 2.0 * self.HINGE * max(0.0, outcome.kl - 2.0 * hyper.kl_targ)
+            grad = policy.gradient(batch, outcome, kl=weight, loss=1.0)
+            policy.step(grad, hyper.lr * policy.lr_scale * self.lr_mult)
+            outcome = policy.outcome(batch)
+        return outcome, {"Beta": self.beta, "LrMult": self.lr_mult, "StopIter": epochs}

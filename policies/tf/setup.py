@@ -1,0 +1,76 @@
+"""TensorFlow and Keras as the learners need them. Import both from here: some settings count only before the first
+import, others only before the first operation."""
+
+import os
+import re
+import sys
+import warnings
+from contextlib import contextmanager, nullcontext
+
+INTER_OP_THREADS = 2  # one for each of two learners that update side by side
+
+
+def _load():
+    quiet = nullcontext() if "TF_CPP_MIN_LOG_LEVEL" in os.environ else _no_stderr()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # its kernels sum in orders that nothing promises
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    with quiet:
+        import keras
+        import tensorflow
+    return tensorflow, keras
+
+
+@contextmanager
+def _no_stderr():
+    """Drops what is written to file descriptor 2: the libraries greet before they read their log level."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+tf, keras = _load()
+
+
+def configure(threads):
+    """Settings of the whole process: the same bits on each run, float32 in full, a fixed number of threads.
+
+    Args:
+        threads: that one operation may use. TensorFlow cannot change it once it has computed anything; a warning says
+            so if it would have to.
+    """
+    tf.config.experimental.enable_op_determinism()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(INTER_OP_THREADS)
+    except RuntimeError:
+        found = tf.config.threading.get_intra_op_parallelism_threads()
+        warnings.warn(f"TensorFlow already runs with {found} threads an operation instead of {threads}", stacklevel=2)
+
+
+def device_name(device):
+    """What TensorFlow calls a device.
+
+    Args:
+        device: "cpu", or "gpu", "gpu:0", "cuda", "cuda:0" and so on.
+
+    Returns:
+        str, such as "/GPU:0".
+
+    Raises:
+        RuntimeError: there is no such device; one line.
+    """
+    found = re.fullmatch(r"(cpu|gpu|cuda)(?::(\d+))?", device.lower())
+    kind, number = ("CPU" if found[1] == "cpu" else "GPU", int(found[2] or 0)) if found else (None, 0)
+    if not found or number >= len(tf.config.list_physical_devices(kind)):
+        n_gpus = len(tf.config.list_physical_devices("GPU"))
+        known = ", ".join(["cpu", *(f"gpu:{i}" for i in range(n_gpus))])
+        raise RuntimeError(f"TensorFlow has no such device here; it has: {known}")
+    return f"/{kind}:{number}"

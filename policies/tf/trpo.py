@@ -1,0 +1,138 @@
+"""Trust region policy optimisation: a natural gradient step, as long as a bound on the KL divergence allows.
+
+Paper: Schulman et al. 2015 (arXiv:1502.05477), section 6 and appendix C. The Fisher matrix F of the policy is the
+second derivative of the mean KL divergence. It is never formed: conjugate gradients need its products with vectors
+only, and F v = J' M J v, where J is the derivative of the distributions by the network's parameters and M their Fisher
+matrix. J v is taken forwards, J' backwards.
+"""
+
+import math
+
+import numpy as np
+
+from policies.minibatches import shuffled
+from policies.rules import Rule
+from policies.tf.setup import tf
+
+
+class TrustRegion(Rule):
+    """``trpo``: arXiv:1502.05477, algorithm 1 with the single-path estimate, on the whole batch."""
+
+    BACKTRACKS = 10  # steps that are tried,
+    BACKTRACK = 0.8  # each so much of the one before
+
+    def __init__(self, hyper):
+        """Args: hyper: resolved Hyper."""
+        super().__init__(hyper)
+        self._product = None
+
+    def update(self, policy, batch, rng):
+        """See Policy. If none of the steps tried is good, the policy stays what it is.
+
+        The log has BacktrackIters, steps that were tried and refused; StepFrac, the part of the longest step that was
+        taken, 0 if none; CgResidual, length of what conjugate gradients left of the gradient, in units of it.
+
+        Raises:
+            FloatingPointError: the gradient or its curvature is not finite.
+        """
+        hyper = self._hyper
+        start = policy.outcome(batch)
+        downhill = -np.array(policy.gradient(batch, start, loss=1.0), np.float64)
+        step, left = conjugate_gradients(self.fisher(policy, batch, rng), downhill, hyper.cg_iters)
+        curvature = step @ (downhill - left)  # step' F step, without another product
+        if not math.isfinite(curvature):
+            raise FloatingPointError("the policy update's gradient is not finite")
+        step *= math.sqrt(2.0 * hyper.kl_targ / curvature) if curvature > 0.0 else 0.0  # 0: nothing to gain
+        outcome, refused, fraction = self._search(policy, batch, start, step.astype(np.float32))
+        residual = np.linalg.norm(left) / max(np.linalg.norm(downhill), 1e-30)
+        return outcome, {"BacktrackIters": refused, "StepFrac": fraction, "CgResidual": residual}
+
+    def fisher(self, policy, batch, rng):
+        """The damped Fisher matrix at the current parameters, of the batch or of every so manieth of its rows.
+
+        Returns:
+            Function that multiplies it by a float64 (P,) array, and gives a new one.
+        """
+        hyper, obs, n = self._hyper, batch.rows[0], batch.part.total
+        if hyper.cg_subsample > 1:
+            rows, n = next(shuffled(rng, batch.part, min(hyper.cg_subsample, n)))
+            obs = tf.gather(obs, rows)
+        if self._product is None:
+            self._product = compile_product(policy)
+
+        def product(vector):
+            flat = policy.summed(self._product(obs, vector.astype(np.float32), np.float32(n)))
+            return np.array(flat, np.float64) + hyper.cg_damping * vector
+
+        return product
+
+    def _search(self, policy, batch, start, step):
+        """Goes along `step` as far as brings the loss below the start's and keeps the divergence within the target.
+
+        Returns:
+            (Outcome, steps refused, part of `step` that was taken).
+        """
+        net, fraction = policy.net, 1.0
+        before = net.flatten(net.views.values())
+        for refused in range(self.BACKTRACKS):
+            net.assign(before + np.float32(fraction) * step)
+            outcome = policy.outcome(batch)
+            if self._loss(outcome) < self._loss(start) and outcome.kl <= self._hyper.kl_targ:
+                return outcome, refused, fraction
+            fraction *= self.BACKTRACK
+        net.assign(before)
+        return policy.outcome(batch), self.BACKTRACKS, 0.0
+
+    def _loss(self, outcome):
+        return outcome.loss - self._hyper.ent_coef * outcome.entropy
+
+
+def compile_product(policy):
+    """The undamped Fisher matrix times a vector.
+
+    Args:
+        policy: Policy.
+
+    Returns:
+        tf.function: (obs float32 (N, obs_dim), vector float32 (P,), rows of the whole batch) -> float32 (P,).
+    """
+    net, dist = policy.net, policy.dist
+    parameters = list(net.views.values())
+
+    def product(obs, vector, n):
+        with tf.GradientTape() as tape:
+            out, d_out = net.moving(obs, vector)
+            now = dist.of(out, net)
+        d_log_std = net.unflatten(vector)[-1]  # without meaning for a categorical distribution, which does not look
+        return net.flatten(tape.gradient(now, parameters, dist.fisher(now, d_out, d_log_std, n)))
+
+    signature = [tf.TensorSpec((None, policy.spec.obs_dim)), tf.TensorSpec((net.n_params,)), tf.TensorSpec(())]
+    return tf.function(product, input_signature=signature)
+
+
+def conjugate_gradients(product, b, iters, tolerance=1e-10):
+    """Solves A x = b for a symmetric positive definite A (Hestenes and Stiefel 1952).
+
+    Args:
+        product: function that multiplies A by an array like `b`.
+        b: float64 (P,).
+        iters: most products to use.
+        tolerance: ends it when the squared residual has fallen to so much of the first.
+
+    Returns:
+        (x, b - A x): float64 (P,) each. A number that is not finite anywhere makes the second so.
+    """
+    x, left, p = np.zeros_like(b), b.copy(), b.copy()
+    squared = first = left @ left
+    for _ in range(iters):
+        if squared <= tolerance * first:
+            break
+        a_p = product(p)
+        along = p @ a_p
+        if along == 0.0:  # a direction in which nothing changes, without damping
+            break
+        x += squared / along * p
+        left -= squared / along * a_p
+        before, squared = squared, left @ left
+        p = left + squared / before * p
+    return x, left

@@ -1,0 +1,129 @@
+"""train.py's algorithms, frameworks and ways to share the work: the same bits, and one result whichever is taken."""
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from test_train import rows, train
+
+from policies.run_folder import load
+
+SHORT = ["Hopper-v4", "--total_steps", 800, "--batch_steps", 400, "--num_envs", 8]
+EPISODES = ["Hopper-v4", "-n", 12, "-b", 6]
+BATCH = ["--epochs", 3, "--vf_epochs", 2]
+TF_OFF = "raise ModuleNotFoundError(\"No module named 'tensorflow'\", name='tensorflow')"
+
+
+def run(folder, *arguments, **more):
+    """Weights and progress of a run."""
+    train(*arguments, "--run_dir", folder, **more)
+    return (folder / "policy.safetensors").read_bytes(), rows(folder)
+
+
+@pytest.mark.parametrize("algo", ["ppo-kl", "vpg", "trpo"])
+def test_each_algorithm_gives_the_same_bits_at_any_size(tmp_path, algo):
+    made = [run(tmp_path / str(n), *EPISODES, "--algo", algo, "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] and len(made[0][1]) == 2
+
+
+@pytest.mark.parametrize("algo", ["ppo", "trpo"])
+def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path, algo):
+    pytest.importorskip("tensorflow")
+    made = [run(tmp_path / str(n), *SHORT, *BATCH, "--framework", "tf", "--algo", algo, "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] and len(made[0][1]) == 2
+
+
+@pytest.mark.parametrize("algo", ["ppo", "ppo-kl", "vpg", "trpo"])
+def test_both_ways_to_share_the_work_agree(tmp_path, mpi, algo):
+    run(tmp_path / "gather", *EPISODES, *BATCH, "--algo", algo, "--nprocs", 1)
+    made = [
+        run(tmp_path / name, *EPISODES, *BATCH, "--algo", algo, "--nprocs", 3, "--parallel", "average", mpi=mpi)
+        for name in ("average", "again")
+    ]
+    assert made[0] == made[1]  # the same bits for the same number of processes
+    expected, averaged = (load(tmp_path / name / "policy.safetensors")[0] for name in ("gather", "average"))
+    for name, array in expected.items():
+        scale = np.abs(array).max() + 1e-3
+        assert np.allclose(array, averaged[name], rtol=1e-3, atol=2e-3 * scale), name
+    first = [float(rows(tmp_path / name)[0]["AverageEpRet"]) for name in ("gather", "average")]
+    assert first[0] == pytest.approx(first[1], rel=1e-9)
+
+
+def test_one_full_batch_step_is_the_same_in_both(tmp_path):
+    once = ["Hopper-v4", "-n", 6, "-b", 6, "--algo", "vpg", "--epochs", 1, "--vf_epochs", 1, "--minibatches", 1]
+    run(tmp_path / "gather", *once, "--nprocs", 2)
+    run(tmp_path / "average", *once, "--nprocs", 4, "--parallel", "average")
+    expected, averaged = (load(tmp_path / name / "policy.safetensors")[0] for name in ("gather", "average"))
+    assert all(np.allclose(expected[name], averaged[name], rtol=1e-4, atol=1e-6) for name in expected)
+
+
+def test_tensorflow_averages_too(tmp_path):
+    pytest.importorskip("tensorflow")
+    way = [*SHORT, *BATCH, "--framework", "tf"]
+    run(tmp_path / "gather", *way)
+    run(tmp_path / "average", *way, "--nprocs", 2, "--parallel", "average")
+    expected, averaged = (load(tmp_path / name / "policy.safetensors")[0] for name in ("gather", "average"))
+    assert all(np.allclose(expected[name], averaged[name], rtol=1e-3, atol=2e-3) for name in expected)
+
+
+def test_a_run_goes_on_with_the_other_framework(tmp_path):
+    pytest.importorskip("tensorflow")
+    run(tmp_path / "whole", *EPISODES, *BATCH)
+    run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *BATCH)
+    train("--resume", tmp_path / "parts", "-n", 12, "--framework", "tf")
+    whole, parts = (load(tmp_path / name / "policy.safetensors")[0] for name in ("whole", "parts"))
+    assert all(np.allclose(whole[name], parts[name], rtol=1e-3, atol=2e-3) for name in whole)
+    assert len(rows(tmp_path / "parts")) == 2
+
+
+@pytest.mark.parametrize("algo", ["ppo", "ppo-kl"])
+def test_an_averaging_run_is_resumed_to_the_same_bits(tmp_path, algo):
+    way = [*BATCH, "--algo", algo, "--nprocs", 3, "--parallel", "average"]
+    whole = run(tmp_path / "whole", *EPISODES, *way)
+    run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *way)
+    train("--resume", tmp_path / "parts", "-n", 12, "--nprocs", 3)
+    assert (tmp_path / "parts" / "policy.safetensors").read_bytes() == whole[0]
+
+
+def test_evaluation_does_not_change_the_run_and_is_the_same_at_any_size(tmp_path):
+    trial = ["--eval_every", 300, "--eval_episodes", 5]
+    plain = run(tmp_path / "plain", *SHORT)
+    made = [run(tmp_path / str(n), *SHORT, *trial, "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] and made[0][0] == plain[0]
+    best = max(float(row["AverageTestEpRet"]) for row in made[0][1])
+    assert load(tmp_path / "3" / "best.safetensors")[1]["test_ret"] == best
+
+
+def test_returns_can_scale_the_rewards(tmp_path):
+    made = [run(tmp_path / str(n), *SHORT, "--rew_scale", "returns", "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] != run(tmp_path / "gamma", *SHORT)
+
+
+def test_it_says_where_the_time_goes(tmp_path):
+    out = train(*SHORT[:2], 3200, *SHORT[3:], "--nprocs", 2, "--run_dir", tmp_path / "run").out
+    assert out.count("time: rollout ") == 1 and "an iteration, with 2 processes" in out
+    assert "--parallel" in out.split("time: rollout ")[1].splitlines()[1]
+
+
+BAD = {
+    "no such framework": (["--framework", "jax"], "jax"),
+    "minibatches of too few rows": (["--parallel", "average", "--minibatch_rows", 2, "--nprocs", 3], "has 2 rows"),
+    "minibatches that turn out too small": (
+        ["--parallel", "average", "--minibatches", 100_000, "--nprocs", 3], "has 1 rows"
+    ),
+    "a schedule without an end": (["--lr_schedule", "linear"], "--total_steps"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_get_one_line(tmp_path, case):
+    arguments, text = BAD[case]
+    done = train("Hopper-v4", "-n", 6, "-b", 6, *arguments, "--run_dir", tmp_path / "run", status=2)
+    lines = [line for line in done.err.splitlines() if line.startswith("train.py: ")]
+    assert len(lines) == 1 and text in lines[0] and "Traceback" not in done.err
+
+
+def test_a_framework_that_is_not_installed(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(TF_OFF)
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = train("Hopper-v4", "--framework", "tf", "--nprocs", 2, "--run_dir", tmp_path / "run", status=2, env=env)
+    assert "train.py: --framework tf needs TensorFlow: pip install -e '.[tf]'" in done.err
