@@ -1,0 +1,141 @@
+"""PPO with torch in the manner of Spinning Up: every rank collects and updates, with gradients averaged over the ranks.
+
+    python examples/adopt_ppo_torch.py --env CartPole-v1 --cpu 4
+
+The loss is that of arXiv 1707.06347, eq. 7; an epoch's policy steps end when the new policy is too far from the old.
+"""
+
+import time
+
+import core
+import numpy as np
+import torch
+from core_torch import ActorCritic, count_vars
+
+from mpi_util import chksum
+from mpi_util.logx import EpochLogger
+from mpi_util.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
+from mpi_util.mpi_tools import mpi_avg, mpi_fork, proc_id
+
+
+def ppo(
+    env_fn,
+    ac_kwargs=None,
+    seed=0,
+    steps_per_epoch=2000,
+    epochs=20,
+    gamma=0.99,
+    lam=0.97,
+    clip_ratio=0.2,
+    pi_lr=3e-4,
+    vf_lr=1e-3,
+    train_pi_iters=80,
+    train_v_iters=80,
+    target_kl=0.01,
+    save_freq=10,
+    check=False,
+    logger_kwargs=None,
+):
+    """Trains, and leaves table, configuration and model in the logger's folder.
+
+    Args:
+        env_fn: makes an environment.
+        ac_kwargs: of ActorCritic.
+        steps_per_epoch: of all ranks together.
+        target_kl: policy steps end at 1.5 times this distance, estimated from the samples of all ranks.
+        check: print each rank's checksum at the end.
+    """
+    setup_pytorch_for_mpi()
+    logger = EpochLogger(**(logger_kwargs or {}))
+    logger.save_config(locals())
+
+    seed += 10000 * proc_id()
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    env = env_fn()
+    env.reset(seed=seed)
+
+    ac = ActorCritic(env.observation_space, env.action_space, **(ac_kwargs or {}))
+    sync_params(ac)
+    logger.log(f"Number of parameters: pi {count_vars(ac.pi)}, v {count_vars(ac.v)}")
+    pi_optimizer = torch.optim.Adam(ac.pi.parameters(), lr=pi_lr)
+    vf_optimizer = torch.optim.Adam(ac.v.parameters(), lr=vf_lr)
+    logger.setup_pytorch_saver(ac)
+    buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
+
+    def compute_loss_pi(data):
+        pi = ac.pi(data["obs"])
+        logp = pi.log_prob(data["act"])
+        ratio = torch.exp(logp - data["logp"])
+        clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
+        loss = -torch.min(ratio * data["adv"], clipped * data["adv"]).mean()
+        with torch.no_grad():
+            info = {
+                "KL": (data["logp"] - logp).mean().item(),
+                "Entropy": pi.entropy().mean().item(),
+                "ClipFrac": (ratio != clipped).float().mean().item(),
+            }
+        return loss, info
+
+    def compute_loss_v(data):
+        return ((ac.v(data["obs"]) - data["ret"]) ** 2).mean()
+
+    def update():
+        data = {key: torch.as_tensor(value) for key, value in buf.get().items()}
+        for i in range(train_pi_iters):
+            pi_optimizer.zero_grad()
+            loss_pi, info = compute_loss_pi(data)
+            if i == 0:
+                loss_pi_before = loss_pi.item()
+            if mpi_avg(info["KL"]) > 1.5 * target_kl:
+                logger.log(f"Early stopping at step {i}: the policy has moved far enough")
+                break
+            loss_pi.backward()
+            mpi_avg_grads(ac.pi)
+            pi_optimizer.step()
+        for j in range(train_v_iters):
+            vf_optimizer.zero_grad()
+            loss_v = compute_loss_v(data)
+            if j == 0:
+                loss_v_before = loss_v.item()
+            loss_v.backward()
+            mpi_avg_grads(ac.v)
+            vf_optimizer.step()
+        logger.store(LossPi=loss_pi_before, DeltaLossPi=loss_pi.item() - loss_pi_before, StopIter=i)
+        logger.store(LossV=loss_v_before, DeltaLossV=loss_v.item() - loss_v_before, **info)
+
+    start_time = time.time()
+    for epoch in range(epochs):
+        core.collect(env, ac.step, buf, logger)
+        if epoch % save_freq == 0 or epoch == epochs - 1:
+            logger.save_state({"env": env}, None)
+        update()
+        logger.log_tabular("Epoch", epoch)
+        logger.log_tabular("EpRet", with_min_and_max=True)
+        logger.log_tabular("EpLen", average_only=True)
+        logger.log_tabular("VVals", with_min_and_max=True)
+        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * steps_per_epoch)
+        for key in ("LossPi", "LossV", "DeltaLossPi", "DeltaLossV", "Entropy", "KL", "ClipFrac", "StopIter"):
+            logger.log_tabular(key, average_only=True)
+        logger.log_tabular("Time", time.time() - start_time)
+        logger.dump_tabular()
+    if check:
+        chksum(ac, "weights")
+
+
+if __name__ == "__main__":
+    args = core.command_line(__doc__, "ppo_torch").parse_args()
+    mpi_fork(args.cpu)
+
+    from mpi_util.run_utils import setup_logger_kwargs
+
+    ppo(
+        lambda: core.make_env(args.env),
+        ac_kwargs={"hidden_sizes": [args.hid] * args.l},
+        seed=args.seed,
+        steps_per_epoch=args.steps,
+        epochs=args.epochs,
+        gamma=args.gamma,
+        check=args.check,
+        logger_kwargs=setup_logger_kwargs(args.exp_name, args.seed, args.data_dir),
+    )

@@ -1,0 +1,52 @@
+"""Plays episodes with a policy that another program of this folder has saved, as Spinning Up's test_policy does.
+
+    python examples/adopt_test_policy.py data/trpo_tf1/trpo_tf1_s0 --episodes 20
+
+A folder with tf1_save needs TensorFlow, one with pyt_save torch. It unpickles what is there: use your own folders only.
+"""
+
+import argparse
+import pickle
+from pathlib import Path
+
+from mpi_util.logx import EpochLogger, restore_tf_graph
+
+
+def load_tf_policy(folder: Path):
+    """A function of an observation that returns an action."""
+    import tensorflow.compat.v1 as tf
+
+    sess = tf.Session(graph=tf.Graph())
+    model = restore_tf_graph(sess, folder / "tf1_save")
+    return lambda obs: sess.run(model["pi"], {model["x"]: obs[None]})[0]
+
+
+def load_torch_policy(folder: Path):
+    """A function of an observation that returns an action."""
+    import torch
+
+    ac = torch.load(folder / "pyt_save" / "model.pt", weights_only=False)
+    return lambda obs: ac.step(obs)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the run")
+    parser.add_argument("--episodes", type=int, default=20, help="(default: 20)")
+    args = parser.parse_args()
+    env = pickle.loads((args.folder / "vars.pkl").read_bytes())["env"]
+    policy = (load_tf_policy if (args.folder / "tf1_save").exists() else load_torch_policy)(args.folder)
+    logger = EpochLogger()
+    for _ in range(args.episodes):
+        obs, ep_ret, ep_len, done = env.reset()[0], 0.0, 0, False
+        while not done:
+            obs, rew, terminated, truncated, _ = env.step(policy(obs))
+            ep_ret, ep_len, done = ep_ret + rew, ep_len + 1, terminated or truncated
+        logger.store(EpRet=ep_ret, EpLen=ep_len)
+    logger.log_tabular("EpRet", with_min_and_max=True)
+    logger.log_tabular("EpLen", average_only=True)
+    logger.dump_tabular()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What the programs of this folder share, whatever their framework: options, environment, buffer with GAE, loop."""
+
+import argparse
+
+import gymnasium as gym
+import numpy as np
+
+from mpi_util.mpi_tools import mpi_statistics_scalar, num_procs, proc_id
+
+
+def command_line(doc: str, exp_name: str) -> argparse.ArgumentParser:
+    """The options that all programs have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="CartPole-v1", help="of Gymnasium (default: CartPole-v1)")
+    parser.add_argument("--cpu", type=int, default=1, help="number of processes (default: 1)")
+    parser.add_argument("--steps", type=int, default=2000, help="per epoch, of all processes together (default: 2000)")
+    parser.add_argument("--epochs", type=int, default=20, help="(default: 20)")
+    parser.add_argument("--hid", type=int, default=64, help="units in a hidden layer (default: 64)")
+    parser.add_argument("--l", type=int, default=2, help="hidden layers (default: 2)")
+    parser.add_argument("--gamma", type=float, default=0.99, help="discount, 0 to 1 (default: 0.99)")
+    parser.add_argument("--seed", "-s", type=int, default=0, help="(default: 0)")
+    parser.add_argument(
+        "--exp_name", default=exp_name, help=f"folder of the results, under data/ (default: {exp_name})"
+    )
+    parser.add_argument("--data_dir", help="another place for that folder")
+    parser.add_argument("--check", action="store_true", help="at the end each rank prints a checksum of its weights")
+    return parser
+
+
+def make_env(name: str) -> gym.Env:
+    """An environment whose observations are flat arrays."""
+    env = gym.make(name)
+    space = env.observation_space
+    flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+    return env if flat else gym.wrappers.FlattenObservation(env)  # which cannot be pickled, so not everywhere
+
+
+def share_of_steps(steps: int) -> int:
+    """How many of an epoch's steps this rank makes: an equal share, and one of the remainder."""
+    return len(range(proc_id(), steps, num_procs()))
+
+
+def discount(x: np.ndarray, factor: float) -> np.ndarray:
+    """y[t] = x[t] + factor * y[t + 1], along the first axis."""
+    y = np.array(x, np.float64)
+    for t in range(len(y) - 2, -1, -1):
+        y[t] += factor * y[t + 1]
+    return y
+
+
+class Buffer:
+    """One epoch's steps on this rank.
+
+    Attributes:
+        obs, act: float32 (int64 for Discrete actions), shape (size, *shape of the space).
+        rew, val, logp, adv, ret: float32, shape (size,).
+    """
+
+    def __init__(self, env: gym.Env, size: int, gamma: float, lam: float):
+        discrete = isinstance(env.action_space, gym.spaces.Discrete)
+        self.obs = np.zeros((size, *env.observation_space.shape), np.float32)
+        self.act = np.zeros((size, *env.action_space.shape), np.int64 if discrete else np.float32)
+        self.rew, self.val, self.logp, self.adv, self.ret = np.zeros((5, size), np.float32)
+        self.gamma, self.lam, self.size = gamma, lam, size
+        self.n = self.start = 0  # steps that are here; where the current episode starts
+
+    def store(self, obs, act, rew, val, logp) -> None:
+        """Adds a step."""
+        i = self.n
+        self.obs[i], self.act[i], self.rew[i], self.val[i], self.logp[i] = obs, act, rew, val, logp
+        self.n += 1
+
+    def finish_path(self, last_val: float) -> None:
+        """Computes advantages (GAE, arXiv 1506.02438, eq. 16) and returns of the episode that ends here.
+
+        Args:
+            last_val: value of the state behind the last step; 0 if the episode has terminated there.
+        """
+        path = slice(self.start, self.n)
+        val = np.append(self.val[path], last_val)
+        delta = self.rew[path] + self.gamma * val[1:] - val[:-1]
+        self.adv[path] = discount(delta, self.gamma * self.lam)
+        self.ret[path] = discount(np.append(self.rew[path], last_val), self.gamma)[:-1]
+        self.start = self.n
+
+    def get(self) -> dict[str, np.ndarray]:
+        """Collective: the epoch's data, with advantages of mean 0 and deviation 1 over all ranks; the buffer is empty.
+
+        Returns:
+            obs, act, adv, ret, logp.
+        """
+        self.n = self.start = 0
+        mean, std = mpi_statistics_scalar(self.adv)
+        adv = (self.adv - mean) / (std + 1e-8)
+        return {"obs": self.obs, "act": self.act, "adv": adv, "ret": self.ret, "logp": self.logp}
+
+
+def collect(env: gym.Env, step, buf: Buffer, logger) -> None:
+    """Fills the buffer. The last episode is cut where the buffer is full.
+
+    Args:
+        step: function of an observation that returns an action, its value and its log-probability.
+        logger: gets EpRet and EpLen of each whole episode, and VVals of each step.
+    """
+    obs, ep_ret, ep_len = env.reset()[0], 0.0, 0
+    while buf.n < buf.size:
+        act, val, logp = step(obs)
+        next_obs, rew, terminated, truncated, _ = env.step(act)
+        buf.store(obs, act, rew, val, logp)
+        logger.store(VVals=val)
+        obs, ep_ret, ep_len = next_obs, ep_ret + rew, ep_len + 1
+        if terminated or truncated or buf.n == buf.size:
+            buf.finish_path(0.0 if terminated else step(obs)[1])
+            if terminated or truncated:
+                logger.store(EpRet=ep_ret, EpLen=ep_len)
+            obs, ep_ret, ep_len = env.reset()[0], 0.0, 0
