@@ -127,6 +127,7 @@ def reduce(
     read: Callable[[Views], None],
     divide: bool,
     comm: Any = None,
+    add_up: Callable[[list[Views], int], None] | None = None,
 ) -> None:
     """Collective: the sum or mean of arrays, wherever they are.
 
@@ -136,6 +137,8 @@ def reduce(
         read: takes over the result, from the given ones, which are valid during the call only.
         divide: True: the mean.
         comm: communicator; None: all ranks.
+        add_up: takes the arrays of each rank, and the own rank, and does what is left where they are small; None: they
+            are added up here, and `read`.
     """
     channel = channel_of(comm)
     layout: Layout | None = None
@@ -154,6 +157,8 @@ def reduce(
     )
     if board is None:
         read(layout.views(_through_messages(channel, layout, write, divide, comm)))
+    elif layout.nbytes <= SMALL and add_up:
+        add_up(_all(board, layout), channel.rank)
     elif layout.nbytes <= SMALL:
         read(_add_up_all(board, layout, divide))
     else:
@@ -175,6 +180,12 @@ def _own(board: Board, layout: Layout) -> Views:
         return _kept(board, ("own", layout.digest), lambda: layout.views(board.large[rank]))
     turn = (board.number + 1) % 2
     return _kept(board, ("own", turn, layout.digest), lambda: layout.views(board.small[turn, rank]))
+
+
+def _all(board: Board, layout: Layout) -> list[Views]:
+    """What each rank laid down, if it is small."""
+    turn = board.number % 2
+    return _kept(board, ("all", turn, layout.digest), lambda: [layout.views(row) for row in board.small[turn]])
 
 
 def _runs(rows: np.ndarray, layout: Layout) -> list[list[np.ndarray]]:

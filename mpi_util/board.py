@@ -26,6 +26,8 @@ from .waiting import Doorbell, wait_until
 SMALL = 1 << 18  # bytes; up to this every rank adds up everything itself, which saves a second meeting
 _ENTRY = struct.Struct("<q8s")  # number of the meeting, digest
 _QUIET_TESTS = 8  # before a waiting rank looks for messages too
+_LISTEN = 16  # meetings
+_SPINS = 50  # tests, some 10 us, before all that a wait needs is set up
 _NOTICE_S = 10e-3  # after which a waiting rank tells rank 0, which may wait for it elsewhere
 _ROOM = 1.25
 
@@ -75,13 +77,17 @@ class Board:
         self.number += 1
         posts, own = self._posts[self.number % 2], self._own
         entry = _ENTRY.pack(self.number, digest)
-        if self.channel.rank == 0:
-            self.channel.look_out(op)
+        if self.channel.rank == 0 and (self.channel.left or self.number % _LISTEN == 0):
+            self.channel.look_out(op)  # so that notices of ranks that have waited for long do not pile up
         posts[own + 8 : own + 16] = entry[8:]
         posts[own : own + 8] = entry[:8]  # last: processors of this kind show stores in their order
         same = entry * self.channel.size
-        if bytes(posts) != same:
-            self._wait(op, posts, same)
+        tests = _SPINS if self.channel.core_each else 1
+        while bytes(posts) != same:
+            tests -= 1
+            if not tests:
+                self._wait(op, posts, same)
+                break
         sleepers = bytes(self._asleep)
         if any(sleepers):
             self._wake(sleepers)

@@ -90,8 +90,18 @@ def mpi_avg_grads(module: Any, *, comm: Any = None) -> None:
         elif grads:
             torch._foreach_copy_(grads, _tensors(torch, views))
 
+    def add_up(ranks: list[Views], own: int) -> None:
+        """Straight into the gradients, in rank order; for two ranks that is either order."""
+        if not grads:
+            return
+        if len(ranks) > 2 and own:
+            torch._foreach_copy_(grads, _tensors(torch, ranks[0]))
+        for other in [ranks[1 - own]] if len(ranks) == 2 else ranks[1:]:
+            torch._foreach_add_(grads, _tensors(torch, other))
+        torch._foreach_div_(grads, torch.tensor(float(len(ranks))))  # by a number it takes three times as long
+
     with torch.no_grad():
-        reduce("mpi_avg_grads", describe, write, read, divide=True, comm=comm)
+        reduce("mpi_avg_grads", describe, write, read, divide=True, comm=comm, add_up=add_up)
 
 
 class _Kind:

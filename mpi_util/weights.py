@@ -1,6 +1,7 @@
 """Sends, averages and compares the weights of anything that has weights."""
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any
         WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
     """
     channel = channel_of(comm)
-    channel.version = _agree_and_send(channel, "rank0_bcast_wts", lambda: _Block(model, graph))
+    channel.version = _agree_and_send(channel, "rank0_bcast_wts", lambda: _block_of(model, graph))
     return channel.version
 
 
@@ -58,7 +59,7 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any = N
 
     def build() -> _Block:
         nonlocal block
-        block = block or _Block(model, graph)
+        block = block or _block_of(model, graph)
         return block
 
     _agree_and_send(channel, "all_avg_wts", build, send=False)
@@ -83,7 +84,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """
     if isinstance(graph, str):
         graph, label = None, graph
-    block = _Block(model, graph)
+    block = _block_of(model, graph)
     total = tree.digest(block.signature, *(values.tobytes() for values in block.read_all())).hex()
     if label:
         from .console import msg
@@ -95,14 +96,37 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
 class _Block:
     """The weights of a model as one block of bytes, each array at an aligned place."""
 
-    def __init__(self, model: Any, graph: Any):
-        self.slots: list[Slot] = slots(model, graph)
+    def __init__(self, found: list[Slot]):
+        self.slots = found
         self.names = [(slot.name, slot.dtype.str, slot.shape) for slot in self.slots]
         self.signature = tree.digest(self.names)
         self.starts, self.nbytes = [], 0
         for slot in self.slots:
             self.starts.append(self.nbytes)
             self.nbytes += align(slot.dtype.itemsize * math.prod(slot.shape))
+
+    def places(self, memory: np.ndarray) -> list[np.ndarray]:
+        """Where the slots' arrays are in `memory`: flat for those that lie in one piece of host memory."""
+        shapes = (slot.shape if slot.host is None else slot.host.shape for slot in self.slots)
+        pieces = zip(shapes, self.slots, self.starts)
+        return [np.ndarray(shape, slot.dtype, memory, start) for shape, slot, start in pieces]
+
+    def lay(self, memory: np.ndarray) -> None:
+        """Writes the model's values into `memory`, in one go."""
+        for slot, place in zip(self.slots, self.places(memory)):
+            if slot.host is None:
+                slot.read(place)
+            else:
+                np.copyto(place, slot.host)
+
+    def pick_up(self, memory: np.ndarray) -> None:
+        """Sets the model's values from `memory`, in one go."""
+        for slot, place in zip(self.slots, self.places(memory)):
+            if slot.host is None:
+                slot.write(place)
+            else:
+                np.copyto(slot.host, place)
+        self.flush()
 
     def fill(self, block: np.ndarray) -> Iterator[int]:
         """Writes the model's values into `block`; yields the number of bytes that are there."""
@@ -141,6 +165,20 @@ class _Block:
         for slot, copy in zip(self.slots, copies):
             slot.read(copy)
         return copies
+
+
+_blocks: Any = weakref.WeakKeyDictionary()  # of models whose slots are the same list from call to call
+
+
+def _block_of(model: Any, graph: Any) -> _Block:
+    found = slots(model, graph)
+    known = _blocks.get(model) if type(model).__weakrefoffset__ else None
+    if known is not None and known.slots is found:
+        return known
+    block = _Block(found)
+    if type(model).__weakrefoffset__ and type(model).__hash__:
+        _blocks[model] = block
+    return block
 
 
 def _parts(flat: np.ndarray) -> list[slice]:
@@ -185,14 +223,13 @@ def _send_on_board(
 
     def lay(there: board.Board) -> None:
         if send and channel.rank == 0 and block().nbytes <= board.SMALL:
-            for _ in block().fill(there.next_small[0]):
-                pass
+            block().lay(there.next_small[0])
 
     there = board.gather_round(channel, op, describe, lay, lambda models: _check_alike(op, models))
     if there is None or (send and block().nbytes > board.SMALL):
         return False
     if send and channel.rank:
-        block().take(there.last_small[0], lambda wanted: None)
+        block().pick_up(there.last_small[0])
     return True
 
 

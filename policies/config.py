@@ -114,8 +114,20 @@ class Config:
                 f"--nprocs {self.nprocs} is more than --num_envs {self.num_envs}; in segment mode each process "
                 f"needs an environment: --num_envs {self.nprocs} or more"
             )
+        self._check_minibatches()
         self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
         return self
+
+    def _check_minibatches(self) -> None:
+        """Raises ValueError if it is clear beforehand that minibatches are too small to be shared."""
+        hyper = self.hyper
+        known = self.batch_steps // hyper.minibatches if self.batch_steps and hyper.minibatches else None
+        rows = hyper.minibatch_rows if not hyper.minibatches else known
+        if self.parallel == "average" and rows is not None and rows < self.nprocs:
+            raise ValueError(
+                f"--parallel average with --nprocs {self.nprocs}: a minibatch of {rows} rows has not one for each "
+                "process; set --minibatches lower, or --minibatch_rows higher"
+            )
 
     @property
     def env_arguments(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_it_says_where_the_time_goes(tmp_path):
 
 BAD = {
     "no such framework": (["--framework", "jax"], "jax"),
-    "minibatches of too few rows": (["--parallel", "average", "--minibatch_rows", 2, "--nprocs", 3], "has 2 rows"),
+    "minibatches of too few rows": (["--parallel", "average", "--minibatch_rows", 2, "--nprocs", 3], "of 2 rows"),
     "minibatches that turn out too small": (
         ["--parallel", "average", "--minibatches", 100_000, "--nprocs", 3], "has 1 rows"
     ),

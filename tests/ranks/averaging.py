@@ -78,9 +78,9 @@ def check_differences_are_found(comm, rank, size):
         raises(
             mpi_util.RankMismatchError,
             "all_sum, its call",
-            lambda: mpi_util.all_sum(1, comm=comm)
-            if rank == 0
-            else average("test", lambda: {"a": np.zeros(2)}, comm=comm),
+            lambda: (
+                mpi_util.all_sum(1, comm=comm) if rank == 0 else average("test", lambda: {"a": np.zeros(2)}, comm=comm)
+            ),
         )
         x = np.ones(3)
         average("test", lambda x=x: {"x": x}, comm=comm)
