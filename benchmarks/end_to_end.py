@@ -44,7 +44,8 @@ def main() -> None:
         return record.steps_per_s(record.train(args.mpi[0], ENV, *WORK.split(), *limit))
 
     def sb3(workers: int, envs: int, threads: int) -> float:
-        found = run_sb3(args.sb3_python, workers, envs, threads, args.iterations)
+        settings = {"workers": workers, "envs": envs, "threads": threads, "iterations": args.iterations}
+        found = run_sb3(args.sb3_python, settings)
         sb3_versions.update(found["versions"])
         return found["steps_per_s"]
 
@@ -66,12 +67,11 @@ def main() -> None:
     record.save(args, found, claims, unit="environment steps per second", work=WORK, sb3_versions=sb3_versions)
 
 
-def run_sb3(python: Path, workers: int, envs: int, threads: int, iterations: int) -> dict:
-    """What benchmarks/sb3_ppo.py measured in that interpreter."""
+def run_sb3(python: Path, settings: dict) -> dict:
+    """What benchmarks/sb3_ppo.py measured in that interpreter. Args: settings: its options, without --out."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "sb3.json"
-        settings = {"workers": workers, "envs": envs, "threads": threads, "iterations": iterations, "out": out}
-        command = [str(python), str(Path(__file__).with_name("sb3_ppo.py"))]
+        command = [str(python), str(Path(__file__).with_name("sb3_ppo.py")), "--out", str(out)]
         command += [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO on Humanoid-v4, the same work as benchmarks.end_to_end gives train.py. No part of mpi_util.
+"""Stable-Baselines3's PPO, the same work as benchmarks.end_to_end gives train.py. No part of mpi_util.
 
     python benchmarks/sb3_ppo.py --workers 2 --envs 2 --threads 1 --iterations 10 --out FILE
 
@@ -17,9 +17,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
-STEPS_PER_ITERATION = 4000
-EPOCHS, MINIBATCH_ROWS = 10, 125
-GAMMA, LAM, LR = 0.995, 0.98, 3e-4  # train.py's defaults
+EPOCHS = 10
+GAMMA, LAM, LR = 0.99, 0.95, 3e-4  # train.py's defaults
 
 
 class Clock(BaseCallback):
@@ -46,6 +45,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="1: environments in this process; else one process each")
     parser.add_argument("--envs", type=int, default=1, help="as many as --workers, if that is above 1")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--steps", type=int, default=4000, help="of an iteration, all environments together")
+    parser.add_argument("--rows", type=int, default=125, help="of a minibatch")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--skip", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
@@ -57,8 +58,8 @@ def main() -> None:
         "MlpPolicy",  # 2x64 tanh, for the policy and for the value function
         VecNormalize(envs, norm_reward=False, gamma=GAMMA),
         learning_rate=LR,
-        n_steps=STEPS_PER_ITERATION // args.envs,
-        batch_size=MINIBATCH_ROWS,
+        n_steps=args.steps // args.envs,
+        batch_size=args.rows,
         n_epochs=EPOCHS,
         gamma=GAMMA,
         gae_lambda=LAM,
@@ -66,10 +67,10 @@ def main() -> None:
         seed=0,
     )
     clock = Clock()
-    model.learn(STEPS_PER_ITERATION * args.iterations, callback=clock)
+    model.learn(args.steps * args.iterations, callback=clock)
     envs.close()
     seconds = clock.at[-1] - clock.at[args.skip]
-    steps_per_s = STEPS_PER_ITERATION * (args.iterations - args.skip) / seconds
+    steps_per_s = args.steps * (args.iterations - args.skip) / seconds
     versions = {package: version(package) for package in ("stable_baselines3", "torch", "gymnasium", "mujoco", "numpy")}
     args.out.write_text(json.dumps({"steps_per_s": steps_per_s, "versions": versions}))
 

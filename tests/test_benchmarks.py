@@ -13,6 +13,8 @@ PROGRAMS = {
     "rollout": "--repeats 2 --ranks 2 --episodes 6",
     "coady": "--repeats 1 --ranks 1 --iterations 3 --episodes 6",
     "end_to_end": "--repeats 1 --ranks 2 --iterations 3",
+    "learning": "--repeats 2 --jobs 2 --only PPO/Hopper-v4 --steps 4096",
+    "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO/Hopper-v4",
     "memory": "--repeats 1 --ranks 2",
     "sleeping": "--repeats 1 --episodes 2",
 }
