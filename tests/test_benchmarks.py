@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT, run
 
 PROGRAMS = {
+    "averaging": "--repeats 2 --ranks 2 --mpi mpich --policy 2x64",
     "gather": "--repeats 2 --ranks 2 --mpi mpich --rows 600",
     "bcast": "--repeats 2 --ranks 2 --mpi mpich --policy 2x64",
     "idle": "--repeats 1 --ranks 2 --mpi mpich --steps 3 --contrast 0",
@@ -16,6 +17,7 @@ PROGRAMS = {
     "learning": "--repeats 2 --jobs 2 --only PPO/Hopper-v4 --steps 4096",
     "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO/Hopper-v4",
     "memory": "--repeats 1 --ranks 2",
+    "spinup": "--repeats 1 --ranks 2 --iterations 4",
     "sleeping": "--repeats 1 --episodes 2",
 }
 
