@@ -1,7 +1,7 @@
 """Sums and means of many arrays over the ranks as one block, for work that adds up at every step, such as gradients.
 
-Every rank lays its arrays down side by side. Up to `SMALL` bytes each rank then adds up all of it; beyond, each adds up
-a part, and takes the others' parts from them. Always in rank order, so that all get the same bits in every run.
+Every rank lays its arrays down side by side. If they are small each rank then adds up all of it; else each adds up a
+part, and takes the others' parts from them. Always in rank order, so that all get the same bits in every run.
 """
 
 import functools
@@ -21,6 +21,8 @@ from .gather import rank0_accum_batches
 from .reductions import bcast
 from .shared import align
 
+_FEW = 4  # ranks; among more, that each adds up everything costs more than a second meeting
+_TINY = 1 << 14  # bytes; but not for so little
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
 # (name, dtype, shape) of an array; (name, None, None) where there is none
@@ -147,7 +149,7 @@ def reduce(
         nonlocal layout
         description = describe()
         layout = layout_of(op, description)
-        return layout.digest, layout.nbytes, description
+        return layout.digest, 0 if _is_small(layout, channel) else layout.nbytes, description
 
     if channel.size == 1:
         bring()
@@ -157,12 +159,16 @@ def reduce(
     )
     if board is None:
         read(layout.views(_through_messages(channel, layout, write, divide, comm)))
-    elif layout.nbytes <= SMALL and add_up:
+    elif _is_small(layout, channel) and add_up:
         add_up(_all(board, layout), channel.rank)
-    elif layout.nbytes <= SMALL:
+    elif _is_small(layout, channel):
         read(_add_up_all(board, layout, divide))
     else:
         read(_add_up_part(board, op, layout, divide))
+
+
+def _is_small(layout: Layout, channel: Channel) -> bool:
+    return layout.nbytes <= (SMALL if channel.size <= _FEW else _TINY)
 
 
 def _kept(board: Board, key: Any, make: Callable[[], Any]) -> Any:
@@ -176,7 +182,7 @@ def _kept(board: Board, key: Any, make: Callable[[], Any]) -> Any:
 def _own(board: Board, layout: Layout) -> Views:
     """Where this rank lays its arrays down."""
     rank = board.channel.rank
-    if layout.nbytes > SMALL:
+    if not _is_small(layout, board.channel):
         return _kept(board, ("own", layout.digest), lambda: layout.views(board.large[rank]))
     turn = (board.number + 1) % 2
     return _kept(board, ("own", turn, layout.digest), lambda: layout.views(board.small[turn, rank]))

@@ -23,7 +23,7 @@ from .shared import Ticket, align
 from .transport import Place, lease, places
 from .waiting import Doorbell, wait_until
 
-SMALL = 1 << 18  # bytes; up to this every rank adds up everything itself, which saves a second meeting
+SMALL = 1 << 18  # bytes of each rank that there is always room for
 _ENTRY = struct.Struct("<q8s")  # number of the meeting, digest
 _QUIET_TESTS = 8  # before a waiting rank looks for messages too
 _LISTEN = 16  # meetings
@@ -163,8 +163,8 @@ def gather_round(
     """Collective: all ranks lay down what they bring on the channel's board, which is made and enlarged as needed.
 
     Args:
-        bring: -> (eight bytes that are equal where the description is, bytes of data, description: picklable). What it
-            raises is raised on every rank.
+        bring: -> (eight bytes that are equal where the description is, bytes of large data, description: picklable).
+            What it raises is raised on every rank.
         lay: puts this rank's data on the board that it is given: small data where the next meeting's goes.
         check: on rank 0: raises an MpiUtilError if these descriptions, of all ranks, differ.
 
@@ -193,7 +193,7 @@ def gather_round(
 
     while True:
         if board := channel.board:
-            fits = not error and (nbytes <= SMALL or nbytes <= board.room)
+            fits = not error and nbytes <= board.room
             try:
                 if fits:
                     lay(board)
@@ -215,7 +215,7 @@ def possible(channel: Channel) -> bool:
 
 def _new_memory(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None, int]:
     """Rank 0: (memory of a board where each rank has room for so much, its ticket, the room); no ticket: no board."""
-    room = 0 if nbytes <= SMALL else align(int(nbytes * _ROOM))
+    room = align(int(nbytes * _ROOM))
     sizes = _sizes(channel.size, room)
     if not possible(channel):
         return np.empty(0, np.uint8), None, 0
