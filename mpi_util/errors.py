@@ -43,3 +43,23 @@ class UsageError(MpiUtilError):
     """A call that makes no sense as it stands, such as a key logged twice in a row, or an empty grid of experiments."""
 
     status = 2
+
+
+class WorkerError(MpiUtilError):
+    """A receiver of weights failed; raised on the sender's side.
+
+    Attributes:
+        worker: its index.
+        traceback: the worker's own, as text.
+    """
+
+    worker = -1
+    traceback = ""
+
+
+class WorkerLeftError(MpiUtilError):
+    """The other side of a weight synchronisation has ended: a worker for the sender, the sender for a worker."""
+
+
+class SyncTimeoutError(MpiUtilError, TimeoutError):
+    """A weight synchronisation was not done in the time that it was given; the message names who has not answered."""

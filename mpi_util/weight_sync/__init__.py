@@ -1,0 +1,20 @@
+"""Sender/receiver weight synchronisation, for workers that run at their own pace.
+
+A sender owns the model; receivers are registered with it and get its weights when it sends them: all or some,
+acknowledged or not. `docs/choosing.md` says when to take this and when `rank0_bcast_wts`.
+
+    scheme.py        the two phases, the calls, the book-keeping of the sender
+    receiver.py      what a worker does with what comes;  gate.py: `frozen()`
+    recipe.py        the arguments of `init_on_sender`;   form.py: dict or TensorDict
+    layout.py        a model's weights as one block of bytes, and back
+    section.py       blocks in shared memory;  wire.py: small messages;  hub.py: both, for one machine
+    multiprocess.py  processes of one machine
+    mpi.py           ranks of an MPI job, on one machine or several
+    torchrl.py       the same as a weight-sync backend of torchrl (optional)
+"""
+
+# from .mpi import MPIWeightSyncScheme
+from .multiprocess import MultiProcessWeightSyncScheme
+from .scheme import WeightSyncScheme
+
+__all__ = ["MPIWeightSyncScheme", "MultiProcessWeightSyncScheme", "WeightSyncScheme"]

@@ -1,0 +1,275 @@
+"""Names, dtypes and shapes of a model's weights, their places in one block of bytes, and how they get in and out.
+
+Names are those of a torch module's parameters and buffers (`0.weight`); the path `a/b` of a nested dict and the key
+`("a", "b")` of a TensorDict are both `a.b`, so that either may be sent to either.
+"""
+
+import math
+import zlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import adapters, tree
+from ..adapters import Slot
+from ..errors import BatchError, WeightsError
+from ..shared import align
+
+_ROW = 512  # words of eight bytes: the sums of a checksum stay in the first-level cache
+_PART = 1 << 18  # numbers that are rounded at a time, so that the temporaries stay in the cache
+_NARROW = np.dtype(np.uint16)
+
+
+class Weights:
+    """Anything that has weights, by name.
+
+    Attributes:
+        slots: by name.
+        aliases: other names of the same array (tied parameters) -> its name in `slots`.
+        optional: names that a state dict lacks: buffers that are registered as not persistent.
+    """
+
+    def __init__(self, thing: Any):
+        self.aliases: dict[str, str] = {}
+        self.optional: set[str] = set()
+        self.made_from: list[Slot] | None = None
+        if is_tensordict(thing):
+            found = _leaf_slots((_joined(key), value) for key, value in thing.items(True, True))
+        elif isinstance(thing, (dict, list, tuple)):
+            found = _leaf_slots(tree.walk(thing))
+        else:
+            found = self.made_from = adapters.slots(thing)
+            self._look_into_module(thing)
+        if not found:
+            raise WeightsError(f"{type(thing).__name__} holds no weights")
+        self.slots = {slot.name.replace("/", "."): slot for slot in found}
+
+    def _look_into_module(self, thing: Any) -> None:
+        if not hasattr(thing, "named_parameters") or not hasattr(thing, "named_buffers"):
+            return
+        for each in (thing.named_parameters, thing.named_buffers):
+            first: dict[int, str] = {}
+            for name, tensor in each(remove_duplicate=False):
+                if first.setdefault(id(tensor), name) != name:
+                    self.aliases[name] = first[id(tensor)]
+        for prefix, module in thing.named_modules():
+            names = getattr(module, "_non_persistent_buffers_set", ())
+            self.optional |= {f"{prefix}.{name}" if prefix else name for name in names}
+
+    def get(self, name: str) -> Slot | None:
+        """The slot of this name, or of the array that has this other name too."""
+        return self.slots.get(name) or self.slots.get(self.aliases.get(name, ""))
+
+    def named_like(self, names: list[str]) -> None:
+        """A list is known by its order: its items take these names, if there are as many."""
+        if list(self.slots) != names and all(name.isdigit() for name in self.slots) and len(names) == len(self.slots):
+            self.slots = dict(zip(names, self.slots.values()))
+
+
+def is_tensordict(thing: Any) -> bool:
+    """True for a TensorDict, also one that is a module (TensorDictParams)."""
+    return any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__)
+
+
+def _joined(key: str | tuple) -> str:
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def _leaf_slots(leaves: Iterable[tuple[str, Any]]) -> list[Slot]:
+    """Slots to read from; what holds writable arrays can be written too."""
+    found = []
+    for name, leaf in leaves:
+        adapter = adapters.adapter_for(leaf)
+        try:
+            if hasattr(adapter, "tensor_slot"):
+                found.append(adapter.tensor_slot(name, leaf)._replace(name=name))
+                continue
+        except WeightsError:
+            pass  # a tensor that only lets itself be read
+        try:
+            found.append(_array_slot(name, adapter.to_array(leaf), leaf))
+        except BatchError as error:
+            raise WeightsError(f"weights '{name}' {error}") from None
+    tree.check_paths([slot.name for slot in found])
+    return found
+
+
+def _array_slot(name: str, array: np.ndarray, leaf: Any) -> Slot:
+    def write(values: np.ndarray) -> None:
+        if array is not leaf or not array.flags.writeable:
+            raise WeightsError(f"'{name}' cannot be written in place; give a writable NumPy array, tensor or variable")
+        np.copyto(array, values)
+
+    flat = array.reshape(-1) if array.flags.c_contiguous else None
+    writable = array is leaf and array.flags.writeable
+    return Slot(name, array.dtype, array.shape, flat if writable else None, lambda out: np.copyto(out, array), write)
+
+
+class Entry(NamedTuple):
+    """One array: what it is, and where it lies in the block."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # bytes
+    narrow: bool  # float32 that travels as bfloat16
+
+    def place(self, block: np.ndarray) -> np.ndarray:
+        """Its bytes in `block`, as an array of what travels."""
+        return np.ndarray(self.shape, _NARROW if self.narrow else self.dtype, block, self.start)
+
+
+class Layout(NamedTuple):
+    """The places of all arrays in a block of `nbytes`; small, to be sent."""
+
+    entries: tuple[Entry, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, weights: Weights, wire_dtype: str | None = None) -> "Layout":
+        """The layout in which these weights travel."""
+        entries, start = [], 0
+        for name, slot in weights.slots.items():
+            narrow = wire_dtype == "bfloat16" and slot.dtype == np.float32
+            entries.append(Entry(name, slot.dtype.str, tuple(slot.shape), start, narrow))
+            start += align(math.prod(slot.shape) * (_NARROW.itemsize if narrow else slot.dtype.itemsize))
+        return cls(tuple(entries), start)
+
+    def plan(self, weights: Weights, who: str, other: str, base: Weights | None = None) -> list[tuple[Entry, Slot]]:
+        """Each entry with the slot that has its values.
+
+        Args:
+            who, other: whose `weights` these are, and whose the layout is, for the message.
+            base: of the layout; has the values that a state dict lacks, and knows which names are the same array.
+
+        Raises:
+            WeightsError: names, dtypes or shapes differ.
+        """
+        weights.named_like([entry.name for entry in self.entries])
+        found = []
+        for entry in self.entries:
+            slot = weights.get(entry.name)
+            if slot is None and base is not None and entry.name in base.optional:
+                slot = base.get(entry.name)
+            if slot is None or (slot.dtype.str, tuple(slot.shape)) != (entry.dtype, entry.shape):
+                mine = "no such array" if slot is None else f"{slot.dtype} {tuple(slot.shape)}"
+                theirs = f"{np.dtype(entry.dtype)} {entry.shape}"
+                raise WeightsError(
+                    f"{who} and {other} differ, first at '{entry.name}': {mine} in {who}, {theirs} in {other}"
+                )
+            found.append((entry, slot))
+        used = {id(slot) for _, slot in found}
+        known = base.aliases if base is not None else {}
+        for name, slot in weights.slots.items():
+            if id(slot) not in used and name not in weights.optional and name not in known:
+                raise WeightsError(
+                    f"{who} and {other} differ, first at '{name}': {slot.dtype} {tuple(slot.shape)} in {who}, "
+                    f"no such array in {other}"
+                )
+        return found
+
+
+def pack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
+    """Writes the values into `block`, uint8 of the layout's size. The model is only read."""
+    for entry, slot in plan:
+        place = entry.place(block)
+        if not entry.narrow and slot.host is None:
+            slot.read(place)
+        elif not entry.narrow:
+            np.copyto(place.reshape(-1), slot.host)
+        else:
+            values = slot.host
+            if values is None:
+                slot.read(values := np.empty(slot.shape, np.float32))
+            _convert(place.reshape(-1), values.reshape(-1), rounded)
+
+
+def unpack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
+    """Sets a model's values, all of them or, if an error is raised, none.
+
+    What can fail (a device, a framework) comes first, and is set back if it does; what is left are copies between two
+    pieces of host memory of the same size.
+    """
+    undo: list[tuple[Slot, np.ndarray]] = []
+    devices = [(entry, slot) for entry, slot in plan if slot.host is None]
+    try:
+        for entry, slot in devices:
+            before = np.empty(slot.shape, slot.dtype)
+            slot.read(before)
+            undo.append((slot, before))
+            slot.write(widened(entry.place(block)) if entry.narrow else entry.place(block))
+        _flush(devices)
+    except BaseException:
+        for slot, before in undo:
+            slot.write(before)
+        _flush(devices)
+        raise
+    for entry, slot in plan:
+        if slot.host is not None and entry.narrow:
+            _convert(slot.host, entry.place(block).reshape(-1), widened)
+        elif slot.host is not None:
+            np.copyto(slot.host, entry.place(block).reshape(-1))
+
+
+def _flush(pairs: list[tuple[Entry, Slot]]) -> None:
+    for flush in {slot.flush for _, slot in pairs if slot.flush}:
+        flush()
+
+
+def _convert(out: np.ndarray, values: np.ndarray, how: Any) -> None:
+    for start in range(0, values.size, _PART):
+        out[start : start + _PART] = how(values[start : start + _PART])
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """float32 -> the uint16 bits of bfloat16: to the nearest, ties to even; NaN stays NaN.
+
+    The relative error is at most 2**-9 for normal numbers; what lies above bfloat16's largest number becomes infinite.
+    """
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    up = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, up).astype(_NARROW)
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """The uint16 bits of bfloat16 -> float32, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def checksum(block: np.ndarray) -> int:
+    """A number that differs, but for an accident of one in four billion, if part of the block is another version's."""
+    words = block.view(np.uint64)
+    whole = len(words) // _ROW * _ROW
+    sums = words[:whole].reshape(-1, _ROW).sum(axis=0, dtype=np.uint64)
+    return zlib.crc32(words[whole:].tobytes(), zlib.crc32(sums.tobytes()))
+
+
+class Plans:
+    """Remembers the last plan: to look through a module's parameters takes longer than to copy those of a small one."""
+
+    def __init__(self) -> None:
+        self._thing: Any = None
+        self._layout: Layout | None = None
+        self._weights: Weights | None = None
+        self._plan: list[tuple[Entry, Slot]] = []
+
+    def weights(self, thing: Any) -> Weights:
+        """`Weights(thing)`, or the last ones if they are of the same module with the same tensors in their places."""
+        same = thing is self._thing and self._weights is not None and self._weights.made_from is not None
+        if not same or adapters.slots(thing) is not self._weights.made_from:
+            self._thing, self._weights, self._layout = thing, Weights(thing), None
+        return self._weights
+
+    def plan(self, thing: Any, layout: Layout, who: str, other: str, base: Weights | None = None) -> list:
+        """`layout.plan(...)`."""
+        weights = self.weights(thing)
+        if self._layout is not layout:
+            self._plan = layout.plan(weights, who, other, base)
+            self._layout = layout
+        return self._plan
+
+    def forget(self) -> None:
+        """Keeps nothing alive."""
+        self._thing = self._weights = self._layout = None
+        self._plan = []

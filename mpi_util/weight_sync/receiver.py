@@ -1,0 +1,158 @@
+"""The receiver's side of a scheme: takes what the sender announces, whole or not at all, while nobody looks."""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
+from .gate import Closed, Gate
+from .layout import Layout, Plans, Weights, checksum, pack, unpack
+from .port import Note, Port
+
+_VERIFY_BYTES = 1 << 20  # blocks up to this size are checked each time: it takes some microseconds
+_JOIN_S = 5.0
+
+
+class Receiver:
+    """One worker's weights.
+
+    Args:
+        worker: its index.
+        who: names the model in messages.
+        model: what to write into; None: a dict of arrays is made (attribute `model`).
+        coalesce: of several versions that wait apply only the newest.
+        verify: recompute each checksum; None: of small blocks.
+
+    Attributes:
+        version: of the weights that the model has; 0 before the first.
+        checksum: as the sender computed it.
+        skipped: number of messages that were stale or repeated.
+        failure: why the thread that listened has ended, if it was not told to.
+    """
+
+    def __init__(self, worker: int, who: str, model: Any, coalesce: bool, verify: bool | None):
+        self.worker, self.who, self.model = worker, who, model
+        self.gate = Gate()
+        self.version = self.checksum = self.skipped = 0
+        self.failure: Exception | None = None
+        self.on_update: Callable[[int], None] | None = None
+        self._coalesce, self._verify = coalesce, verify
+        self._port: Port | None = None
+        self._layout: Layout | None = None
+        self._plans = Plans()
+        self._thread: threading.Thread | None = None
+
+    def connect(self, port: Port, timeout: float | None) -> None:
+        """Compares the models, and takes the first weights.
+
+        Raises:
+            WeightsError: the models differ; the sender raises it too. SyncTimeoutError: the sender is not ready.
+        """
+        self._port = port
+        end = None if timeout is None else time.perf_counter() + timeout
+        self._layout = port.layout(timeout)
+        if self._layout is None:
+            raise SyncTimeoutError(f"worker {self.worker}: the sender of {self.who} was not ready within {timeout} s")
+        if self.model is None:
+            self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in self._layout.entries}
+        try:
+            self._plan()
+        except MpiUtilError:
+            port.answer("error", 0, traceback.format_exc())
+            raise
+        if self.receive(None if end is None else max(0.0, end - time.perf_counter())) is None:
+            raise SyncTimeoutError(f"worker {self.worker}: no first weights of {self.who} within {timeout} s")
+
+    def _plan(self) -> list:
+        mine, senders = f"worker {self.worker}'s model", "the sender's"
+        return self._plans.plan(self.model, self._layout, mine, senders)
+
+    def receive(self, timeout: float | None) -> int | None:
+        """Waits for weights newer than those here, and applies them.
+
+        Returns:
+            Their version; None if none came within `timeout` seconds, or the sender has shut down.
+        """
+        end = None if timeout is None else time.perf_counter() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - time.perf_counter())
+            note = self._port.next(left, self._coalesce)
+            if note is None:
+                return None
+            if self._take(note):
+                return self.version
+
+    def _take(self, note: Note) -> bool:
+        """Applies what `note` tells of, or what is newer by now; False if that is here already."""
+        if note.version <= self.version:
+            self.skipped += 1
+            self._port.answer("ack", self.version)
+            return False
+        try:
+            with self.gate.changing():
+                if self._coalesce:
+                    note = self._port.next(0, newest=True) or note  # more may have come while somebody looked
+                with self._port.reading(note) as (version, total, block):
+                    if version < note.version:
+                        raise WorkerLeftError(f"the sender of {self.who} died while it wrote version {note.version}")
+                    verify = len(block) <= _VERIFY_BYTES if self._verify is None else self._verify
+                    if verify and checksum(block) != total:
+                        raise WeightsError(f"version {version} of {self.who} came with bytes that are not its own")
+                    unpack(self._plan(), block)
+                    self.version, self.checksum = version, total
+            if self.on_update is not None:
+                self.on_update(version)
+        except Closed:
+            return False
+        except Exception:
+            self._port.answer("error", note.version, traceback.format_exc())
+            raise
+        self._port.answer("ack", version)
+        return True
+
+    def apply(self, weights: Any) -> None:
+        """Sets the model's values to `weights`, whole or not at all; the version stays."""
+        if self._layout is None:
+            raise UsageError("apply_weights before connect()")
+        block = np.empty(self._layout.nbytes, np.uint8)
+        base = self._plans.weights(self.model)
+        plan = self._layout.plan(Weights(weights), "the weights given", "the model", base)
+        pack(plan, block)
+        with self.gate.changing():
+            unpack(self._plan(), block)
+
+    def listen(self) -> None:
+        """From now on a thread receives; it sleeps until something comes."""
+        name = f"mpi_util weight sync: worker {self.worker}"
+        self._thread = threading.Thread(target=self._listen, daemon=True, name=name)
+        self._thread.start()
+
+    @property
+    def listening(self) -> bool:
+        """True if a thread receives."""
+        return self._thread is not None
+
+    def _listen(self) -> None:
+        while not self._port.stopped:
+            try:
+                self.receive(None)
+            except WorkerLeftError as error:
+                self.failure = error
+                return
+            except Exception as error:  # the sender has been told, and raises it; the old weights are in use
+                self.failure = error
+
+    def close(self) -> None:
+        """Leaves in order, within `_JOIN_S` seconds."""
+        self.gate.close()
+        if self._port is not None:
+            self._port.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        if self._port is not None and (self._thread is None or not self._thread.is_alive()):
+            self._port.drop()
+        self._plans.forget()

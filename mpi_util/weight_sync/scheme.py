@@ -1,0 +1,363 @@
+"""The scheme: a sender that owns a model, and receivers that have copies of it; transports have files of their own."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import UsageError, WeightsError
+from .form import STRATEGIES, in_form
+from .port import Port
+from .receiver import Receiver
+from .recipe import Recipe, resolve
+from .sender import Sender, Transport
+
+
+class WeightSyncScheme:
+    """Base of the schemes; one for each model. Phase 1 is `init_on_...`, phase 2 `connect`.
+
+    Args:
+        strategy: what `prepare_weights` gives: "state_dict", a dict by name, or "tensordict", a TensorDict. What
+            travels is the same.
+        sync: `send` returns when every worker that it was meant for has the weights. False: at once.
+        timeout: seconds that `connect`, `send` and `wait_async` wait at most; None: for ever.
+        coalesce: a receiver that finds several versions applies only the newest. False: it applies every one, and a
+            sender that is ahead waits for it.
+        on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and go on with the others.
+        wire_dtype: "bfloat16": float32 travels as bfloat16, rounded to the nearest (ties to even; relative error at
+            most 2**-9), in half the bytes. All else, and the sender's own values, stay as they are.
+        verify: receivers recompute the checksum of every update; None: of those up to 1 MiB.
+
+    A receiver that shuts down in order leaves the scheme: `send` to all goes on without it.
+    """
+
+    def __init__(
+        self,
+        strategy: str = "state_dict",
+        sync: bool = True,
+        timeout: float | None = None,
+        *,
+        coalesce: bool = True,
+        on_dead: str = "raise",
+        wire_dtype: str | None = None,
+        verify: bool | None = None,
+    ):
+        for name, value, known in (
+            ("strategy", strategy, STRATEGIES),
+            ("on_dead", on_dead, ("raise", "drop")),
+            ("wire_dtype", wire_dtype, (None, "bfloat16")),
+        ):
+            if value not in known:
+                raise UsageError(f"{name}={value!r}; it is one of {', '.join(map(repr, known))}")
+        self.strategy, self.sync, self.timeout = strategy, sync, timeout
+        self._coalesce, self._on_dead, self._wire_dtype, self._verify = coalesce, on_dead, wire_dtype, verify
+        self._forget()
+
+    def _forget(self) -> None:
+        """The state of a scheme that has no role yet."""
+        self._sender: Sender | None = None
+        self._receiver: Receiver | None = None
+        self._connected = self._closed = False
+
+    # ---- phase 1
+
+    def init_on_sender(
+        self,
+        *,
+        model_id: str | None = None,
+        model: Any = None,
+        weights: Any = None,
+        context: Any = None,
+        params_map: dict[int, Any] | None = None,
+        devices: list | None = None,
+        device_map_fn: Callable[[int, Any], Any] | None = None,
+        num_workers: int | None = None,
+        ctx: Any = None,
+    ) -> None:
+        """Says whose weights are sent, and to how many workers. Nothing is copied yet.
+
+        Args:
+            model_id: names the model; receivers must give the same. Needed with `context`.
+            model: torch module, Keras model, ...: anything that `rank0_bcast_wts` takes.
+            weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; excludes `model`.
+            context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`;
+                excludes all others but `model_id`.
+            params_map: worker -> its own weights; excludes all others but `model_id`.
+            devices: one for each worker. Values go from the model's memory to each worker's own model, on whatever
+                device that lives, so that no copy for a device is kept here. Excludes `device_map_fn`.
+            device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
+            num_workers: number of receivers.
+            ctx: taken as in TorchRL, and not used: workers may be started in any way.
+
+        Raises:
+            UsageError: two arguments exclude each other (it says which), or the number of workers is not known.
+        """
+        self._start_role("init_on_sender")
+        workers = self._default_workers()
+        counted = any(x is not None for x in (params_map, context, devices, num_workers))
+        count = num_workers if counted or workers is None else workers
+        recipe = Recipe(model_id, model, weights, context, params_map, devices, device_map_fn, count)
+        who = self._who(model_id)
+        transport = self._open_transport(recipe.workers, who)
+        self._sender = Sender(recipe, transport, who, self.timeout, self._coalesce, self._on_dead, self._wire_dtype)
+
+    def init_on_receiver(
+        self, *, model_id: str | None = None, worker_idx: int | None = None, model: Any = None, context: Any = None
+    ) -> None:
+        """Says which model of this process gets the weights.
+
+        Args:
+            model_id: as on the sender's side.
+            worker_idx: this worker's index, 0 to num_workers - 1, each used by one process.
+            model: written in place; it need not be of the sender's framework: a dict of arrays with the same names will
+                do. None: attribute `model` becomes such a dict.
+            context: has `worker_idx`, and the model (see `init_on_sender`).
+
+        Raises:
+            UsageError: `model` and `context` are both given, or the index is not known, or there is no sender.
+        """
+        self._start_role("init_on_receiver")
+        if context is not None:
+            if model is not None:
+                raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
+            if model_id is None:
+                raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
+            model = resolve(context, model_id)
+            worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
+        worker = self._default_worker() if worker_idx is None else worker_idx
+        if worker is None:
+            raise UsageError("init_on_receiver: give worker_idx=")
+        self._check_receiver(worker)
+        self._receiver = Receiver(worker, self._who(model_id), model, self._coalesce, self._verify)
+
+    def _start_role(self, call: str) -> None:
+        if self._closed:
+            raise UsageError(f"{call} after shutdown(); make a new scheme")
+        if self._sender is not None or self._receiver is not None:
+            raise UsageError(f"{call}: this scheme has been initialised already; it has one role and one model")
+
+    # ---- phase 2
+
+    def connect(self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True) -> None:
+        """On both sides: brings the first weights to every receiver.
+
+        The sender waits for all receivers with `sync=True`; else they get the weights when they come.
+
+        Args:
+            weights: sender: the first weights, in place of the model's.
+            worker_idx: receiver: its index, if it was not given before.
+            background: receiver: a thread applies what comes from now on. False: `receive` does.
+
+        Raises:
+            WeightsError: names, dtypes or shapes differ; on the receiver, and on the sender as WorkerError.
+            UsageError: called twice, before phase 1, or by a worker that the sender does not know.
+            SyncTimeoutError, WorkerLeftError: as in `send`.
+        """
+        if self._connected:
+            raise UsageError("connect() was called already")
+        if self._sender is not None:
+            self._connected = True
+            self.send(weights)
+        elif self._receiver is not None:
+            if worker_idx is not None:
+                self._receiver.worker = worker_idx
+            self._receiver.connect(self._make_port(self._receiver.worker, self._receiver.who), self.timeout)
+            self._connected = True
+            if background:
+                self._receiver.listen()
+        else:
+            raise UsageError("connect() before init_on_sender() or init_on_receiver()")
+
+    synchronize_weights = connect
+
+    # ---- the sender
+
+    def send(
+        self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
+    ) -> int:
+        """Sends weights; with `sync=True` returns when all that they were meant for have them.
+
+        Args:
+            weights: torch module, TensorDict, (nested) dict, Keras model, list of tf.Variable, with the names, dtypes
+                and shapes of the model of phase 1; None: that model. They are only read.
+            worker_ids: index, or list of them; None: all workers.
+            timeout: seconds, instead of the scheme's.
+
+        Returns:
+            The version of these weights: 1 for those of `connect`, then 2, ...
+
+        Raises:
+            WeightsError: the weights are not like the model's; nothing was sent.
+            WorkerError: a worker could not apply them, with its traceback; the others have them.
+            WorkerLeftError: a worker has died (`on_dead="raise"`), or nobody is left.
+            SyncTimeoutError: names who has not answered in time; they may still do.
+        """
+        sender = self._need_sender("send")
+        workers = sender.send(weights, worker_ids, self.sync)
+        if self.sync:
+            sender.wait(dict.fromkeys(workers, sender.version), self.timeout if timeout is None else timeout)
+        return sender.version
+
+    def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> int:
+        """Like `send`, but returns as soon as the values have been read; `wait_async` waits for the workers."""
+        sender = self._need_sender("send_async")
+        sender.send(weights, worker_ids, False)
+        return sender.version
+
+    def wait_async(self, timeout: float | None = None) -> None:
+        """Waits until every worker has what was sent to it last.
+
+        Args:
+            timeout: seconds; None: the scheme's.
+
+        Raises:
+            WorkerError, WorkerLeftError, SyncTimeoutError: as `send`.
+        """
+        sender = self._need_sender("wait_async")
+        sender.wait(dict(sender.sent), self.timeout if timeout is None else timeout)
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Sender: for each worker the version that it has acknowledged last; 0 before the first."""
+        return self._need_sender("versions").versions()
+
+    def _need_sender(self, call: str) -> Sender:
+        if self._sender is None:
+            raise UsageError(f"{call} before init_on_sender(), or on a receiver")
+        if self._closed or not self._connected:
+            raise UsageError(f"{call} {'after shutdown' if self._closed else 'before connect'}()")
+        return self._sender
+
+    # ---- the receiver
+
+    def _need_receiver(self, call: str) -> Receiver:
+        if self._receiver is None:
+            raise UsageError(f"{call} before init_on_receiver(), or on a sender")
+        return self._receiver
+
+    def receive(self, timeout: float | None = None) -> int | None:
+        """Waits for new weights and applies them; for receivers without the thread of `connect(background=True)`.
+
+        Args:
+            timeout: seconds; 0: take what is there; None: wait for ever.
+
+        Returns:
+            The version that the model has now, or None if nothing new came in time or the sender has shut down.
+
+        Raises:
+            WorkerLeftError: the sender has died. UsageError: a thread receives already.
+        """
+        receiver = self._need_receiver("receive()")
+        if not self._connected or self._closed:
+            raise UsageError("receive() before connect(), or after shutdown()")
+        if receiver.listening:
+            raise UsageError("receive(): a thread receives already; connect(background=False) leaves it to you")
+        return receiver.receive(timeout)
+
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Receiver: sets the model's values, whole or not at all. The version stays.
+
+        Args:
+            weights: as in `send`.
+            inplace: as in TorchRL; only True is possible.
+        """
+        if not inplace:
+            raise UsageError("apply_weights: weights are always written in place")
+        self._need_receiver("apply_weights()").apply(weights)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[int]:
+        """Receiver: the weights stay as they are until the block is left, as for the length of a rollout.
+
+        An update that comes meanwhile waits, and its sender with it if it waits for the acknowledgement. Any number of
+        threads may be inside; with a torch module that is all that a forward pass needs to see one version only.
+
+        Yields:
+            The version.
+        """
+        receiver = self._need_receiver("frozen()")
+        with receiver.gate.looking():
+            yield receiver.version
+
+    @property
+    def version(self) -> int:
+        """Sender: of the weights sent last. Receiver: of those that the model has. 0 before the first."""
+        side = self._receiver or self._sender
+        return side.version if side is not None else 0
+
+    @property
+    def checksum(self) -> int:
+        """Receiver: of the weights that the model has, as the sender computed it (32 bits)."""
+        return self._need_receiver("checksum").checksum
+
+    @property
+    def failure(self) -> Exception | None:
+        """Receiver: the last error of the thread that receives; WorkerLeftError if the sender has died."""
+        return self._need_receiver("failure").failure
+
+    @property
+    def model(self) -> Any:
+        """The model of this side."""
+        if self._receiver is not None:
+            return self._receiver.model
+        return self._sender.recipe.model() if self._sender is not None else None
+
+    @property
+    def skipped(self) -> int:
+        """Receiver: how many messages were stale or repeated."""
+        return self._need_receiver("skipped").skipped
+
+    # ---- both
+
+    def prepare_weights(self, weights: Any = None) -> Any:
+        """A copy of the weights in the form of the strategy: a dict by name, or a TensorDict.
+
+        Args:
+            weights: as in `send`; None: this side's model.
+        """
+        thing = self.model if weights is None else weights
+        if thing is None:
+            raise WeightsError("prepare_weights: there is no model yet")
+        return in_form(thing, self.strategy)
+
+    def shutdown(self) -> None:
+        """Ends this side in order and within seconds; may be called in any state, and again."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._receiver is not None:
+            self._receiver.close()
+        if self._sender is not None:
+            self._sender.close()
+        self._close()
+
+    def __enter__(self) -> "WeightSyncScheme":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+
+    @staticmethod
+    def _who(model_id: str | None) -> str:
+        return f"the model '{model_id}'" if model_id is not None else "the model"
+
+    # ---- what a transport does
+
+    def _default_workers(self) -> int | None:
+        """Number of workers where the transport knows it."""
+        return None
+
+    def _default_worker(self) -> int | None:
+        """This process's index where the transport knows it."""
+        return None
+
+    def _check_receiver(self, worker: int) -> None:
+        """Raises UsageError where this process cannot be that receiver."""
+
+    def _open_transport(self, workers: list[int], who: str) -> Transport:
+        raise NotImplementedError
+
+    def _make_port(self, worker: int, who: str) -> Port:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Ends what belongs to neither side."""
