@@ -13,7 +13,7 @@ acknowledged or not. `docs/choosing.md` says when to take this and when `rank0_b
     torchrl.py       the same as a weight-sync backend of torchrl (optional)
 """
 
-# from .mpi import MPIWeightSyncScheme
+from .mpi import MPIWeightSyncScheme
 from .multiprocess import MultiProcessWeightSyncScheme
 from .scheme import WeightSyncScheme
 
