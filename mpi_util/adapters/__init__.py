@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import MissingFrameworkError, WeightsError
 
 _EXTRAS = {"torch": ("PyTorch", "torch"), "tensorflow": ("TensorFlow", "tf"), "keras": ("Keras", "tf")}
+_EXTRAS |= {"tensordict": ("TensorDict", "torchrl"), "torchrl": ("TorchRL", "torchrl")}
 _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 
 
@@ -55,7 +56,7 @@ class Slot(NamedTuple):
 
 
 def framework(module: str) -> ModuleType:
-    """The framework's module: "torch", "tensorflow" or "keras".
+    """The framework's module: "torch", "tensorflow", "keras", "tensordict" or "torchrl".
 
     Raises:
         MissingFrameworkError: it is not installed.

@@ -121,10 +121,15 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The places of all arrays in a block of `nbytes`; small, to be sent."""
+    """The places of all arrays in a block of `nbytes`; small, to be sent.
+
+    Attributes:
+        aliases: (other name, name) of tied arrays. A copy of the model may have come apart there.
+    """
 
     entries: tuple[Entry, ...]
     nbytes: int
+    aliases: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, weights: Weights, wire_dtype: str | None = None) -> "Layout":
@@ -134,14 +139,14 @@ class Layout(NamedTuple):
             narrow = wire_dtype == "bfloat16" and slot.dtype == np.float32
             entries.append(Entry(name, slot.dtype.str, tuple(slot.shape), start, narrow))
             start += align(math.prod(slot.shape) * (_NARROW.itemsize if narrow else slot.dtype.itemsize))
-        return cls(tuple(entries), start)
+        return cls(tuple(entries), start, tuple(weights.aliases.items()))
 
     def plan(self, weights: Weights, who: str, other: str, base: Weights | None = None) -> list[tuple[Entry, Slot]]:
         """Each entry with the slot that has its values.
 
         Args:
             who, other: whose `weights` these are, and whose the layout is, for the message.
-            base: of the layout; has the values that a state dict lacks, and knows which names are the same array.
+            base: of the layout; has the values that a state dict lacks.
 
         Raises:
             WeightsError: names, dtypes or shapes differ.
@@ -159,14 +164,18 @@ class Layout(NamedTuple):
                     f"{who} and {other} differ, first at '{entry.name}': {mine} in {who}, {theirs} in {other}"
                 )
             found.append((entry, slot))
-        used = {id(slot) for _, slot in found}
-        known = base.aliases if base is not None else {}
+        used, tied = {id(slot) for _, slot in found}, dict(self.aliases)
+        entries = {entry.name: entry for entry in self.entries}
         for name, slot in weights.slots.items():
-            if id(slot) not in used and name not in weights.optional and name not in known:
+            entry = entries.get(tied.get(name, ""))
+            if id(slot) in used or name in weights.optional:
+                continue
+            if entry is None or (slot.dtype.str, tuple(slot.shape)) != (entry.dtype, entry.shape):
                 raise WeightsError(
                     f"{who} and {other} differ, first at '{name}': {slot.dtype} {tuple(slot.shape)} in {who}, "
                     f"no such array in {other}"
                 )
+            found.append((entry, slot))
         return found
 
 

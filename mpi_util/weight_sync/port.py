@@ -102,10 +102,10 @@ class Port:
         return note
 
     @contextlib.contextmanager
-    def reading(self, note: Note) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(version, checksum, block) of what lies where the note says: that version, or a newer one."""
+    def reading(self, note: Note, anew: bool = False) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(version, checksum, block) of what lies where the note says: that version, or a newer one. See `Reader`."""
         self._reader.keep(note.live)
-        with self._reader.reading(note.ticket) as content:
+        with self._reader.reading(note.ticket, anew) as content:
             yield content
 
     def answer(self, kind: str, version: int, text: str = "") -> None:

@@ -1,5 +1,6 @@
 """The receiver's side of a scheme: takes what the sender announces, whole or not at all, while nobody looks."""
 
+import contextlib
 import threading
 import time
 import traceback
@@ -12,6 +13,7 @@ from ..errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, W
 from .gate import Closed, Gate
 from .layout import Layout, Plans, Weights, checksum, pack, unpack
 from .port import Note, Port
+from .sharing import Sharing
 
 _VERIFY_BYTES = 1 << 20  # blocks up to this size are checked each time: it takes some microseconds
 _JOIN_S = 5.0
@@ -26,6 +28,7 @@ class Receiver:
         model: what to write into; None: a dict of arrays is made (attribute `model`).
         coalesce: of several versions that wait apply only the newest.
         verify: recompute each checksum; None: of small blocks.
+        share: the model's tensors point into the sender's block instead of being written.
 
     Attributes:
         version: of the weights that the model has; 0 before the first.
@@ -34,7 +37,7 @@ class Receiver:
         failure: why the thread that listened has ended, if it was not told to.
     """
 
-    def __init__(self, worker: int, who: str, model: Any, coalesce: bool, verify: bool | None):
+    def __init__(self, worker: int, who: str, model: Any, coalesce: bool, verify: bool | None, share: bool):
         self.worker, self.who, self.model = worker, who, model
         self.gate = Gate()
         self.version = self.checksum = self.skipped = 0
@@ -44,6 +47,8 @@ class Receiver:
         self._port: Port | None = None
         self._layout: Layout | None = None
         self._plans = Plans()
+        self._sharing = Sharing(model) if share else None
+        self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
         self._thread: threading.Thread | None = None
 
     def connect(self, port: Port, timeout: float | None) -> None:
@@ -61,6 +66,10 @@ class Receiver:
             self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in self._layout.entries}
         try:
             self._plan()
+            if self._sharing is not None and any(entry.narrow for entry in self._layout.entries):
+                raise UsageError(
+                    "share=True and wire_dtype= exclude each other: what travels is not what the model has"
+                )
         except MpiUtilError:
             port.answer("error", 0, traceback.format_exc())
             raise
@@ -96,13 +105,19 @@ class Receiver:
             with self.gate.changing():
                 if self._coalesce:
                     note = self._port.next(0, newest=True) or note  # more may have come while somebody looked
-                with self._port.reading(note) as (version, total, block):
+                with contextlib.ExitStack() as held:
+                    version, total, block = held.enter_context(self._port.reading(note, self._sharing is not None))
                     if version < note.version:
                         raise WorkerLeftError(f"the sender of {self.who} died while it wrote version {note.version}")
                     verify = len(block) <= _VERIFY_BYTES if self._verify is None else self._verify
                     if verify and checksum(block) != total:
                         raise WeightsError(f"version {version} of {self.who} came with bytes that are not its own")
-                    unpack(self._plan(), block)
+                    if self._sharing is None:
+                        unpack(self._plan(), block)
+                    else:
+                        self._sharing.point_into(self._layout, block)
+                        self._held.close()
+                        self._held = held.pop_all()
                     self.version, self.checksum = version, total
             if self.on_update is not None:
                 self.on_update(version)
@@ -113,6 +128,13 @@ class Receiver:
             raise
         self._port.answer("ack", version)
         return True
+
+    def write_to(self, model: Any) -> None:
+        """From now on `model` gets the weights."""
+        with self.gate.changing():
+            if self._sharing is not None:
+                raise UsageError("with share=True the model cannot be another one")
+            self.model = model
 
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""
@@ -154,5 +176,8 @@ class Receiver:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._port is not None and (self._thread is None or not self._thread.is_alive()):
+            if self._sharing is not None and self.version:
+                self._sharing.part()
+            self._held.close()
             self._port.drop()
         self._plans.forget()

@@ -101,7 +101,13 @@ class WeightSyncScheme:
         self._sender = Sender(recipe, transport, who, self.timeout, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
-        self, *, model_id: str | None = None, worker_idx: int | None = None, model: Any = None, context: Any = None
+        self,
+        *,
+        model_id: str | None = None,
+        worker_idx: int | None = None,
+        model: Any = None,
+        context: Any = None,
+        share: bool = False,
     ) -> None:
         """Says which model of this process gets the weights.
 
@@ -111,6 +117,9 @@ class WeightSyncScheme:
             model: written in place; it need not be of the sender's framework: a dict of arrays with the same names will
                 do. None: attribute `model` becomes such a dict.
             context: has `worker_idx`, and the model (see `init_on_sender`).
+            share: for a torch module on the CPU: no copy. Its tensors point into the shared memory that the sender
+                wrote, and at each update into another block of it. What this process writes into them it alone sees,
+                until the next update. Not with `wire_dtype`, nor where others hold views of the tensors (`.data`).
 
         Raises:
             UsageError: `model` and `context` are both given, or the index is not known, or there is no sender.
@@ -127,7 +136,7 @@ class WeightSyncScheme:
         if worker is None:
             raise UsageError("init_on_receiver: give worker_idx=")
         self._check_receiver(worker)
-        self._receiver = Receiver(worker, self._who(model_id), model, self._coalesce, self._verify)
+        self._receiver = Receiver(worker, self._who(model_id), model, self._coalesce, self._verify, share)
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -300,6 +309,19 @@ class WeightSyncScheme:
         if self._receiver is not None:
             return self._receiver.model
         return self._sender.recipe.model() if self._sender is not None else None
+
+    def write_to(self, model: Any) -> None:
+        """Receiver: from now on this model, a copy of the one before, gets the weights."""
+        self._need_receiver("write_to()").write_to(model)
+
+    @property
+    def on_update(self) -> Callable[[int], None] | None:
+        """Receiver: called with the version after each update, in the thread that receives."""
+        return self._need_receiver("on_update").on_update
+
+    @on_update.setter
+    def on_update(self, call: Callable[[int], None] | None) -> None:
+        self._need_receiver("on_update").on_update = call
 
     @property
     def skipped(self) -> int:

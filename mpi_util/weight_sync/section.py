@@ -77,8 +77,12 @@ class Reader:
         self._open: dict[Ticket, tuple[int, mmap.mmap]] = {}
 
     @contextlib.contextmanager
-    def reading(self, ticket: Ticket) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(version, checksum, uint8 block) of what is there now; it stays so until this is left."""
+    def reading(self, ticket: Ticket, anew: bool = False) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(version, checksum, uint8 block) of what is there now; it stays so until this is left.
+
+        Args:
+            anew: this process may have written into its view of the block, which nobody else sees: forget that.
+        """
         if ticket not in self._open:
             fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDONLY | os.O_CLOEXEC)
             # private: not even a faulty reader can change what the others get
@@ -86,6 +90,8 @@ class Reader:
         fd, memory = self._open[ticket]
         fcntl.flock(fd, fcntl.LOCK_SH)
         try:
+            if anew:
+                memory.madvise(mmap.MADV_DONTNEED)
             version, checksum, nbytes = np.ndarray(3, np.int64, memory).tolist()
             yield version, checksum, np.ndarray(nbytes, np.uint8, memory, ALIGN)
         finally:
