@@ -15,8 +15,11 @@ from .errors import (
     MpiUtilError,
     RankLeftError,
     RankMismatchError,
+    SyncTimeoutError,
     UsageError,
     WeightsError,
+    WorkerError,
+    WorkerLeftError,
 )
 from .failure import during, fail
 from .gather import all_accum_batches, rank0_accum_batches
@@ -39,8 +42,11 @@ __all__ = [
     "RankLeftError",
     "RankMismatchError",
     "StopRequest",
+    "SyncTimeoutError",
     "UsageError",
     "WeightsError",
+    "WorkerError",
+    "WorkerLeftError",
     "all_accum_batches",
     "all_avg_wts",
     "all_mean",

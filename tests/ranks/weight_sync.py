@@ -1,0 +1,139 @@
+"""Weights from one rank to the others, each at its own pace."""
+
+import sys
+import time
+
+import numpy as np
+from harness import fork, raises
+
+import mpi_util
+from mpi_util.weight_sync import MPIWeightSyncScheme
+
+fork()
+rank, size = mpi_util.rank, mpi_util.nworkers
+BIG = 1_300_000  # float64: more than one part between machines
+
+
+def model(value):
+    return {"w": np.full((50, 7), value, "f4"), "deep": [np.array(value), np.zeros((0, 2))], "n": np.arange(3)}
+
+
+def wait_for(test):
+    end = time.perf_counter() + 60
+    while not test():
+        assert time.perf_counter() < end
+        time.sleep(1e-3)
+
+
+def check_in_the_background():
+    mine = model(-float(rank) - 1)
+    with MPIWeightSyncScheme(timeout=60) as scheme:
+        if rank == 0:
+            scheme.init_on_sender(model_id="policy", model=mine)
+            assert scheme.connect() is None
+            for value in range(5):
+                mine["w"][:] = value
+                scheme.send()
+            assert scheme.versions == dict.fromkeys(range(size - 1), 6)
+            if size > 2:
+                scheme.send(model(50.0), worker_ids=size - 2)
+                assert scheme.versions == {**dict.fromkeys(range(size - 2), 6), size - 2: 7}
+            mpi_util.bcast(0)
+        else:
+            scheme.init_on_receiver(model_id="policy", model=mine)
+            scheme.connect()
+            last = 7 if rank == size - 1 and size > 2 else 6
+            wait_for(lambda: scheme.version == last)
+            with scheme.frozen():
+                assert (mine["w"] == (50.0 if last == 7 else 4.0)).all()
+            mpi_util.bcast(0)
+            assert scheme.version == last
+
+
+def check_another_sender_at_the_receivers_pace():
+    sender = size - 1
+    mine = {"big": np.full(BIG, float(rank)), "small": np.zeros(2)}
+    other = {"v": np.full(3, float(rank), "f4")}
+    schemes = [MPIWeightSyncScheme(timeout=60, sender=sender, wire_dtype=wire) for wire in (None, "bfloat16")]
+    for scheme, weights in zip(schemes, (mine, other)):
+        if rank == sender:
+            scheme.init_on_sender(weights=weights)
+        else:
+            scheme.init_on_receiver(model=weights)
+        scheme.connect(background=False)
+    if rank == sender:
+        for value in range(3):
+            mine["big"][:] = value
+            schemes[0].send_async()
+        other["v"][:] = 1.00390625  # between two of bfloat16
+        schemes[1].send_async()
+        mpi_util.all_sum(0)  # all versions have been sent
+        for scheme in schemes:
+            scheme.wait_async()
+    else:
+        mpi_util.all_sum(0)  # all versions have been sent
+        wait_for(lambda: schemes[0].receive(1) == 4 or schemes[0].version == 4)
+        assert (mine["big"] == 2).all()
+        assert schemes[1].receive() == 2 and (other["v"] == 1.0).all()
+    mpi_util.all_sum(0)
+    for scheme in schemes:
+        scheme.shutdown()
+
+
+def check_errors():
+    scheme = MPIWeightSyncScheme(timeout=60)
+    if rank == 0:
+        raises(mpi_util.UsageError, "ranks beside", lambda: scheme.init_on_sender(model=model(0), num_workers=size + 3))
+        raises(mpi_util.UsageError, "is the sender", lambda: scheme.init_on_receiver(model=model(0)))
+        scheme.init_on_sender(model=model(0.0))
+        if size > 1:
+            text = f"worker {size - 2} could not take version 1"
+            raises(mpi_util.WorkerError, text, scheme.connect)
+    else:
+        raises(mpi_util.UsageError, "is the sender", lambda: scheme.init_on_sender(model=model(0)))
+        raises(mpi_util.UsageError, "is worker", lambda: scheme.init_on_receiver(model=model(0), worker_idx=size))
+        mine = model(0.0)
+        if rank == size - 1:
+            mine["w"] = np.zeros((1, 7), "f4")
+        scheme.init_on_receiver(model=mine)
+        if rank == size - 1:
+            raises(mpi_util.WeightsError, "'w'", scheme.connect)
+        else:
+            scheme.connect()
+    mpi_util.all_sum(0)
+    scheme.shutdown()
+
+
+def check_a_receiver_that_leaves_in_order():
+    scheme, mine = MPIWeightSyncScheme(timeout=60), model(float(rank))
+    if rank == 0:
+        scheme.init_on_sender(model=mine)
+        scheme.connect()
+        mpi_util.all_sum(0)
+        if size > 2:
+            scheme.send()
+            assert scheme.versions[0] == 2
+            raises(mpi_util.WorkerLeftError, f"worker {size - 2}", lambda: scheme.send(worker_ids=size - 2))
+        elif size == 2:
+            raises(mpi_util.WorkerLeftError, "worker 0", scheme.send)
+    else:
+        scheme.init_on_receiver(model=mine)
+        scheme.connect()
+        if rank == size - 1:
+            scheme.shutdown()
+            time.sleep(0.1)  # its word has come to the sender
+        mpi_util.all_sum(0)
+    mpi_util.all_sum(0)
+    scheme.shutdown()
+
+
+if "gone" in sys.argv:
+    scheme = MPIWeightSyncScheme()
+    if rank == 0:
+        scheme.init_on_sender(model=model(0.0))
+        scheme.connect()
+else:
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            check()
+    mpi_util.print0("weight sync: well")
