@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mpi_util"
-FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "rich", "safetensors", "scipy"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "rich", "safetensors", "scipy", "torchrl"}
 # a module may import those that stand before it
 LAYERS = ["errors", "tree launch waiting shared", "failure", "channel", "comm", "adapters console"]
-LAYERS += ["transport", "board", "gather", "weights reductions", "averaging"]
+LAYERS += ["transport", "board", "gather", "weights reductions", "averaging", "weight_sync"]
 
 
 def imports(path: Path, inside_functions: bool = True) -> set[str]:
