@@ -83,6 +83,11 @@ def _module_slots(module: Any) -> list[Slot]:
     return _made[module][-1]
 
 
+def forget(module: Any) -> None:
+    """Keeps nothing of what `slots` has found in the module: it would keep the memory of tensors that are replaced."""
+    _made.pop(module, None)
+
+
 def tensor_slot(name: str, tensor: Any) -> Slot:
     """The slot of one tensor, on whatever device it lives."""
     import torch

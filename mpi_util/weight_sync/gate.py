@@ -44,8 +44,8 @@ class Gate:
                     self._state.notify_all()
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Waits until nobody looks; until it is left nobody does.
+    def changing(self) -> Iterator[bool]:
+        """Waits until nobody looks; until it is left nobody does. Gives True if it had to wait.
 
         Raises:
             UsageError: this thread itself looks. Closed: the gate is closed.
@@ -53,6 +53,7 @@ class Gate:
         if getattr(self._mine, "depth", 0):
             raise UsageError("weights cannot be changed inside frozen() by the thread that holds them still")
         with self._state:
+            waited = bool(self._looking or self._changing)
             self._wanted += 1
             try:
                 while (self._looking or self._changing) and not self._closed:
@@ -64,7 +65,7 @@ class Gate:
                 self._wanted -= 1
                 self._state.notify_all()
         try:
-            yield
+            yield waited
         finally:
             with self._state:
                 self._changing = False

@@ -21,7 +21,7 @@ import numpy as np
 from .layout import Layout
 from .port import Address, Note
 from .section import Section
-from .wire import Wire, close_in_forks
+from .wire import Wire, close_in_forks, packed
 
 _HELLO_S = 5.0  # for what is not a worker, and says nothing
 _UNREAD = 64  # notes to one worker; a socket holds some 270 before it blocks
@@ -126,15 +126,17 @@ class Hub:
         except OSError:
             self._drop(worker, "its process ended")
 
-    def _tell(self, worker: int, section: Section) -> None:
+    def _note(self, section: Section) -> bytes:
+        return packed("note", Note(section.version, section.ticket, tuple(s.ticket.serial for s in self._sections)))
+
+    def _tell(self, worker: int, section: Section, note: bytes | None = None) -> None:
         unread = self._unread[worker]
         unread[section.version] = section
         if len(unread) > _UNREAD:
             self._untold.add(worker)  # it is told when it has answered
             return
         self._untold.discard(worker)
-        live = tuple(s.ticket.serial for s in self._sections)
-        self._wires[worker].send("note", Note(section.version, section.ticket, live))
+        self._wires[worker].send_packed(note or self._note(section))
 
     def publish(
         self, workers: list[int], version: int, layout: Layout, fill: Callable[[np.ndarray], int]
@@ -158,13 +160,14 @@ class Hub:
                 raise
             section.publish(version, checksum, layout.nbytes, target)
             self._trim(section)
+            note = self._note(section)
             for worker in workers:
                 self._layouts[worker] = layout
                 if worker in self._waiting:
                     self._welcome(worker)
                 elif worker in self._wires:
                     try:
-                        self._tell(worker, section)
+                        self._tell(worker, section, note)
                     except OSError:
                         self._drop(worker, "its process ended")
             return block
@@ -181,6 +184,8 @@ class Hub:
         return section
 
     def _trim(self, newest: Section) -> None:
+        if len(self._sections) <= _SPARE:
+            return
         spare = [
             s for s in self._sections if s is not newest and not any(s in t.values() for t in self._unread.values())
         ]

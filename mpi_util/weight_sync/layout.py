@@ -33,13 +33,12 @@ class Weights:
     def __init__(self, thing: Any):
         self.aliases: dict[str, str] = {}
         self.optional: set[str] = set()
-        self.made_from: list[Slot] | None = None
         if is_tensordict(thing):
             found = _leaf_slots((_joined(key), value) for key, value in thing.items(True, True))
         elif isinstance(thing, (dict, list, tuple)):
             found = _leaf_slots(tree.walk(thing))
         else:
-            found = self.made_from = adapters.slots(thing)
+            found = adapters.slots(thing)
             self._look_into_module(thing)
         if not found:
             raise WeightsError(f"{type(thing).__name__} holds no weights")
@@ -258,17 +257,43 @@ class Plans:
     """Remembers the last plan: to look through a module's parameters takes longer than to copy those of a small one."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Keeps nothing alive."""
         self._thing: Any = None
-        self._layout: Layout | None = None
         self._weights: Weights | None = None
+        self._layout: Layout | None = None
         self._plan: list[tuple[Entry, Slot]] = []
+        self._holders: list[tuple[dict, int]] = []
+        self._tensors: list[tuple[dict, str, Any, int, Any]] = []
 
     def weights(self, thing: Any) -> Weights:
         """`Weights(thing)`, or the last ones if they are of the same module with the same tensors in their places."""
-        same = thing is self._thing and self._weights is not None and self._weights.made_from is not None
-        if not same or adapters.slots(thing) is not self._weights.made_from:
-            self._thing, self._weights, self._layout = thing, Weights(thing), None
+        if thing is not self._thing or not self._unchanged():
+            self.forget()
+            self._weights = Weights(thing)
+            if hasattr(thing, "named_parameters") and not is_tensordict(thing):
+                self._watch(thing)
         return self._weights
+
+    def _watch(self, module: Any) -> None:
+        self._thing = module
+        for part in module.modules():
+            self._holders += [(held, len(held)) for held in (part._parameters, part._buffers, part._modules)]
+            self._tensors += [
+                (held, name, tensor, tensor.data_ptr(), tensor.shape)
+                for held in (part._parameters, part._buffers)
+                for name, tensor in held.items()
+                if tensor is not None
+            ]
+
+    def _unchanged(self) -> bool:
+        """True if the module has the same tensors, in the same memory, in the same places."""
+        return all(len(held) == n for held, n in self._holders) and all(
+            held.get(name) is tensor and tensor.data_ptr() == place and tensor.shape == shape
+            for held, name, tensor, place, shape in self._tensors
+        )
 
     def plan(self, thing: Any, layout: Layout, who: str, other: str, base: Weights | None = None) -> list:
         """`layout.plan(...)`."""
@@ -277,8 +302,3 @@ class Plans:
             self._plan = layout.plan(weights, who, other, base)
             self._layout = layout
         return self._plan
-
-    def forget(self) -> None:
-        """Keeps nothing alive."""
-        self._thing = self._weights = self._layout = None
-        self._plan = []

@@ -102,8 +102,8 @@ class Receiver:
             self._port.answer("ack", self.version)
             return False
         try:
-            with self.gate.changing():
-                if self._coalesce:
+            with self.gate.changing() as waited:
+                if waited and self._coalesce:
                     note = self._port.next(0, newest=True) or note  # more may have come while somebody looked
                 with contextlib.ExitStack() as held:
                     version, total, block = held.enter_context(self._port.reading(note, self._sharing is not None))
@@ -116,6 +116,7 @@ class Receiver:
                         unpack(self._plan(), block)
                     else:
                         self._sharing.point_into(self._layout, block)
+                        self._plans.forget()
                         self._held.close()
                         self._held = held.pop_all()
                     self.version, self.checksum = version, total

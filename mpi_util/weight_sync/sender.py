@@ -80,7 +80,7 @@ class Sender:
             self.wait({worker: self.sent.get(worker, 0) for worker in workers}, self._timeout)
         version = self.version + 1
         for group, thing in self.recipe.shares(weights, workers):
-            for layout, members in self._by_layout(group, thing).items():
+            for layout, members in self._by_layout(group, thing):
                 base = None if weights is None else self._base_of(thing)
                 plan = self._plans.plan(thing, layout, "the weights given", "the model of init_on_sender", base)
                 self._transport.publish(members, version, layout, lambda block, plan=plan: _fill(plan, block))
@@ -114,7 +114,7 @@ class Sender:
             raise self._left_error(gone)
         return list(dict.fromkeys(workers))
 
-    def _by_layout(self, group: list[int], thing: Any) -> dict[Layout, list[int]]:
+    def _by_layout(self, group: list[int], thing: Any) -> list[tuple[Layout, list[int]]]:
         """Workers by the layout of what they get; the first weights of a worker say what that is."""
         if any(worker not in self._layouts for worker in group):
             layout = Layout.of(self._plans.weights(thing), self._wire_dtype)
@@ -124,7 +124,7 @@ class Sender:
         for worker in group:
             layout = self._layouts[worker]
             found.setdefault(id(layout), (layout, []))[1].append(worker)
-        return dict(found.values())
+        return list(found.values())
 
     def wait(self, wanted: dict[int, int], timeout: float | None) -> None:
         """Until each worker has answered to its version, or a newer one; then raises what went wrong."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ..adapters.pytorch import forget
 from ..errors import UsageError
 from .layout import Layout
 
@@ -21,6 +22,7 @@ class Sharing:
     def __init__(self, model: Any):
         if not hasattr(model, "named_parameters"):
             raise UsageError(f"share=True needs a torch module, not a {type(model).__name__}")
+        self._model = model
         self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._aliases = dict(model.named_parameters(remove_duplicate=False)) | dict(
             model.named_buffers(remove_duplicate=False)
@@ -33,6 +35,7 @@ class Sharing:
         """Every tensor's values are those in `block`, which must stay as it is until the next call."""
         import torch
 
+        forget(self._model)  # what the adapter remembers of it would keep its former memory
         pointed = set()
         tied = {name: other for other, name in layout.aliases}
         views = []

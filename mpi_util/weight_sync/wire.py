@@ -34,6 +34,12 @@ def _close_inherited() -> None:
         sock.close()
 
 
+def packed(*message: Any) -> bytes:
+    """A message as it travels."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _HEAD.pack(len(data)) + data
+
+
 class Wire:
     """One end. Messages are tuples of picklable things; they arrive whole and in order."""
 
@@ -51,9 +57,12 @@ class Wire:
         Raises:
             OSError: the other end has gone.
         """
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self.send_packed(packed(*message))
+
+    def send_packed(self, data: bytes) -> None:
+        """Sends what `packed` has made: the same message to several."""
         with self._sending:
-            self.sock.sendall(_HEAD.pack(len(data)) + data)
+            self.sock.sendall(data)
 
     def receive(self, timeout: float | None) -> list[tuple]:
         """Waits for messages, and returns all that are there; none if `timeout` (seconds, None: never) is over.
