@@ -50,5 +50,5 @@ def test_table_shows_each_claim(tmp_path):
 
 
 def test_every_program_is_tried_or_needs_another_interpreter():
-    others = {"record", "table", "sleeping_env", "sb3_ppo", "spinup_loop"}
+    others = {"record", "table", "sleeping_env", "sb3_ppo", "spinup_loop", "weight_sync"}
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others

@@ -29,8 +29,9 @@ from sync_workers import (
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
+from mpi_util.weight_sync.bits import checksum, rounded, widened
 from mpi_util.weight_sync.gate import Gate
-from mpi_util.weight_sync.layout import Layout, Weights, checksum, rounded, widened
+from mpi_util.weight_sync.layout import Layout, Weights, pack
 
 TIMEOUT = 60
 
@@ -659,12 +660,19 @@ def test_stale_and_repeated_messages_are_recognised():
         assert scheme.send(arrays(3.0)) == 3 and receiver.version == 3
 
 
-def test_a_checksum_tells_versions_apart():
-    layout = Layout.of(Weights(arrays(0.0)))
+@pytest.mark.parametrize("wire_dtype", [None, "bfloat16"])
+def test_a_checksum_is_of_the_whole_block(wire_dtype):
+    values = np.random.default_rng(0)
+    model = {f"{n}": values.normal(size=n).astype("f4") for n in (1, 3, 400_001, 200_000)}
+    weights = Weights({**model, "f8": values.normal(size=(70_000, 3)), "turned": values.normal(size=(300, 500)).T})
+    layout = Layout.of(weights, wire_dtype)
     block = np.zeros(layout.nbytes, np.uint8)
-    before = checksum(block)
-    block[7] = 1
-    assert checksum(block) != before
+    total = pack(layout.plan(weights, "", ""), block)
+    assert total == checksum(block)
+    for place in (0, layout.nbytes // 2, layout.nbytes - 1):
+        block[place] ^= 1
+        assert checksum(block) != total
+        block[place] ^= 1
 
 
 # ---- the end

@@ -7,7 +7,7 @@ acknowledged or not. `docs/choosing.md` says when to take this and when `rank0_b
     sender.py        its book-keeping: who has what, who has answered, who is gone
     receiver.py      what a worker does with what comes;  gate.py: `frozen()`
     recipe.py        the arguments of `init_on_sender`;   form.py: dict or TensorDict
-    layout.py        a model's weights as one block of bytes, and back
+    layout.py        a model's weights as one block of bytes, and back;  bits.py: bfloat16, checksum
     sharing.py       receivers without copies of their own
     section.py       blocks in shared memory;  wire.py: small messages;  hub.py, port.py: both ends
     multiprocess.py  processes of one machine

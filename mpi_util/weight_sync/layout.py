@@ -5,8 +5,7 @@ Names are those of a torch module's parameters and buffers (`0.weight`); the pat
 """
 
 import math
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +14,9 @@ from .. import adapters, tree
 from ..adapters import Slot
 from ..errors import BatchError, WeightsError
 from ..shared import align
+from .bits import NARROW, Checksum, rounded, widened
 
-_ROW = 512  # words of eight bytes: the sums of a checksum stay in the first-level cache
-_PART = 1 << 18  # numbers that are rounded at a time, so that the temporaries stay in the cache
-_NARROW = np.dtype(np.uint16)
+_PART = 1 << 16  # numbers that are copied or rounded at a time, so that they are still in the cache for what follows
 
 
 class Weights:
@@ -116,7 +114,7 @@ class Entry(NamedTuple):
 
     def place(self, block: np.ndarray) -> np.ndarray:
         """Its bytes in `block`, as an array of what travels."""
-        return np.ndarray(self.shape, _NARROW if self.narrow else self.dtype, block, self.start)
+        return np.ndarray(self.shape, NARROW if self.narrow else self.dtype, block, self.start)
 
 
 class Layout(NamedTuple):
@@ -137,7 +135,7 @@ class Layout(NamedTuple):
         for name, slot in weights.slots.items():
             narrow = wire_dtype == "bfloat16" and slot.dtype == np.float32
             entries.append(Entry(name, slot.dtype.str, tuple(slot.shape), start, narrow))
-            start += align(math.prod(slot.shape) * (_NARROW.itemsize if narrow else slot.dtype.itemsize))
+            start += align(math.prod(slot.shape) * (NARROW.itemsize if narrow else slot.dtype.itemsize))
         return cls(tuple(entries), start, tuple(weights.aliases.items()))
 
     def plan(self, weights: Weights, who: str, other: str, base: Weights | None = None) -> list[tuple[Entry, Slot]]:
@@ -178,19 +176,31 @@ class Layout(NamedTuple):
         return found
 
 
-def pack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
-    """Writes the values into `block`, uint8 of the layout's size. The model is only read."""
+def pack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> int:
+    """Writes the values into `block`, uint8 of the layout's size, and returns its checksum. The model is only read."""
+    total = Checksum(block)
+    for nbytes in _fill(plan, block):
+        total.take(nbytes)
+    return total.end()
+
+
+def _fill(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> Iterator[int]:
+    """Writes the values; now and then gives the number of bytes up to which the block will not change any more."""
     for entry, slot in plan:
         place = entry.place(block)
-        if not entry.narrow and slot.host is None:
+        if slot.host is None and not entry.narrow:
             slot.read(place)
-        elif not entry.narrow:
-            np.copyto(place.reshape(-1), slot.host)
-        else:
-            values = slot.host
-            if values is None:
-                slot.read(values := np.empty(slot.shape, np.float32))
-            _convert(place.reshape(-1), values.reshape(-1), rounded)
+            continue
+        values = slot.host
+        if values is None:
+            slot.read(values := np.empty(slot.shape, np.float32))
+            values = values.reshape(-1)
+        flat = place.reshape(-1)
+        for start in range(0, flat.size, _PART):
+            if start:
+                yield entry.start + start * flat.itemsize
+            part = values[start : start + _PART]
+            flat[start : start + _PART] = rounded(part) if entry.narrow else part
 
 
 def unpack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
@@ -215,7 +225,9 @@ def unpack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
         raise
     for entry, slot in plan:
         if slot.host is not None and entry.narrow:
-            _convert(slot.host, entry.place(block).reshape(-1), widened)
+            bits = entry.place(block).reshape(-1)
+            for start in range(0, bits.size, _PART):
+                slot.host[start : start + _PART] = widened(bits[start : start + _PART])
         elif slot.host is not None:
             np.copyto(slot.host, entry.place(block).reshape(-1))
 
@@ -223,34 +235,6 @@ def unpack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
 def _flush(pairs: list[tuple[Entry, Slot]]) -> None:
     for flush in {slot.flush for _, slot in pairs if slot.flush}:
         flush()
-
-
-def _convert(out: np.ndarray, values: np.ndarray, how: Any) -> None:
-    for start in range(0, values.size, _PART):
-        out[start : start + _PART] = how(values[start : start + _PART])
-
-
-def rounded(values: np.ndarray) -> np.ndarray:
-    """float32 -> the uint16 bits of bfloat16: to the nearest, ties to even; NaN stays NaN.
-
-    The relative error is at most 2**-9 for normal numbers; what lies above bfloat16's largest number becomes infinite.
-    """
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    up = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, up).astype(_NARROW)
-
-
-def widened(bits: np.ndarray) -> np.ndarray:
-    """The uint16 bits of bfloat16 -> float32, exactly."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def checksum(block: np.ndarray) -> int:
-    """A number that differs, but for an accident of one in four billion, if part of the block is another version's."""
-    words = block.view(np.uint64)
-    whole = len(words) // _ROW * _ROW
-    sums = words[:whole].reshape(-1, _ROW).sum(axis=0, dtype=np.uint64)
-    return zlib.crc32(words[whole:].tobytes(), zlib.crc32(sums.tobytes()))
 
 
 class Plans:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
+from .bits import checksum
 from .gate import Closed, Gate
-from .layout import Layout, Plans, Weights, checksum, pack, unpack
+from .layout import Layout, Plans, Weights, pack, unpack
 from .port import Note, Port
 from .sharing import Sharing
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import WeightsError
 from ..waiting import wait_until
+from .bits import checksum
 from .hub import Event, Hub
-from .layout import Layout, checksum
+from .layout import Layout
 
 CARD, DOWN, BULK, UP = range(1, 5)  # MPI tags: addresses; what comes from the sender; its bytes; what workers tell
 _PART_BYTES = 1 << 22  # passed on while the next part comes

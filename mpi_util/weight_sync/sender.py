@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .hub import Event
-from .layout import Layout, Plans, Weights, checksum, pack
+from .layout import Layout, Plans, Weights, pack
 from .recipe import Recipe
 
 _LOOK_S = 1.0  # how often a sender that waits looks whether the workers live
@@ -83,7 +84,7 @@ class Sender:
             for layout, members in self._by_layout(group, thing):
                 base = None if weights is None else self._base_of(thing)
                 plan = self._plans.plan(thing, layout, "the weights given", "the model of init_on_sender", base)
-                self._transport.publish(members, version, layout, lambda block, plan=plan: _fill(plan, block))
+                self._transport.publish(members, version, layout, partial(pack, plan))
                 self.version = version
                 self.sent.update(dict.fromkeys(members, version))
             if one_by_one and len(group) < len(workers):
@@ -173,8 +174,3 @@ class Sender:
         )
         who = self._who
         return SyncTimeoutError(f"{who}, version {self.version}: no answer within {timeout:g} s: {text}")
-
-
-def _fill(plan: list, block: Any) -> int:
-    pack(plan, block)
-    return checksum(block)
