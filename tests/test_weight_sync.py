@@ -646,6 +646,11 @@ def test_an_error_of_one_worker_does_not_keep_the_others_from_their_weights():
         assert [receiver.version for receiver in receivers] == [2, 1, 2]
         assert (models[1]["layer"]["w"] == 1).all()
         assert isinstance(receivers[1].failure, WeightsError)
+        scheme.send_async(arrays(3.0))
+        wait_for(lambda: scheme.versions == {0: 3, 1: 1, 2: 3} and scheme._sender._errors)
+        with pytest.raises(WorkerError, match="worker 1"):
+            scheme.send_async()
+        assert scheme.version == 3
 
 
 def test_stale_and_repeated_messages_are_recognised():

@@ -64,7 +64,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if len(workers) != self._channel.size - 1:
             text = f"{len(workers)} workers, and {self._channel.size - 1} ranks beside the sender"
             raise UsageError(f"init_on_sender: {text}; each rank is one worker")
-        return Ranks(self._channel, self._comm, self._root, who)
+        return Ranks(self._channel, self._comm, self._root, who, self.timeout)
 
     def _make_port(self, worker: int, who: str) -> Port:
         channel, machine = self._channel, self._channel.machine
@@ -95,14 +95,16 @@ class MPIWeightSyncScheme(WeightSyncScheme):
 class Ranks:
     """The transport of a sender to the other ranks: its own machine's hub, and the relays of the other machines."""
 
-    def __init__(self, channel: Channel, comm: Any, root: int, who: str):
-        self._channel, self._comm, self._root = channel, comm, root
+    def __init__(self, channel: Channel, comm: Any, root: int, who: str, timeout: float | None):
+        self._channel, self._comm, self._root, self._who, self._timeout = channel, comm, root, who, timeout
         machine = channel.machine
         ranks = [k for k in range(channel.size) if k != root]
         self._home = {_worker_of(k, root) for k in ranks if machine[k] == machine[root]}
         self._leader = {_worker_of(k, root): machine[k] for k in ranks if machine[k] != machine[root]}
         self._remote = sorted(set(self._leader.values()))
         self._layouts: dict[int, Layout] = {}
+        self._up: set[int] = set()  # relays that have begun
+        self._early: list[Event] = []
         self._pinged = 0.0
         self._heard: dict[int, float] = {}
         self._pending: list[Any] = []
@@ -133,10 +135,26 @@ class Ranks:
             path = [self._root, *sorted({self._leader[k] for k in away})]
             new = {k: layout for k in away if self._layouts.get(k) is not layout}
             self._layouts |= new
+            self._await_relays(path[1:])
             pass_on(self._comm, Parcel(version, total, len(block), away, path, new), block)
+
+    def _await_relays(self, ranks: list[int]) -> None:
+        """The bytes of a large update leave only when the other side takes them."""
+        end = None if self._timeout is None else time.perf_counter() + self._timeout
+
+        def up() -> bool:
+            self._early += self._from_relays()
+            return self._up.issuperset(ranks) or (end is not None and time.perf_counter() > end)
+
+        wait_until(up)
+        if late := [k for k in ranks if k not in self._up]:
+            raise SyncTimeoutError(f"{self._who}: rank {late[0]} has not connected within {self._timeout:g} s")
 
     def poll(self, timeout: float) -> list[Event]:
         """What workers have told."""
+        if self._early:
+            early, self._early = self._early, []
+            return early
         if not self._remote:
             events = self.hub.poll(timeout)
         else:
@@ -155,7 +173,9 @@ class Ranks:
         while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
             self._heard[status.source] = time.perf_counter()
             event = Event(*message.recv())
-            if event.kind != "pong":
+            if event.kind == "up":
+                self._up.add(status.source)
+            elif event.kind != "pong":
                 events.append(event)
         for rank in [k for k, heard in self._heard.items() if self._pinged - heard > _SILENT_S]:
             del self._heard[rank]

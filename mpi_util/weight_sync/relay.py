@@ -69,6 +69,7 @@ class Relay:
         self._pending: list[Any] = []
         self._stop = threading.Event()
         self.hub.open()
+        self._tell([Event("up", -1)])
         self._thread = threading.Thread(target=self._run, daemon=True, name="mpi_util weight sync: relay")
         self._thread.start()
         atexit.register(self.close)  # before MPI ends

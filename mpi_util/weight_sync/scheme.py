@@ -153,7 +153,7 @@ class WeightSyncScheme:
 
         Args:
             weights: sender: the first weights, in place of the model's.
-            worker_idx: receiver: its index, if it was not given before.
+            worker_idx: receiver: its index, instead of the one given before.
             background: receiver: a thread applies what comes from now on. False: `receive` does.
 
         Raises:
@@ -196,7 +196,8 @@ class WeightSyncScheme:
 
         Raises:
             WeightsError: the weights are not like the model's; nothing was sent.
-            WorkerError: a worker could not apply them, with its traceback; the others have them.
+            WorkerError: a worker could not apply them, with its traceback; the others have them. With `sync=False`, or
+                after `send_async`, it comes with the next call, which then sends nothing.
             WorkerLeftError: a worker has died (`on_dead="raise"`), or nobody is left.
             SyncTimeoutError: names who has not answered in time; they may still do.
         """

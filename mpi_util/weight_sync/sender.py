@@ -76,6 +76,7 @@ class Sender:
     def send(self, weights: Any, worker_ids: int | list[int] | None, one_by_one: bool) -> list[int]:
         """Sends a new version. Returns the workers that will have it."""
         self.take_in(self._transport.poll(0))
+        self._raise_errors()
         workers = self._addressed(worker_ids)
         if not self._coalesce:
             self.wait({worker: self.sent.get(worker, 0) for worker in workers}, self._timeout)
@@ -138,12 +139,18 @@ class Sender:
             self.take_in(self._transport.poll(min(pause, left)))
             pause = _LOOK_S
             self._gone |= self._transport.missing([k for k in missing if k not in self._ready])
-        if self._errors:
-            errors, self._errors = self._errors, []
-            raise errors[0]
+        self._raise_errors()
         died = [worker for worker in wanted if self._gone.get(worker)]
         if died and self._on_dead == "raise":
             raise self._left_error(died)
+
+    def _raise_errors(self) -> None:
+        """What workers have reported, as one error: the first one's, with the text of all."""
+        errors, self._errors = self._errors, []
+        if errors:
+            error = WorkerError("\n".join(map(str, errors)))
+            error.worker, error.traceback = errors[0].worker, errors[0].traceback
+            raise error
 
     def take_in(self, events: list[Event]) -> None:
         for kind, worker, version, text in events:
