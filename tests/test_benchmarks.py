@@ -17,7 +17,6 @@ PROGRAMS = {
     "learning": "--repeats 2 --jobs 2 --only PPO/Hopper-v4 --steps 4096",
     "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO/Hopper-v4",
     "memory": "--repeats 1 --ranks 2",
-    "spinup": "--repeats 1 --ranks 2 --iterations 4",
     "sleeping": "--repeats 1 --episodes 2",
 }
 
@@ -49,6 +48,7 @@ def test_table_shows_each_claim(tmp_path):
     assert done.out.splitlines()[2:] == ["| time / memcpy | <= 1 | 0.875 | yes |"]
 
 
-def test_every_program_is_tried_or_needs_another_interpreter():
-    others = {"record", "table", "sleeping_env", "sb3_ppo", "spinup_loop", "weight_sync"}
+def test_every_program_is_tried_or_is_left_out_on_purpose():
+    others = {"record", "table", "sleeping_env", "sb3_ppo", "weight_sync"}  # no programs, or need other interpreters
+    others |= {"spinup", "spinup_loop"}  # blocking MPI calls: minutes on a machine that has other work
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others

@@ -32,7 +32,9 @@ def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path, algo):
     assert made[0] == made[1] and len(made[0][1]) == 2
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ppo-kl", "vpg", "trpo"])
+@pytest.mark.parametrize(
+    "algo, mpi", [("ppo", "mpich"), ("ppo-kl", "mpich"), ("vpg", "mpich"), ("trpo", "openmpi")], indirect=["mpi"]
+)
 def test_both_ways_to_share_the_work_agree(tmp_path, mpi, algo):
     run(tmp_path / "gather", *EPISODES, *BATCH, "--algo", algo, "--nprocs", 1)
     made = [
