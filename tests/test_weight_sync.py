@@ -451,6 +451,25 @@ def test_one_that_comes_after_connect_gets_the_newest(start):
     scheme.shutdown()
 
 
+def test_one_that_comes_after_sends_to_others_gets_what_was_sent_to_it():
+    scheme, models = scheme_for(2, sync=False), [arrays(0.0), arrays(0.0)]
+    receivers = [pickle.loads(pickle.dumps(scheme)) for _ in models]
+    for k, receiver in enumerate(receivers):
+        receiver.init_on_receiver(model_id="policy", worker_idx=k, model=models[k])
+    scheme.connect()
+    receivers[0].connect()
+    for value in (2.0, 3.0):
+        scheme.send(arrays(value))
+    for value in (4.0, 5.0):
+        scheme.send(arrays(value), 0)
+        wait_for(lambda: scheme.versions[0] == scheme.version)
+    receivers[1].connect()
+    scheme.wait_async()
+    assert scheme.versions == {0: 5, 1: 3} and (models[1]["layer"]["w"] == 3).all()
+    for each in (*receivers, scheme):
+        each.shutdown()
+
+
 @pytest.mark.parametrize("on_dead", ["raise", "drop"])
 def test_a_worker_that_dies(start, on_dead):
     scheme = scheme_for(2, on_dead=on_dead, timeout=None)
@@ -645,7 +664,7 @@ def test_an_error_of_one_worker_does_not_keep_the_others_from_their_weights():
             scheme.send(arrays(2.0))
         assert [receiver.version for receiver in receivers] == [2, 1, 2]
         assert (models[1]["layer"]["w"] == 1).all()
-        assert isinstance(receivers[1].failure, WeightsError)
+        wait_for(lambda: isinstance(receivers[1].failure, WeightsError))
         scheme.send_async(arrays(3.0))
         wait_for(lambda: scheme.versions == {0: 3, 1: 1, 2: 3} and scheme._sender._errors)
         with pytest.raises(WorkerError, match="worker 1"):

@@ -61,6 +61,7 @@ class Hub:
         self._events: collections.deque[Event] = collections.deque()
         self._sections: list[Section] = []
         self._layouts: dict[int, Layout] = {}
+        self._latest: dict[int, Section] = {}  # by worker: where the newest is that was sent to it
         self._waiting: dict[int, Wire] = {}  # workers for whom there is nothing yet
         self._thread: threading.Thread | None = None
         self.closed = False
@@ -111,9 +112,8 @@ class Hub:
         wire.close()
 
     def _welcome(self, worker: int) -> None:
-        """A worker that waits gets the newest that lies there for it, if something does."""
-        mine = [section for section in self._sections if worker in section.workers and section.version > 0]
-        if not mine or worker not in self._layouts:
+        """A worker that waits gets the newest that was sent to it, if something was."""
+        if worker not in self._latest:
             return
         wire = self._waiting.pop(worker)
         self._wires[worker], self._by_fd[wire.fd] = wire, worker
@@ -122,7 +122,7 @@ class Hub:
         try:
             self._epoll.register(wire.fd, select.EPOLLIN)
             wire.send("welcome", self._layouts[worker])
-            self._tell(worker, max(mine, key=lambda section: section.version))
+            self._tell(worker, self._latest[worker])
         except OSError:
             self._drop(worker, "its process ended")
 
@@ -150,19 +150,18 @@ class Hub:
             The block; valid until the next call.
         """
         with self._lock:
-            target = frozenset(workers)
-            section = self._claim(target, layout.nbytes)
+            section = self._claim(set(workers), layout.nbytes)
             block = section.block(layout.nbytes)
             try:
                 checksum = fill(block)
             except BaseException:
                 section.release()
                 raise
-            section.publish(version, checksum, layout.nbytes, target)
-            self._trim(section)
+            section.publish(version, checksum, layout.nbytes)
+            self._trim()
             note = self._note(section)
             for worker in workers:
-                self._layouts[worker] = layout
+                self._layouts[worker], self._latest[worker] = layout, section
                 if worker in self._waiting:
                     self._welcome(worker)
                 elif worker in self._wires:
@@ -172,24 +171,24 @@ class Hub:
                         self._drop(worker, "its process ended")
             return block
 
-    def _claim(self, workers: frozenset[int], nbytes: int) -> Section:
+    def _claim(self, workers: set[int], nbytes: int) -> Section:
         """A section that nobody reads, or will read for another reason than to get the newest."""
         for section in self._sections:
-            still_read = {k for k, told in self._unread.items() if section in told.values()}
-            if section.holds(nbytes) and still_read <= workers and section.claim():
+            if section.holds(nbytes) and self._readers(section) <= workers and section.claim():
                 return section
         section = Section(nbytes)
         section.claim()
         self._sections.append(section)
         return section
 
-    def _trim(self, newest: Section) -> None:
-        if len(self._sections) <= _SPARE:
-            return
-        spare = [
-            s for s in self._sections if s is not newest and not any(s in t.values() for t in self._unread.values())
-        ]
-        for section in spare[:-_SPARE]:
+    def _readers(self, section: Section) -> set[int]:
+        """Workers that will read what is there: they have been told, or will be when they come."""
+        told = {worker for worker, unread in self._unread.items() if section in unread.values()}
+        return told | {k for k, latest in self._latest.items() if latest is section and k not in self._wires}
+
+    def _trim(self) -> None:
+        spare = self._sections[:-_SPARE] if len(self._sections) > _SPARE else []
+        for section in [s for s in spare if s not in self._latest.values() and not self._readers(s)]:
             if section.claim():
                 self._sections.remove(section)
                 section.close()
@@ -227,6 +226,7 @@ class Hub:
 
     def _drop(self, worker: int, why: str) -> None:
         wire = self._wires.pop(worker)
+        self._latest.pop(worker, None)  # should it come again, it waits for what is sent then
         del self._by_fd[wire.fd], self._unread[worker]
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(wire.fd)

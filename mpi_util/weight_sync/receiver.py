@@ -109,7 +109,9 @@ class Receiver:
                 with contextlib.ExitStack() as held:
                     version, total, block = held.enter_context(self._port.reading(note, self._sharing is not None))
                     if version < note.version:
-                        raise WorkerLeftError(f"the sender of {self.who} died while it wrote version {note.version}")
+                        raise WeightsError(
+                            f"version {note.version} of {self.who} is gone: its sender failed in the next"
+                        )
                     verify = len(block) <= _VERIFY_BYTES if self._verify is None else self._verify
                     if verify and checksum(block) != total:
                         raise WeightsError(f"version {version} of {self.who} came with bytes that are not its own")

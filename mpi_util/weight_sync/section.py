@@ -19,18 +19,13 @@ _PAGE = mmap.PAGESIZE
 
 
 class Section:
-    """The owner's side.
-
-    Attributes:
-        workers: for whom its content is.
-    """
+    """The owner's side."""
 
     def __init__(self, nbytes: int):
         self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
         self._head = self._whole[:24].view(np.int64)
-        self.workers: frozenset[int] = frozenset()
 
     @property
     def version(self) -> int:
@@ -54,10 +49,9 @@ class Section:
         self._head[0] = 0
         return True
 
-    def publish(self, version: int, checksum: int, nbytes: int, workers: frozenset[int]) -> None:
-        """What has been written is that version, for these workers."""
+    def publish(self, version: int, checksum: int, nbytes: int) -> None:
+        """What has been written is that version."""
         self._head[:] = version, checksum, nbytes
-        self.workers = workers
         self.release()
 
     def release(self) -> None:
