@@ -158,7 +158,6 @@ class Hub:
                 section.release()
                 raise
             section.publish(version, checksum, layout.nbytes)
-            self._trim()
             note = self._note(section)
             for worker in workers:
                 self._layouts[worker], self._latest[worker] = layout, section
@@ -169,6 +168,7 @@ class Hub:
                         self._tell(worker, section, note)
                     except OSError:
                         self._drop(worker, "its process ended")
+            self._trim(section)
             return block
 
     def _claim(self, workers: set[int], nbytes: int) -> Section:
@@ -186,9 +186,9 @@ class Hub:
         told = {worker for worker, unread in self._unread.items() if section in unread.values()}
         return told | {k for k, latest in self._latest.items() if latest is section and k not in self._wires}
 
-    def _trim(self) -> None:
-        spare = self._sections[:-_SPARE] if len(self._sections) > _SPARE else []
-        for section in [s for s in spare if s not in self._latest.values() and not self._readers(s)]:
+    def _trim(self, newest: Section) -> None:
+        needed = [newest, *self._latest.values()]
+        for section in [s for s in self._sections[:-_SPARE] if s not in needed and not self._readers(s)]:
             if section.claim():
                 self._sections.remove(section)
                 section.close()
