@@ -57,6 +57,8 @@ def main() -> int:
     mpi_util.rank0_bcast_wts(weights)
     if not config.resume:
         save(training, record, logger)
+    if is_root:
+        record.announce()
 
     made = (actor, scaler, control["rew_scale"], config.seed, config.gamma, config.lam)
     runners = {e: Runner(env, *made) for e, env in envs.items()}

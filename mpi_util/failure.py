@@ -11,7 +11,6 @@ import faulthandler
 import fcntl
 import json
 import os
-import pathlib
 import signal
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+from . import reap
 from .errors import MpiUtilError
 from .launch import env_rank, under_launcher
 
@@ -237,13 +237,8 @@ def _register() -> None:
 
 
 def register_shm() -> None:
-    """After MPI has started: names the MPICH files in /dev/shm, which a killed job would leave behind."""
-    with contextlib.suppress(OSError):
-        maps = pathlib.Path("/proc/self/maps").read_text()
-        names = sorted(
-            {line.split("/dev/shm/", 1)[1].split()[0] for line in maps.splitlines() if "/dev/shm/mpich" in line}
-        )
-        _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": names})
+    """After MPI has started: names its files in /dev/shm, which a killed job would leave behind."""
+    _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
 
 
 def _note(name: str, content: dict, again: bool = False) -> None:

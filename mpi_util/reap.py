@@ -97,7 +97,7 @@ def kill_processes(job_dir: str) -> None:
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (pids := job_processes(job_dir)) and time.monotonic() < deadline:
         for pid in pids:
-            segments |= _mapped_segments(pid)
+            segments |= mapped_segments(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
@@ -122,7 +122,8 @@ def _remove_segments(names) -> None:
             (_SHM / os.path.basename(name)).unlink()
 
 
-def _mapped_segments(pid: int) -> set[str]:
+def mapped_segments(pid: int) -> set[str]:
+    """Returns the names of the files in /dev/shm by which MPI has its ranks share memory, as this process maps them."""
     try:
         return set(_MPI_SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text()))
     except OSError:

@@ -22,7 +22,8 @@ class StopRequest:
         self.signum = 0
         self.then: Callable[[], None] = lambda: None
         for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._note if rank() == 0 else signal.SIG_IGN)
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as it is in a background job of a script: stays so
+                signal.signal(signum, self._note if rank() == 0 else signal.SIG_IGN)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.signum:

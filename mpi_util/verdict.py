@@ -17,6 +17,7 @@ _SAID = (
     re.compile(r"Process name: +\[.*[,.](?P<rank>\d+)\]\s+Exit code: +(?P<status>\d+)"),
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exiting\s+improperly"),
 )
+_KILLED_CODES = (signal.SIGKILL, 128 + signal.SIGKILL)  # a launcher's, for a rank that was killed
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 
 
@@ -135,7 +136,8 @@ def _first_death(evidence: Evidence) -> _Failure | None:
 
     hydra kills the others with SIGKILL, so a rank with another bad end is the one. Without one, it is the first that
     was killed; or, if several were, the one that left before with status 0 and without MPI_Finalize, at which hydra
-    kills the others too.
+    kills the others too. It is none of these if hydra's status is another: one has called MPI_Abort, and hydra, which
+    kills that rank too, may drop the line that names it.
     """
     codes = dict(evidence.deaths)
     hydra_signal = _HYDRA_SIGNAL.search(evidence.banners)
@@ -146,6 +148,8 @@ def _first_death(evidence: Evidence) -> _Failure | None:
     for rank, code in codes.items():
         if code not in (None, 0, -signal.SIGKILL):
             return _Failure(rank, code)
+    if evidence.launcher_code > 0 and evidence.launcher_code not in _KILLED_CODES:
+        return None
     first = next(iter(codes), None)
     if len(killed) > 1 and codes[first] == 0:
         return _Failure(first, 0)

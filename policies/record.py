@@ -40,9 +40,13 @@ class Record:
         self.time_before, self.best = resumed.get("time", 0.0), resumed.get("best", -np.inf)
         self.began = self.saved_at = time.perf_counter()
         self.display = Display()
+
+    def announce(self) -> None:
+        """One line says what runs and where its results are. From then on the folder can be resumed from."""
+        config, n = self.config, self.nworkers
         self.display.say(
-            f"{config.env}: {config.algo}, seed {config.seed}, {nworkers} process{'es' * (nworkers > 1)}, "
-            f"results in {path}"
+            f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
+            f"results in {self.folder.path}"
         )
 
     @property

@@ -76,7 +76,7 @@ class Run:
         folders = set(re.findall(r"JOB (\S+)", self.stdout))
         assert len(folders) == 1, self.stdout
         folder = folders.pop()
-        segments = set(re.findall(r"mpich_shm_\w+", self.stdout))
+        segments = set(re.findall(r"(?:mpich_shm_|sm_segment\.)[\w.]+", self.stdout))
         deadline = time.monotonic() + STOPPED_WITHIN_S
         while time.monotonic() < deadline and (reap.job_processes(folder) or os.path.exists(folder)):
             time.sleep(0.02)
@@ -192,13 +192,13 @@ def test_already_under_a_launcher(python, mpi):
 @pytest.mark.parametrize(
     ("mode", "status", "line"),
     [
-        ("record", 3, "rank 1 ended with status 3 (ValueError: no luck)"),
-        ("abort", 5, "rank 1 ended with status 5"),
+        ("record", 3, r"rank 1 ended with status 3 \(ValueError: no luck\)"),
+        ("abort", 5, "(rank 1|the job) ended with status 5"),  # hydra may drop the line that names the rank
         ("leave3", 3, "rank 1 ended with status 3"),
         ("leave0", 1, "rank 1 ended before MPI_Finalize"),
-        ("signal9", 137, "rank 1 was killed by signal 9 (SIGKILL)"),
-        ("signal11", 139, "rank 1 was killed by signal 11 (SIGSEGV)"),
-        ("signal6", 134, "rank 1 was killed by signal 6 (SIGABRT)"),
+        ("signal9", 137, r"rank 1 was killed by signal 9 \(SIGKILL\)"),
+        ("signal11", 139, r"rank 1 was killed by signal 11 \(SIGSEGV\)"),
+        ("signal6", 134, r"rank 1 was killed by signal 6 \(SIGABRT\)"),
     ],
 )
 def test_a_failed_rank_ends_the_job(python, mode, status, line):
@@ -208,7 +208,7 @@ def test_a_failed_rank_ends_the_job(python, mode, status, line):
     assert run.finish() == status, run.stderr
     assert time.monotonic() - ready < STOPPED_WITHIN_S
     ours = [text for text in run.stderr.splitlines() if text.startswith("mpi_util:")]
-    assert ours == [f"mpi_util: {line}; all 4 ranks were stopped"]
+    assert len(ours) == 1 and re.fullmatch(f"mpi_util: {line}; all 4 ranks were stopped", ours[0]), run.stderr
     assert run.stderr.startswith(f"last words\n{'-' * 74}\nof a user\n{'-' * 74}\n"), run.stderr
     assert not re.search(r"BAD TERMINATION|EXIT STRING|prterun|MPI_Abort|MPI_ABORT|\0", run.stdout + run.stderr)
     assert "PARENT" not in run.stdout
@@ -532,6 +532,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
         ({"banners": MPICH_ABORT, "launcher_code": 3}, 3, "rank 2 ended with status 3"),
         ({"deaths": [(1, -9), (2, -11), (0, -9)], "launcher_code": 11}, 139, SEGFAULT_LINE),
         ({"deaths": [(2, -9), (1, -9), (0, -9)], "launcher_code": 9}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
+        ({"deaths": [(2, -9), (0, -9)], "launcher_code": 5}, 5, "the job ended with status 5"),
         ({"deaths": [(0, 0), (1, 0), (2, -9)], "launcher_code": 9}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
         ({"deaths": [(1, 0), (2, 7), (0, 0)], "launcher_code": 7}, 7, "rank 2 ended with status 7"),
         ({"deaths": [(2, 0), (1, -9), (0, -9)], "launcher_code": 0}, 1, "rank 2 ended before MPI_Finalize"),

@@ -94,29 +94,48 @@ def test_the_run_folder(alone, tmp_path):
     assert set(asked.split()) | set(TIME_COLUMNS) <= set(header)
 
 
-@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
-    folder = tmp_path / "run"
-    command = [sys.executable, "train.py", "Hopper-v4", "--nprocs", str(n), "--run_dir", str(folder)]
+def start(folder: Path, n: int, mpi: str = "mpich", before: str = "") -> subprocess.Popen:
+    """train.py on n ranks, started by a shell that has run `before`; it has printed the row of iteration 2."""
     process = subprocess.Popen(
-        command,
+        ["bash", "-c", f'{before}\nexec "$@"', "-", sys.executable, "train.py", "Hopper-v4", "--nprocs", str(n)]
+        + ["--run_dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, **mpi_environment(mpi)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    while "\n     2 " not in (seen := getattr(process, "seen", "")):
-        line = process.stdout.readline()
+    wait_for_row(process, 2)
+    return process
+
+
+def wait_for_row(process: subprocess.Popen, iteration: int) -> None:
+    """Reads what train.py prints up to the row of this iteration."""
+    while not (line := process.stdout.readline()).startswith(f"{iteration:6} "):
         assert line, process.stderr.read()
-        process.seen = seen + line
+
+
+@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
+    folder = tmp_path / "run"
+    process = start(folder, n, mpi)
     process.send_signal(signum)
     out, err = process.communicate(timeout=20)
     assert process.returncode == status
     assert out.splitlines()[-1].startswith("stopped: ") and "Traceback" not in err
     last = rows(folder)[-1]
     assert load(folder / "checkpoint.safetensors")[0]["iteration"] == int(last["Iteration"])
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_background_job_of_a_script_passes_over_the_ctrl_c_of_its_shell(tmp_path, n):
+    process = start(tmp_path / "run", n, before="trap '' INT")
+    process.send_signal(signal.SIGINT)
+    wait_for_row(process, 4)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
 
 
 def test_a_resumed_run_of_segments_makes_new_episodes(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from mpi_util import reap
 from mpi_util.launch import mpi_fork
 
 FAILING_RANK = 1
@@ -25,11 +26,6 @@ def register(rank, mpi_segments):
     draft.write_text(json.dumps({"pid": os.getpid(), "shm": mpi_segments}))
     draft.rename(folder / f"rank-{rank}")
     return os.open(folder / f"alive-{rank}", os.O_WRONLY)
-
-
-def mapped_segments():
-    with open("/proc/self/maps") as maps:
-        return sorted({Path(line.split()[-1]).name for line in maps if "/dev/shm/mpich_shm" in line})
 
 
 def fail(mode, comm, mpi):
@@ -93,7 +89,7 @@ def main():
 
     comm = MPI.COMM_WORLD
     if "MPI_UTIL_JOB" in os.environ:
-        segments = mapped_segments()
+        segments = sorted(reap.mapped_segments(os.getpid()))
         alive = register(comm.rank, segments)
         comm.Barrier()
         time.sleep(0.15)  # the parent looks every 50 ms for ranks that have registered
