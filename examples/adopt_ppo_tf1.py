@@ -5,17 +5,14 @@
 The loss is that of arXiv 1707.06347, eq. 7; an epoch's policy steps end when the new policy is too far from the old.
 """
 
-import time
-
 import core
 import core_tf1
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mpi_util
 from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tf import MpiAdamOptimizer, sync_all_params
-from mpi_util.mpi_tools import mpi_avg, mpi_fork, proc_id
+from mpi_util.mpi_tf import MpiAdamOptimizer
+from mpi_util.mpi_tools import mpi_avg
 
 tf.disable_v2_behavior()
 
@@ -49,17 +46,9 @@ def ppo(
     """
     logger = EpochLogger(**(logger_kwargs or {}))
     logger.save_config(locals())
-
-    seed += 10000 * proc_id()
-    tf.set_random_seed(seed)
-    np.random.seed(seed)
-    env = env_fn()
-    env.reset(seed=seed)
-
-    phs = core_tf1.placeholders(env.observation_space, env.action_space)
+    env = core.seeded_env(env_fn, seed, tf.set_random_seed)
+    phs, ac = core_tf1.networks(env, logger, **(ac_kwargs or {}))
     obs_ph, act_ph, adv_ph, ret_ph, logp_old_ph = phs
-    ac = core_tf1.actor_critic(obs_ph, act_ph, env.action_space, **(ac_kwargs or {}))
-    logger.log(f"Number of parameters: pi {core_tf1.count_vars('pi')}, v {core_tf1.count_vars('v')}")
 
     ratio = tf.exp(ac.logp - logp_old_ph)
     clipped = tf.clip_by_value(ratio, 1 - clip_ratio, 1 + clip_ratio)
@@ -70,10 +59,7 @@ def ppo(
     train_pi = MpiAdamOptimizer(learning_rate=pi_lr).minimize(pi_loss)
     train_v = MpiAdamOptimizer(learning_rate=vf_lr).minimize(v_loss)
 
-    sess = tf.Session(config=mpi_util.tf_config)
-    sess.run(tf.global_variables_initializer())
-    sess.run(sync_all_params())
-    logger.setup_tf_saver(sess, inputs={"x": obs_ph}, outputs={"pi": ac.pi, "v": ac.v})
+    sess = core_tf1.session(obs_ph, ac, logger)
     buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
 
     def update():
@@ -90,38 +76,20 @@ def ppo(
         logger.store(LossPi=pi_l_old, LossV=v_l_old, KL=kl, Entropy=ent, ClipFrac=cf, StopIter=i)
         logger.store(DeltaLossPi=pi_l_new - pi_l_old, DeltaLossV=v_l_new - v_l_old)
 
-    start_time = time.time()
-    for epoch in range(epochs):
-        core.collect(env, core_tf1.stepper(sess, obs_ph, ac), buf, logger)
-        if epoch % save_freq == 0 or epoch == epochs - 1:
-            logger.save_state({"env": env}, None)
-        update()
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("VVals", with_min_and_max=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * steps_per_epoch)
-        for key in ("LossPi", "LossV", "DeltaLossPi", "DeltaLossV", "Entropy", "KL", "ClipFrac", "StopIter"):
-            logger.log_tabular(key, average_only=True)
-        logger.log_tabular("Time", time.time() - start_time)
-        logger.dump_tabular()
+    core.train(
+        env,
+        core_tf1.stepper(sess, obs_ph, ac),
+        buf,
+        update,
+        logger,
+        epochs,
+        steps_per_epoch,
+        save_freq,
+        columns=("ClipFrac", "StopIter"),
+    )
     if check:
         mpi_util.chksum(sess, "weights")
 
 
 if __name__ == "__main__":
-    args = core.command_line(__doc__, "ppo_tf1").parse_args()
-    mpi_fork(args.cpu)
-
-    from mpi_util.run_utils import setup_logger_kwargs
-
-    ppo(
-        lambda: core.make_env(args.env),
-        ac_kwargs={"hidden_sizes": [args.hid] * args.l},
-        seed=args.seed,
-        steps_per_epoch=args.steps,
-        epochs=args.epochs,
-        gamma=args.gamma,
-        check=args.check,
-        logger_kwargs=setup_logger_kwargs(args.exp_name, args.seed, args.data_dir),
-    )
+    core.main(__doc__, "ppo_tf1", ppo)

@@ -5,17 +5,14 @@
 The loss is that of arXiv 1707.06347, eq. 7; an epoch's policy steps end when the new policy is too far from the old.
 """
 
-import time
-
 import core
-import numpy as np
 import torch
 from core_torch import ActorCritic, count_vars
 
 from mpi_util import chksum
 from mpi_util.logx import EpochLogger
 from mpi_util.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
-from mpi_util.mpi_tools import mpi_avg, mpi_fork, proc_id
+from mpi_util.mpi_tools import mpi_avg
 
 
 def ppo(
@@ -48,13 +45,7 @@ def ppo(
     setup_pytorch_for_mpi()
     logger = EpochLogger(**(logger_kwargs or {}))
     logger.save_config(locals())
-
-    seed += 10000 * proc_id()
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    env = env_fn()
-    env.reset(seed=seed)
-
+    env = core.seeded_env(env_fn, seed, torch.manual_seed)
     ac = ActorCritic(env.observation_space, env.action_space, **(ac_kwargs or {}))
     sync_params(ac)
     logger.log(f"Number of parameters: pi {count_vars(ac.pi)}, v {count_vars(ac.v)}")
@@ -104,38 +95,10 @@ def ppo(
         logger.store(LossPi=loss_pi_before, DeltaLossPi=loss_pi.item() - loss_pi_before, StopIter=i)
         logger.store(LossV=loss_v_before, DeltaLossV=loss_v.item() - loss_v_before, **info)
 
-    start_time = time.time()
-    for epoch in range(epochs):
-        core.collect(env, ac.step, buf, logger)
-        if epoch % save_freq == 0 or epoch == epochs - 1:
-            logger.save_state({"env": env}, None)
-        update()
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("VVals", with_min_and_max=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * steps_per_epoch)
-        for key in ("LossPi", "LossV", "DeltaLossPi", "DeltaLossV", "Entropy", "KL", "ClipFrac", "StopIter"):
-            logger.log_tabular(key, average_only=True)
-        logger.log_tabular("Time", time.time() - start_time)
-        logger.dump_tabular()
+    core.train(env, ac.step, buf, update, logger, epochs, steps_per_epoch, save_freq, columns=("ClipFrac", "StopIter"))
     if check:
         chksum(ac, "weights")
 
 
 if __name__ == "__main__":
-    args = core.command_line(__doc__, "ppo_torch").parse_args()
-    mpi_fork(args.cpu)
-
-    from mpi_util.run_utils import setup_logger_kwargs
-
-    ppo(
-        lambda: core.make_env(args.env),
-        ac_kwargs={"hidden_sizes": [args.hid] * args.l},
-        seed=args.seed,
-        steps_per_epoch=args.steps,
-        epochs=args.epochs,
-        gamma=args.gamma,
-        check=args.check,
-        logger_kwargs=setup_logger_kwargs(args.exp_name, args.seed, args.data_dir),
-    )
+    core.main(__doc__, "ppo_torch", ppo)

@@ -3,17 +3,13 @@
 python examples/adopt_vpg_tf1.py --env CartPole-v1 --cpu 4
 """
 
-import time
-
 import core
 import core_tf1
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mpi_util
 from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tf import MpiAdamOptimizer, sync_all_params
-from mpi_util.mpi_tools import mpi_fork, proc_id
+from mpi_util.mpi_tf import MpiAdamOptimizer
 
 tf.disable_v2_behavior()
 
@@ -43,17 +39,9 @@ def vpg(
     """
     logger = EpochLogger(**(logger_kwargs or {}))
     logger.save_config(locals())
-
-    seed += 10000 * proc_id()
-    tf.set_random_seed(seed)
-    np.random.seed(seed)
-    env = env_fn()
-    env.reset(seed=seed)
-
-    phs = core_tf1.placeholders(env.observation_space, env.action_space)
+    env = core.seeded_env(env_fn, seed, tf.set_random_seed)
+    phs, ac = core_tf1.networks(env, logger, **(ac_kwargs or {}))
     obs_ph, act_ph, adv_ph, ret_ph, logp_old_ph = phs
-    ac = core_tf1.actor_critic(obs_ph, act_ph, env.action_space, **(ac_kwargs or {}))
-    logger.log(f"Number of parameters: pi {core_tf1.count_vars('pi')}, v {core_tf1.count_vars('v')}")
 
     pi_loss = -tf.reduce_mean(ac.logp * adv_ph)
     v_loss = tf.reduce_mean((ret_ph - ac.v) ** 2)
@@ -61,10 +49,7 @@ def vpg(
     train_pi = MpiAdamOptimizer(learning_rate=pi_lr).minimize(pi_loss)
     train_v = MpiAdamOptimizer(learning_rate=vf_lr).minimize(v_loss)
 
-    sess = tf.Session(config=mpi_util.tf_config)
-    sess.run(tf.global_variables_initializer())
-    sess.run(sync_all_params())
-    logger.setup_tf_saver(sess, inputs={"x": obs_ph}, outputs={"pi": ac.pi, "v": ac.v})
+    sess = core_tf1.session(obs_ph, ac, logger)
     buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
 
     def update():
@@ -77,38 +62,10 @@ def vpg(
         logger.store(LossPi=pi_l_old, LossV=v_l_old, KL=kl, Entropy=ent)
         logger.store(DeltaLossPi=pi_l_new - pi_l_old, DeltaLossV=v_l_new - v_l_old)
 
-    start_time = time.time()
-    for epoch in range(epochs):
-        core.collect(env, core_tf1.stepper(sess, obs_ph, ac), buf, logger)
-        if epoch % save_freq == 0 or epoch == epochs - 1:
-            logger.save_state({"env": env}, None)
-        update()
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("VVals", with_min_and_max=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * steps_per_epoch)
-        for key in ("LossPi", "LossV", "DeltaLossPi", "DeltaLossV", "Entropy", "KL"):
-            logger.log_tabular(key, average_only=True)
-        logger.log_tabular("Time", time.time() - start_time)
-        logger.dump_tabular()
+    core.train(env, core_tf1.stepper(sess, obs_ph, ac), buf, update, logger, epochs, steps_per_epoch, save_freq)
     if check:
         mpi_util.chksum(sess, "weights")
 
 
 if __name__ == "__main__":
-    args = core.command_line(__doc__, "vpg_tf1").parse_args()
-    mpi_fork(args.cpu)
-
-    from mpi_util.run_utils import setup_logger_kwargs
-
-    vpg(
-        lambda: core.make_env(args.env),
-        ac_kwargs={"hidden_sizes": [args.hid] * args.l},
-        seed=args.seed,
-        steps_per_epoch=args.steps,
-        epochs=args.epochs,
-        gamma=args.gamma,
-        check=args.check,
-        logger_kwargs=setup_logger_kwargs(args.exp_name, args.seed, args.data_dir),
-    )
+    core.main(__doc__, "vpg_tf1", vpg)

@@ -1,11 +1,15 @@
 """What the programs of this folder share, whatever their framework: options, environment, buffer with GAE, loop."""
 
 import argparse
+import time
+from collections.abc import Callable, Sequence
 
 import gymnasium as gym
 import numpy as np
 
-from mpi_util.mpi_tools import mpi_statistics_scalar, num_procs, proc_id
+from mpi_util.logx import EpochLogger
+from mpi_util.mpi_tools import mpi_fork, mpi_statistics_scalar, num_procs, proc_id
+from mpi_util.run_utils import setup_logger_kwargs
 
 
 def command_line(doc: str, exp_name: str) -> argparse.ArgumentParser:
@@ -27,12 +31,38 @@ def command_line(doc: str, exp_name: str) -> argparse.ArgumentParser:
     return parser
 
 
+def main(doc: str, exp_name: str, algorithm: Callable) -> None:
+    """Reads the options, starts the ranks, and trains on them."""
+    args = command_line(doc, exp_name).parse_args()
+    mpi_fork(args.cpu)
+    algorithm(
+        lambda: make_env(args.env),
+        ac_kwargs={"hidden_sizes": [args.hid] * args.l},
+        seed=args.seed,
+        steps_per_epoch=args.steps,
+        epochs=args.epochs,
+        gamma=args.gamma,
+        check=args.check,
+        logger_kwargs=setup_logger_kwargs(args.exp_name, args.seed, args.data_dir),
+    )
+
+
 def make_env(name: str) -> gym.Env:
     """An environment whose observations are flat arrays."""
     env = gym.make(name)
     space = env.observation_space
     flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
     return env if flat else gym.wrappers.FlattenObservation(env)  # which cannot be pickled, so not everywhere
+
+
+def seeded_env(env_fn: Callable[[], gym.Env], seed: int, set_framework_seed: Callable[[int], None]) -> gym.Env:
+    """This rank's environment. It, NumPy and the framework get this rank's seed."""
+    seed += 10000 * proc_id()
+    set_framework_seed(seed)
+    np.random.seed(seed)
+    env = env_fn()
+    env.reset(seed=seed)
+    return env
 
 
 def share_of_steps(steps: int) -> int:
@@ -95,7 +125,7 @@ class Buffer:
         return {"obs": self.obs, "act": self.act, "adv": adv, "ret": self.ret, "logp": self.logp}
 
 
-def collect(env: gym.Env, step, buf: Buffer, logger) -> None:
+def collect(env: gym.Env, step: Callable, buf: Buffer, logger: EpochLogger) -> None:
     """Fills the buffer. The last episode is cut where the buffer is full.
 
     Args:
@@ -114,3 +144,39 @@ def collect(env: gym.Env, step, buf: Buffer, logger) -> None:
             if terminated or truncated:
                 logger.store(EpRet=ep_ret, EpLen=ep_len)
             obs, ep_ret, ep_len = env.reset()[0], 0.0, 0
+
+
+def train(
+    env: gym.Env,
+    step: Callable,
+    buf: Buffer,
+    update: Callable[[], None],
+    logger: EpochLogger,
+    epochs: int,
+    steps_per_epoch: int,
+    save_freq: int,
+    columns: Sequence[str] = (),
+) -> None:
+    """The loop: collect, save, update, log.
+
+    Args:
+        step: as `collect` takes it.
+        update: learns from what is in the buffer, and stores losses and the like.
+        save_freq: epochs from one save to the next; the last is always saved.
+        columns: what `update` stores beside LossPi, LossV, DeltaLossPi, DeltaLossV, Entropy and KL.
+    """
+    start_time = time.time()
+    for epoch in range(epochs):
+        collect(env, step, buf, logger)
+        if epoch % save_freq == 0 or epoch == epochs - 1:
+            logger.save_state({"env": env}, None)
+        update()
+        logger.log_tabular("Epoch", epoch)
+        logger.log_tabular("EpRet", with_min_and_max=True)
+        logger.log_tabular("EpLen", average_only=True)
+        logger.log_tabular("VVals", with_min_and_max=True)
+        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * steps_per_epoch)
+        for key in ("LossPi", "LossV", "DeltaLossPi", "DeltaLossV", "Entropy", "KL", *columns):
+            logger.log_tabular(key, average_only=True)
+        logger.log_tabular("Time", time.time() - start_time)
+        logger.dump_tabular()

@@ -5,7 +5,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from gymnasium import Env
 from gymnasium.spaces import Discrete, Space
+
+import mpi_util
+from mpi_util.logx import EpochLogger
+from mpi_util.mpi_tf import sync_all_params
 
 
 @dataclass
@@ -98,6 +103,23 @@ def actor_critic(obs, act, action_space: Space, hidden_sizes) -> ActorCritic:
     with tf.variable_scope("v"):
         v = tf.squeeze(mlp(obs, [*hidden_sizes, 1]), axis=1)
     return ActorCritic(pi, logp, logp_pi, v, entropy, d_kl, params, old)
+
+
+def networks(env: Env, logger: EpochLogger, hidden_sizes) -> tuple[list, ActorCritic]:
+    """(placeholders, networks) for an environment."""
+    phs = placeholders(env.observation_space, env.action_space)
+    ac = actor_critic(phs[0], phs[1], env.action_space, hidden_sizes)
+    logger.log(f"Number of parameters: pi {count_vars('pi')}, v {count_vars('v')}")
+    return phs, ac
+
+
+def session(obs, ac: ActorCritic, logger: EpochLogger) -> tf.Session:
+    """Collective: a session in which all ranks have the same values; `logger` saves them."""
+    sess = tf.Session(config=mpi_util.tf_config)
+    sess.run(tf.global_variables_initializer())
+    sess.run(sync_all_params())
+    logger.setup_tf_saver(sess, inputs={"x": obs}, outputs={"pi": ac.pi, "v": ac.v})
+    return sess
 
 
 def stepper(sess, obs, ac: ActorCritic):

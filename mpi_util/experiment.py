@@ -96,6 +96,7 @@ class Experiment:
 
     @property
     def seconds(self) -> float:
+        """See the attributes."""
         return (self._ended or time.monotonic()) - self._began if self._began else 0.0
 
     def finished(self) -> bool:

@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import importlib
 import multiprocessing
 import os
 import pickle
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -28,6 +30,7 @@ from sync_workers import (
 )
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
+from mpi_util.errors import MissingFrameworkError
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync.bits import checksum, rounded, widened
 from mpi_util.weight_sync.gate import Gate
@@ -570,12 +573,15 @@ def test_a_thousand_sends_to_one_that_does_not_look():
 
 def test_every_version_without_coalescing():
     scheme, mine, seen = scheme_for(1, coalesce=False), arrays(0.0), []
-    with local_receivers(scheme, [mine], "policy") as (receiver,):
-        receiver.on_update = lambda version: seen.append((version, mine["layer"]["w"][0, 0]))
+
+    def note(version):
+        seen.append((version, mine["layer"]["w"][0, 0]))
+
+    with local_receivers(scheme, [mine], "policy", on_update=note):
         for value in range(2, 12):
             scheme.send_async(arrays(float(value)))
         scheme.wait_async()
-        assert seen == [(value, value) for value in range(2, 12)]
+        assert seen == [(value, value) for value in range(1, 12)]
 
 
 def test_frozen_weights_stay_as_they_are():
@@ -778,8 +784,19 @@ def test_ranks_on_several_machines(run_ranks, machines):
     assert "weight sync: well" in run_ranks("weight_sync.py", 4, env={"MPI_UTIL_MACHINES": str(machines)}).out
 
 
+def test_a_rank_that_stands_still_stops_no_other(run_ranks):
+    assert "weight sync: well" in run_ranks("weight_sync.py", 4, "stopped", env={"MPI_UTIL_MACHINES": "4"}).out
+
+
 def test_a_rank_that_never_connects(run_ranks):
     assert "rank 1 has ended with status 0" in run_ranks("weight_sync.py", 2, "gone", status=1).err
+
+
+def test_without_torchrl_one_line_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrl", None)
+    monkeypatch.delitem(sys.modules, "mpi_util.weight_sync.torchrl", raising=False)
+    with pytest.raises(MissingFrameworkError, match=r"pip install 'mpi_util\[torchrl\]'"):
+        importlib.import_module("mpi_util.weight_sync.torchrl")
 
 
 @pytest.mark.timeout(300)

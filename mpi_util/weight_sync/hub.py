@@ -138,16 +138,14 @@ class Hub:
         self._untold.discard(worker)
         self._wires[worker].send_packed(note or self._note(section))
 
-    def publish(
-        self, workers: list[int], version: int, layout: Layout, fill: Callable[[np.ndarray], int]
-    ) -> np.ndarray:
+    def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable[[np.ndarray], int]) -> Section:
         """Writes a version once, and tells these workers; those who are not there yet get it when they come.
 
         Args:
             fill: writes into the block, uint8 of the layout's size, and returns its checksum.
 
         Returns:
-            The block; valid until the next call.
+            Where it lies; valid until the next call, or as long as one of its `users` needs it.
         """
         with self._lock:
             section = self._claim(set(workers), layout.nbytes)
@@ -169,7 +167,7 @@ class Hub:
                     except OSError:
                         self._drop(worker, "its process ended")
             self._trim(section)
-            return block
+            return section
 
     def _claim(self, workers: set[int], nbytes: int) -> Section:
         """A section that nobody reads, or will read for another reason than to get the newest."""

@@ -11,11 +11,13 @@ from ..waiting import wait_until
 from .hub import Event, Hub
 from .layout import Layout
 from .port import Port
-from .relay import CARD, DOWN, UP, Parcel, Relay, pass_on
+from .relay import CARD, DOWN, PING, UP, Parcel, Relay, pass_on
 from .scheme import WeightSyncScheme
+from .section import Section
 
 _NAP_S = 1e-3
 _PING_S = 1.0
+_PATIENCE_S = 1.0  # with a rank that does not take what is sent to it
 _SILENT_S = 10.0  # a rank whose interpreter is held that long by one call counts as dead
 
 
@@ -64,7 +66,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if len(workers) != self._channel.size - 1:
             text = f"{len(workers)} workers, and {self._channel.size - 1} ranks beside the sender"
             raise UsageError(f"init_on_sender: {text}; each rank is one worker")
-        return Ranks(self._channel, self._comm, self._root, who, self.timeout)
+        return Ranks(self._channel, self._comm, self._root, who)
 
     def _make_port(self, worker: int, who: str) -> Port:
         channel, machine = self._channel, self._channel.machine
@@ -95,8 +97,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
 class Ranks:
     """The transport of a sender to the other ranks: its own machine's hub, and the relays of the other machines."""
 
-    def __init__(self, channel: Channel, comm: Any, root: int, who: str, timeout: float | None):
-        self._channel, self._comm, self._root, self._who, self._timeout = channel, comm, root, who, timeout
+    def __init__(self, channel: Channel, comm: Any, root: int, who: str):
+        self._channel, self._comm, self._root = channel, comm, root
         machine = channel.machine
         ranks = [k for k in range(channel.size) if k != root]
         self._home = {_worker_of(k, root) for k in ranks if machine[k] == machine[root]}
@@ -104,9 +106,11 @@ class Ranks:
         self._remote = sorted(set(self._leader.values()))
         self._layouts: dict[int, Layout] = {}
         self._up: set[int] = set()  # relays that have begun
-        self._early: list[Event] = []
+        self._owed: dict[int, tuple[Section, Layout]] = {}  # by worker: the newest, until its relay has begun
         self._pinged = 0.0
         self._heard: dict[int, float] = {}
+        self._silent: set[int] = set()
+        self._last: tuple[Section | None, Any, int, list[int]] = None, None, 0, []  # that went to other machines
         self._pending: list[Any] = []
         self.hub = Hub(sorted(self._home), who)
         for k in ranks:
@@ -115,46 +119,44 @@ class Ranks:
         for k in self._remote:
             self._tell(k, (None, who), CARD)
 
-    def _tell(self, rank: int, message: tuple, tag: int = DOWN) -> None:
+    def _tell(self, rank: int, message: Any, tag: int = DOWN) -> None:
         self._pending = [request for request in self._pending if not request.Test()]
         self._pending.append(self._comm.isend(message, rank, tag))
 
     def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable) -> None:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
         self.hub.open()
-        total = 0
+        section = self.hub.publish([k for k in workers if k in self._home], version, layout, fill)
+        ready = []
+        for worker in [k for k in workers if k not in self._home]:
+            if self._leader[worker] in self._up:
+                ready.append(worker)
+            else:
+                self._owed[worker] = section, layout
+                section.users.append(lambda worker=worker: self._owed.get(worker, (None,))[0] is section)
+        if ready:
+            self._last = section, layout, version, ready
+            under_way = self._pass_on(section, layout, ready)
+            end = time.perf_counter() + _PATIENCE_S
+            wait_until(lambda: not any(needs() for needs in under_way) or time.perf_counter() > end)
 
-        def noted(block: Any) -> int:
-            nonlocal total
-            total = fill(block)
-            return total
+    def _pass_on(self, section: Section, layout: Layout, workers: list[int]) -> list[Callable[[], bool]]:
+        path = [self._root, *sorted({self._leader[k] for k in workers})]
+        new = {k: layout for k in workers if self._layouts.get(k) is not layout}
+        self._layouts |= new
+        block = section.block(layout.nbytes)
+        parcel = Parcel(section.version, section.checksum, layout.nbytes, workers, path, new)
+        under_way = pass_on(self._comm, parcel, block)
+        section.users += under_way
+        return under_way
 
-        block = self.hub.publish([k for k in workers if k in self._home], version, layout, noted)
-        away = [k for k in workers if k not in self._home]
-        if away:
-            path = [self._root, *sorted({self._leader[k] for k in away})]
-            new = {k: layout for k in away if self._layouts.get(k) is not layout}
-            self._layouts |= new
-            self._await_relays(path[1:])
-            pass_on(self._comm, Parcel(version, total, len(block), away, path, new), block)
-
-    def _await_relays(self, ranks: list[int]) -> None:
-        """The bytes of a large update leave only when the other side takes them."""
-        end = None if self._timeout is None else time.perf_counter() + self._timeout
-
-        def up() -> bool:
-            self._early += self._from_relays()
-            return self._up.issuperset(ranks) or (end is not None and time.perf_counter() > end)
-
-        wait_until(up)
-        if late := [k for k in ranks if k not in self._up]:
-            raise SyncTimeoutError(f"{self._who}: rank {late[0]} has not connected within {self._timeout:g} s")
+    def _pay(self, leader: int) -> None:
+        """A relay has begun: it gets what was sent to its workers before."""
+        for worker in [k for k in self._owed if self._leader[k] == leader]:
+            self._pass_on(*self._owed.pop(worker), [worker])
 
     def poll(self, timeout: float) -> list[Event]:
         """What workers have told."""
-        if self._early:
-            early, self._early = self._early, []
-            return early
         if not self._remote:
             events = self.hub.poll(timeout)
         else:
@@ -171,17 +173,33 @@ class Ranks:
 
         events, status = [], MPI.Status()
         while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
-            self._heard[status.source] = time.perf_counter()
-            event = Event(*message.recv())
+            relay, event = status.source, Event(*message.recv())
+            self._heard[relay] = time.perf_counter()
+            if relay in self._silent:
+                self._silent.remove(relay)
+                events += [Event("ready", worker) for worker in self._workers_of(relay)]
             if event.kind == "up":
-                self._up.add(status.source)
+                self._up.add(relay)
+                self._pay(relay)
             elif event.kind != "pong":
                 events.append(event)
-        for rank in [k for k, heard in self._heard.items() if self._pinged - heard > _SILENT_S]:
-            del self._heard[rank]
-            why = f"rank {rank}, which passes on the weights to its machine, has been silent for {_SILENT_S:g} s"
-            events += [Event("left", worker, 0, why) for worker, leader in self._leader.items() if leader == rank]
+        for relay in [k for k, heard in self._heard.items() if self._pinged - heard > _SILENT_S]:
+            del self._heard[relay]
+            self._silent.add(relay)
+            why = f"rank {relay}, which passes on the weights to its machine, has been silent for {_SILENT_S:g} s"
+            events += [Event("left", worker, 0, why) for worker in self._workers_of(relay)]
+            self._go_round_silent()
         return events
+
+    def _go_round_silent(self) -> None:
+        """Those to whom a silent relay should have passed on the last version get it on another path, perhaps again."""
+        section, layout, version, workers = self._last
+        rest = [worker for worker in workers if self._leader[worker] not in self._silent]
+        if rest and section is not None and section.version == version:
+            self._pass_on(section, layout, rest)
+
+    def _workers_of(self, relay: int) -> list[int]:
+        return [worker for worker, leader in self._leader.items() if leader == relay]
 
     def _ping(self) -> None:
         """While it waits, the sender asks the relays once a second whether they live."""
@@ -191,7 +209,7 @@ class Ranks:
                 self._heard = dict.fromkeys(self._heard, now)
             self._pinged = now
             for rank in self._remote:
-                self._tell(rank, ("ping",))
+                self._tell(rank, None, PING)
 
     def missing(self, workers: list[int]) -> dict[int, str]:
         """Those whose rank has ended its program."""

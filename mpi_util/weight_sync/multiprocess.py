@@ -55,6 +55,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         super()._start_role(call)
 
     def shutdown(self) -> None:
+        """See `WeightSyncScheme`; in a process that was forked from the sender's it leaves the sender alone."""
         if self._sender is not None and self._pid != os.getpid():
             self._forget()
         super().shutdown()

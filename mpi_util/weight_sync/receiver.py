@@ -30,6 +30,7 @@ class Receiver:
         coalesce: of several versions that wait apply only the newest.
         verify: recompute each checksum; None: of small blocks.
         share: the model's tensors point into the sender's block instead of being written.
+        on_update: called with the version after each update.
 
     Attributes:
         version: of the weights that the model has; 0 before the first.
@@ -38,12 +39,21 @@ class Receiver:
         failure: why the thread that listened has ended, if it was not told to.
     """
 
-    def __init__(self, worker: int, who: str, model: Any, coalesce: bool, verify: bool | None, share: bool):
+    def __init__(
+        self,
+        worker: int,
+        who: str,
+        model: Any,
+        coalesce: bool,
+        verify: bool | None,
+        share: bool,
+        on_update: Callable[[int], None] | None,
+    ):
         self.worker, self.who, self.model = worker, who, model
         self.gate = Gate()
         self.version = self.checksum = self.skipped = 0
         self.failure: Exception | None = None
-        self.on_update: Callable[[int], None] | None = None
+        self._on_update = on_update
         self._coalesce, self._verify = coalesce, verify
         self._port: Port | None = None
         self._layout: Layout | None = None
@@ -123,8 +133,8 @@ class Receiver:
                         self._held.close()
                         self._held = held.pop_all()
                     self.version, self.checksum = version, total
-            if self.on_update is not None:
-                self.on_update(version)
+            if self._on_update is not None:
+                self._on_update(version)
         except Closed:
             return False
         except Exception:

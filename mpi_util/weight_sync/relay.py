@@ -15,7 +15,8 @@ from .bits import checksum
 from .hub import Event, Hub
 from .layout import Layout
 
-CARD, DOWN, BULK, UP = range(1, 5)  # MPI tags: addresses; what comes from the sender; its bytes; what workers tell
+# MPI tags: addresses; what comes from the sender; its bytes; whether this rank lives; what workers tell
+CARD, DOWN, BULK, PING, UP = range(1, 6)
 _PART_BYTES = 1 << 22  # passed on while the next part comes
 _PAUSE_S = 2e-3  # between two looks for what comes from another machine, at most
 _BUSY_S = 20e-3  # after something came, more may follow soon
@@ -39,18 +40,22 @@ class Parcel(NamedTuple):
     layouts: dict[int, Layout]
 
 
-def pass_on(comm: Any, parcel: Parcel, block: np.ndarray, receive: Callable[[np.ndarray], None] | None = None) -> None:
-    """Sends `block` to this rank's successors on the path, each part as soon as `receive`, if given, has filled it."""
+def pass_on(
+    comm: Any, parcel: Parcel, block: np.ndarray, receive: Callable[[np.ndarray], None] = lambda part: None
+) -> list[Callable[[], bool]]:
+    """Sends `block` to this rank's successors on the path, each part as soon as `receive` has filled it.
+
+    Returns:
+        Functions that say, until all is under way, that the block is needed; a rank that has stopped stops nobody else.
+    """
     i = parcel.path.index(comm.Get_rank())
     following = parcel.path[2 * i + 1 : 2 * i + 3]
     requests = [comm.isend(("parcel", parcel), k, DOWN) for k in following]
     for start in range(0, len(block), _PART_BYTES):
         part = block[start : start + _PART_BYTES]
-        if receive is not None:
-            receive(part)
+        receive(part)
         requests += [comm.Isend(part, k, BULK) for k in following]
-    for request in requests:
-        wait_until(request.Test)
+    return [lambda request=request: not request.Test() for request in requests]
 
 
 class Relay:
@@ -66,6 +71,7 @@ class Relay:
         self.hub = Hub(workers, who)
         self._comm, self._root = comm, root
         self._layouts: dict[int, Layout] = {}
+        self._newest: dict[int, int] = {}  # by worker: version
         self._pending: list[Any] = []
         self._stop = threading.Event()
         self.hub.open()
@@ -84,6 +90,7 @@ class Relay:
                 source = status.source
                 self._handle(message.recv(), source)
                 last = time.perf_counter()
+            self._answer_pings()
             brisk = time.perf_counter() - last < _BUSY_S
             self._tell(self.hub.poll(0 if message else _BRISK_S if brisk else _PAUSE_S))
         self.hub.close()
@@ -91,24 +98,33 @@ class Relay:
     def _handle(self, message: tuple, source: int) -> None:
         if message[0] == "stop":
             self._stop.set()
-        elif message[0] == "ping":
-            self.hub.check_alive()
-            self._tell([Event("pong", -1)])
         else:
             self._take(message[1], source)
 
+    def _answer_pings(self) -> None:
+        while ping := self._comm.improbe(self._root, PING):
+            ping.recv()
+            self.hub.check_alive()
+            self._tell([Event("pong", -1)])
+
+    def _receive(self, part: np.ndarray, source: int) -> None:
+        request = self._comm.Irecv(part, source, BULK)
+        wait_until(lambda: self._answer_pings() or request.Test())
+
     def _take(self, parcel: Parcel, source: int) -> None:
         self._layouts |= parcel.layouts
-        mine = [worker for worker in parcel.workers if worker in self.hub.workers]
+        here, users = [worker for worker in parcel.workers if worker in self.hub.workers], []
+        mine = [worker for worker in here if parcel.version > self._newest.get(worker, 0)]  # paths differ in length
+        self._newest |= dict.fromkeys(mine, parcel.version)
 
         def fill(block: np.ndarray) -> int:
-            pass_on(self._comm, parcel, block, lambda part: self._comm.Recv(part, source, BULK))
+            users.extend(pass_on(self._comm, parcel, block, lambda part: self._receive(part, source)))
             if checksum(block) != parcel.checksum:
                 raise WeightsError(f"version {parcel.version} came with bytes that are not its own")
             return parcel.checksum
 
         try:
-            self.hub.publish(mine, parcel.version, self._layouts[mine[0]], fill)
+            self.hub.publish(mine, parcel.version, self._layouts[here[0]], fill).users += users
         except Exception:
             text = traceback.format_exc()
             self._tell([Event("error", worker, parcel.version, text) for worker in mine])

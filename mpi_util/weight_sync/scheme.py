@@ -108,6 +108,7 @@ class WeightSyncScheme:
         model: Any = None,
         context: Any = None,
         share: bool = False,
+        on_update: Callable[[int], None] | None = None,
     ) -> None:
         """Says which model of this process gets the weights.
 
@@ -120,6 +121,7 @@ class WeightSyncScheme:
             share: for a torch module on the CPU: no copy. Its tensors point into the shared memory that the sender
                 wrote, and at each update into another block of it. What this process writes into them it alone sees,
                 until the next update. Not with `wire_dtype`, nor where others hold views of the tensors (`.data`).
+            on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
 
         Raises:
             UsageError: `model` and `context` are both given, or the index is not known, or there is no sender.
@@ -136,7 +138,8 @@ class WeightSyncScheme:
         if worker is None:
             raise UsageError("init_on_receiver: give worker_idx=")
         self._check_receiver(worker)
-        self._receiver = Receiver(worker, self._who(model_id), model, self._coalesce, self._verify, share)
+        who = self._who(model_id)
+        self._receiver = Receiver(worker, who, model, self._coalesce, self._verify, share, on_update)
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -314,15 +317,6 @@ class WeightSyncScheme:
     def write_to(self, model: Any) -> None:
         """Receiver: from now on this model, a copy of the one before, gets the weights."""
         self._need_receiver("write_to()").write_to(model)
-
-    @property
-    def on_update(self) -> Callable[[int], None] | None:
-        """Receiver: called with the version after each update, in the thread that receives."""
-        return self._need_receiver("on_update").on_update
-
-    @on_update.setter
-    def on_update(self, call: Callable[[int], None] | None) -> None:
-        self._need_receiver("on_update").on_update = call
 
     @property
     def skipped(self) -> int:

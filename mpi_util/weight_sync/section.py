@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -19,9 +19,14 @@ _PAGE = mmap.PAGESIZE
 
 
 class Section:
-    """The owner's side."""
+    """The owner's side.
+
+    Attributes:
+        users: say whether they still need what is there, beside those who read it through the file.
+    """
 
     def __init__(self, nbytes: int):
+        self.users: list[Callable[[], bool]] = []
         self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
@@ -32,6 +37,11 @@ class Section:
         """Of its content."""
         return int(self._head[0])
 
+    @property
+    def checksum(self) -> int:
+        """Of its content."""
+        return int(self._head[1])
+
     def block(self, nbytes: int) -> np.ndarray:
         """uint8 array of the content."""
         return self._whole[ALIGN : ALIGN + nbytes]
@@ -41,7 +51,10 @@ class Section:
         return self.ticket.size >= ALIGN + nbytes
 
     def claim(self) -> bool:
-        """True if nobody reads, and from now on nobody can until `publish` or `release`."""
+        """True if nobody needs or reads it, and from now on nobody can until `publish` or `release`."""
+        self.users = [needs for needs in self.users if needs()]
+        if self.users:
+            return False
         try:
             fcntl.flock(self.ticket.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -153,6 +153,7 @@ class Sender:
             raise error
 
     def take_in(self, events: list[Event]) -> None:
+        """Notes what workers have told."""
         for kind, worker, version, text in events:
             if kind == "ready":
                 self._ready.add(worker)

@@ -6,118 +6,103 @@
     ...
     collector.update_policy_weights_()
 
-After that `WeightSyncScheme.from_backend("mpi_util")` of torchrl makes one too. A collector in an MPI rank needs none:
-give its policy to an `MPIWeightSyncScheme`, and collect within `frozen()`.
+The import registers it: `WeightSyncScheme.from_backend("mpi_util")` of torchrl makes one too. A collector in an MPI
+rank needs none: give its policy to an `MPIWeightSyncScheme`, and collect within `frozen()`.
 """
 
+import importlib
 from typing import Any
 
 from ..adapters import framework
 from .multiprocess import MultiProcessWeightSyncScheme
 
-BACKEND = "mpi_util"
+framework("torchrl")  # where it is missing, one line says so
+base = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
 
 
-def __getattr__(name: str) -> Any:
-    """The class is made when it is asked for: its base is torchrl's."""
-    if name != "TorchRLWeightSyncScheme":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _make_class()
-    return globals()[name]
+@base.register_weight_sync_backend("mpi_util")
+class TorchRLWeightSyncScheme(base.WeightSyncScheme):
+    """A `MultiProcessWeightSyncScheme` behind torchrl's interface.
 
+    Args:
+        strategy: as in torchrl.
+        options: of `MultiProcessWeightSyncScheme`: sync, timeout, coalesce, on_dead, wire_dtype, verify.
 
-def _make_class() -> type:
-    framework("torchrl")
-    from torchrl.weight_update import weight_sync_schemes as base
+    Attributes:
+        scheme: the scheme itself: `frozen()`, `version`, `versions`, ...
+    """
 
-    class TorchRLWeightSyncScheme(base.WeightSyncScheme):
-        """A `MultiProcessWeightSyncScheme` behind torchrl's interface.
+    def __init__(self, strategy: str = "tensordict", **options: Any):
+        super().__init__(strategy)
+        self.scheme = MultiProcessWeightSyncScheme(strategy, **options)
 
-        Args:
-            strategy: as in torchrl.
-            options: of `MultiProcessWeightSyncScheme`: sync, timeout, coalesce, on_dead, wire_dtype, verify.
+    def _init_on_sender_impl(self, *, model_id: Any = None, context: Any = None, **given: Any) -> None:
+        if context is not None:
+            self.context = context
+            given |= _from_collector(context, model_id)
+        self.model_id = model_id
+        self.scheme.init_on_sender(model_id=model_id, **given)
 
-        Attributes:
-            scheme: the scheme itself: `frozen()`, `version`, `versions`, ...
-        """
+    def _init_on_receiver_impl(
+        self, *, model_id: str, context: Any = None, worker_idx: int | None = None, model: Any = None, **_: Any
+    ) -> None:
+        self.model_id, self.context = model_id, context
+        if context is not None:
+            model = model if model is not None else base._resolve_model(context, model_id)
+            worker_idx = getattr(context, "worker_idx", worker_idx)
+        self._worker_idx = worker_idx
+        _materialise(model)
+        self.scheme.init_on_receiver(model_id=model_id, worker_idx=worker_idx, model=model, on_update=self._updated)
 
-        def __init__(self, strategy: str = "tensordict", **options: Any):
-            super().__init__(strategy)
-            self.scheme = MultiProcessWeightSyncScheme(strategy, **options)
+    @property
+    def model(self) -> Any:
+        """The model of this side; torchrl sets another."""
+        return self.scheme.model
 
-        def _init_on_sender_impl(self, *, model_id: Any = None, context: Any = None, **given: Any) -> None:
-            if context is not None:
-                self.context = context
-                given |= _from_collector(context, model_id)
-            self.model_id = model_id
-            self.scheme.init_on_sender(model_id=model_id, **given)
+    @model.setter
+    def model(self, model: Any) -> None:
+        self.scheme.write_to(model)
 
-        def _init_on_receiver_impl(
-            self, *, model_id: str, context: Any = None, worker_idx: int | None = None, model: Any = None, **_: Any
-        ) -> None:
-            self.model_id, self.context = model_id, context
-            if context is not None:
-                model = model if model is not None else base._resolve_model(context, model_id)
-                worker_idx = getattr(context, "worker_idx", worker_idx)
-            self._worker_idx = worker_idx
-            _materialise(model)
-            self.scheme.init_on_receiver(model_id=model_id, worker_idx=worker_idx, model=model)
+    def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
+        self.scheme.connect(weights=weights)
 
-        @property
-        def model(self) -> Any:
-            return self.scheme.model
+    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
+        self.scheme.connect(worker_idx=worker_idx)
 
-        @model.setter
-        def model(self, model: Any) -> None:
-            self.scheme.write_to(model)
+    def _updated(self, version: int) -> None:
+        """Tells the worker's collector, which counts policy versions and may have collectors of its own."""
+        context = self.context
+        if context is not None and hasattr(context, "update_policy_weights_"):
+            weights = self._strategy.extract_weights(self.model)
+            context.update_policy_weights_(model_id=self.model_id or "policy", policy_or_weights=weights)
 
-        def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
-            self.scheme.connect(weights=weights)
+    def create_transport(self, **_: Any) -> None:
+        """None: the scheme moves the weights itself."""
 
-        def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
-            self.scheme.on_update = self._updated
-            self.scheme.connect(worker_idx=worker_idx)
+    def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
+        """See `WeightSyncScheme.send` of mpi_util."""
+        self.scheme.send(weights, worker_ids)
 
-        def _updated(self, version: int) -> None:
-            """Tells the worker's collector, which counts policy versions and may have collectors of its own."""
-            context = self.context
-            if context is not None and hasattr(context, "update_policy_weights_"):
-                weights = self._strategy.extract_weights(self.model)
-                context.update_policy_weights_(model_id=self.model_id or "policy", policy_or_weights=weights)
+    def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
+        """See `WeightSyncScheme.send_async` of mpi_util."""
+        self.scheme.send_async(weights, worker_ids)
 
-        def create_transport(self, **_: Any) -> None:
-            """None: the scheme moves the weights itself."""
+    def wait_async(self, timeout: float | None = None) -> None:
+        """See `WeightSyncScheme.wait_async` of mpi_util."""
+        self.scheme.wait_async(timeout)
 
-        def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-            """See `WeightSyncScheme.send` of mpi_util."""
-            self.scheme.send(weights, worker_ids)
+    def receive(self, timeout: float | None = None) -> None:
+        """Nothing to do: a thread of the worker applies what comes."""
 
-        def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-            """See `WeightSyncScheme.send_async` of mpi_util."""
-            self.scheme.send_async(weights, worker_ids)
-
-        def wait_async(self, timeout: float | None = None) -> None:
-            """See `WeightSyncScheme.wait_async` of mpi_util."""
-            self.scheme.wait_async(timeout)
-
-        def receive(self, timeout: float | None = None) -> None:
-            """Nothing to do: a thread of the worker applies what comes."""
-
-        def shutdown(self) -> None:
-            """Ends this side in order."""
-            self.scheme.shutdown()
-
-    # found by name in a worker: the module makes the class again there
-    TorchRLWeightSyncScheme.__module__, TorchRLWeightSyncScheme.__qualname__ = __name__, "TorchRLWeightSyncScheme"
-    return base.register_weight_sync_backend(BACKEND)(TorchRLWeightSyncScheme)
+    def shutdown(self) -> None:
+        """Ends this side in order."""
+        self.scheme.shutdown()
 
 
 def _from_collector(collector: Any, model_id: str) -> dict[str, Any]:
     """What `init_on_sender` needs, from a torchrl collector: its model, or what its policy factories make."""
-    from torchrl.weight_update.weight_sync_schemes import _resolve_model
-
     workers = collector.num_workers
-    model = _resolve_model(collector, model_id)
+    model = base._resolve_model(collector, model_id)
     if model is not None or model_id != "policy":
         return {"model": model, "num_workers": workers}
     factories = collector.policy_factory
@@ -128,8 +113,7 @@ def _from_collector(collector: Any, model_id: str) -> dict[str, Any]:
 
 def _materialise(model: Any) -> None:
     """Gives memory to what torchrl sent without: a worker gets its policy on the device "meta"."""
-    import torch
-
+    torch = framework("torch")
     made: dict[int, Any] = {}
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         for tensors in (module._parameters, module._buffers):

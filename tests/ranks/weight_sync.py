@@ -1,5 +1,7 @@
 """Weights from one rank to the others, each at its own pace."""
 
+import os
+import signal
 import sys
 import time
 
@@ -8,6 +10,7 @@ from harness import fork, raises
 
 import mpi_util
 from mpi_util.weight_sync import MPIWeightSyncScheme
+from mpi_util.weight_sync import mpi as sync_by_mpi
 
 fork()
 rank, size = mpi_util.rank, mpi_util.nworkers
@@ -80,6 +83,27 @@ def check_another_sender_at_the_receivers_pace():
         scheme.shutdown()
 
 
+def check_receivers_that_come_late_get_the_newest():
+    scheme, mine = MPIWeightSyncScheme(sync=False, timeout=60), {"w": np.full(2_000_000, float(rank), "f4")}
+    if rank == 0:
+        scheme.init_on_sender(model=mine)
+        scheme.connect()
+        for value in (5.0, 6.0):
+            mine["w"][:] = value
+            scheme.send()
+        mpi_util.all_sum(0)
+        scheme.wait_async()
+        assert scheme.versions == dict.fromkeys(range(size - 1), 3)
+    else:
+        mpi_util.all_sum(0)
+        scheme.init_on_receiver(model=mine)
+        scheme.connect(background=False)
+        assert scheme.version == 3
+    assert (mine["w"] == 6.0).all()
+    mpi_util.all_sum(0)
+    scheme.shutdown()
+
+
 def check_errors():
     scheme = MPIWeightSyncScheme(timeout=60)
     if rank == 0:
@@ -132,6 +156,30 @@ if "gone" in sys.argv:
     if rank == 0:
         scheme.init_on_sender(model=model(0.0))
         scheme.connect()
+elif "stopped" in sys.argv:
+    # each rank a machine: 0 sends to 1 and 2, and 1 passes on to 3
+    sync_by_mpi._SILENT_S = 2.0
+    scheme, mine = MPIWeightSyncScheme(on_dead="drop"), {"w": np.full(2_000_000, float(rank), "f4")}
+    pid = mpi_util.all_sum(os.getpid() if rank == 1 else 0)
+    if rank == 0:
+        scheme.init_on_sender(model=mine)
+        scheme.connect()
+        os.kill(pid, signal.SIGSTOP)
+        mine["w"][:] = 7.0
+        scheme.send()
+        assert scheme.versions == {0: 1, 1: 2, 2: 2}, scheme.versions
+        os.kill(pid, signal.SIGCONT)
+        while scheme.versions[0] < 2:
+            time.sleep(0.01)
+        scheme.send()
+        assert scheme.versions == {0: 3, 1: 3, 2: 3}, scheme.versions
+    else:
+        scheme.init_on_receiver(model=mine)
+        scheme.connect()
+    mpi_util.all_sum(0)
+    assert (mine["w"] == 7.0).all()
+    scheme.shutdown()
+    mpi_util.print0("weight sync: well")
 else:
     for name, check in list(globals().items()):
         if name.startswith("check_"):
