@@ -8,30 +8,20 @@ raised on all of them and nobody is left waiting. Bulk data moves elsewhere (tra
 import contextlib
 import os
 import pickle
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import failure
 from .errors import MpiUtilError, RankLeftError, RankMismatchError
 from .launch import usable_cores
-from .shared import Attached, Pool, Segment
+from .machine import Presence, lowest_rank_here
+from .shared import Attached, Pool
 from .waiting import Doorbell, wait_until
 
 _MESSAGE_TAG, _TICKET_TAG = 1, 2
 _CALL, _REPLY, _ERROR, _DATA, _LEAVE, _NOTICE = range(6)
-_TOKEN_PAGE = 4096  # bytes
 _INTERRUPTED_S = 0.5
-
-
-class Card(NamedTuple):
-    """What a rank tells the others about itself."""
-
-    pid: int
-    bell_fd: int
-    token_fd: int
-    token: bytes  # proves that /proc/<pid> is that rank, and not a namesake on another machine
 
 
 class Channel:
@@ -66,16 +56,16 @@ class Channel:
 
     def _connect(self, comm: Any) -> None:
         failure.install()
-        failure.register_shm()
+        failure.register_mpi()
         open_channels.append(self)
-        self.bell = Doorbell()
+        self._presence = Presence()
+        self.bell = self._presence.bell
         duplicate, request = comm.Idup()
         wait_until(request.Test)
         self.comm = duplicate
         self.machine = list(range(self.size))
-        card = self._own_card()
-        self.cards = self.agree("start", lambda: card, lambda cards: [cards] * self.size)
-        lowest = _lowest_rank_here(comm, self.rank)
+        self.cards = self.agree("start", lambda: self._presence.card, lambda cards: [cards] * self.size)
+        lowest = lowest_rank_here(comm, self.rank)
         leaders = self.agree("start", lambda: (self._reach(lowest), lowest), lambda leaders: [leaders] * self.size)
         self.machine = [leader for leader, _ in leaders]
         apart = [k for k, (leader, lowest) in enumerate(leaders) if leader != lowest]
@@ -87,28 +77,14 @@ class Channel:
             if k != self.rank and self.machine[k] == self.rank:
                 self.bells[k] = Doorbell.open(card.pid, card.bell_fd)
 
-    def _own_card(self) -> Card:
-        token, self._token = secrets.token_bytes(16), None
-        try:
-            self._token = Segment(_TOKEN_PAGE)
-        except OSError:
-            return Card(os.getpid(), -1, -1, token)
-        self._token.map[: len(token)] = token
-        return Card(os.getpid(), self.bell.write_fd, self._token.ticket.fd, token)
-
     def _reach(self, leader: int) -> int:
         """`leader` if its memory and bell open from here, else this rank: it then counts as a machine of its own."""
-        card = self.cards[leader]
-        if self._token is None:
+        if leader == self.rank:
+            return leader
+        bell = self._presence.reach(self.cards[leader])
+        if bell is None:
             return self.rank
-        if leader != self.rank:
-            try:
-                with open(f"/proc/{card.pid}/fd/{card.token_fd}", "rb") as file:
-                    if file.read(len(card.token)) != card.token:
-                        return self.rank
-                self.bells[leader] = Doorbell.open(card.pid, card.bell_fd)
-            except OSError:
-                return self.rank
+        self.bells[leader] = bell
         return leader
 
     def enter(self, op: str) -> None:
@@ -355,9 +331,8 @@ class Channel:
         self.board = None
         for fd in self.bells.values():
             os.close(fd)
-        self.bell.close()
         self.pool.close()
-        for part in (self._token, self.dealer):
+        for part in (self._presence, self.dealer):
             if part is not None:
                 part.close()
         if self in _serving:
@@ -403,21 +378,3 @@ def _portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> 
 
 open_channels: list[Channel] = []  # with more than one rank
 _serving: list[Channel] = []  # those whose rank 0 this is, and which ranks of other machines ask for tickets
-
-
-def _lowest_rank_here(comm: Any, own_rank: int) -> int:
-    """The lowest rank of `comm` on this rank's machine.
-
-    MPI_UTIL_MACHINES=k pretends that the ranks are spread over k machines in equal blocks, to test or to measure what
-    ranks on several machines do.
-    """
-    from mpi4py import MPI
-
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    pretended = int(os.environ.get("MPI_UTIL_MACHINES", "0"))
-    if pretended:
-        whole, here = here, here.Split(own_rank * pretended // comm.Get_size())
-        whole.Free()
-    lowest = here.bcast(own_rank)
-    here.Free()
-    return lowest

@@ -178,6 +178,7 @@ def _end_together() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if os.getpid() != _State.pid:
         return
+    _say_ended()
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         if _State.status and under_launcher():
             stop_all(_State.status, _State.reason or f"exit status {_State.status}")
@@ -236,9 +237,18 @@ def _register() -> None:
         os.close(fifo)
 
 
-def register_shm() -> None:
-    """After MPI has started: names its files in /dev/shm, which a killed job would leave behind."""
+def register_mpi() -> None:
+    """After MPI has started: names its files in /dev/shm, which a killed job would leave, and watches for its end."""
+    from mpi4py import MPI
+
     _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
+    # MPI_Finalize deletes the attributes of COMM_SELF first
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_say_ended), True)
+
+
+def _say_ended(*_: Any) -> None:
+    """This rank ends in order: its death is not to be taken for a failure."""
+    _note(f"ended-{env_rank()}", {})
 
 
 def _note(name: str, content: dict, again: bool = False) -> None:

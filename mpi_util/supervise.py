@@ -7,7 +7,8 @@ the job's folder each rank k
 - writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
 - writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time(), "in_order": bool}, before it ends
-  on its own account; in_order (default false) says that all ranks have agreed to end, and need no help.
+  on its own account; in_order (default false) says that all ranks have agreed to end, and need no help;
+- writes ended-<k> when it ends in order: hydra now and then overlooks a rank that leaves with status 0 and without.
 
 The FIFO tells who died first. The kernel closes a dying process's files before it reports its death, and hydra, which
 sees a socket close, may kill the others in between: on a busy 2-core machine the order of pidfd events was wrong in 25
@@ -187,6 +188,10 @@ class Job:
         self._ended[rank] = status
         self._rank_pidfds[rank] = pidfd
         if status:
+            self._note_breakage()
+        elif not (self._evidence.folder / f"ended-{rank}").exists():
+            if self._broken_at is None:
+                self._evidence.overlooked = rank
             self._note_breakage()
 
     def _deaths(self) -> list[tuple[int, int | None]]:

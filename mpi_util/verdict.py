@@ -50,6 +50,7 @@ class Evidence:
         forwarded: The signal that was passed on to rank 0; 0 if none was.
         decided: The verdict, if the parent itself ended the job.
         given_up: True if the parent ended the job because the launcher did not.
+        overlooked: The rank that had then ended first, as if it were done, and without a word; None if none had.
     """
 
     n_ranks: int
@@ -60,6 +61,7 @@ class Evidence:
     forwarded: int = 0
     decided: Verdict | None = None
     given_up: bool = False
+    overlooked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def _first_failure(evidence: Evidence) -> _Failure | None:
     if record:
         status, reason = int(record.get("status") or 1), str(record.get("reason", ""))
         return _Failure(record["rank"], status, reason, bool(record.get("in_order")))
+    if evidence.given_up and evidence.overlooked is not None:
+        return _Failure(evidence.overlooked, 0)
     if evidence.launcher_code < 0 and not evidence.given_up:
         return None
     for pattern in _SAID:

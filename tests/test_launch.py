@@ -242,6 +242,20 @@ def test_kill_of_another_process_of_the_job(python, victim):
     run.assert_nothing_left()
 
 
+def test_a_rank_that_leaves_without_a_word_is_noticed_where_the_launcher_does_not(python):
+    run = Run(python, 4, "wait")
+    run.wait_for("READY", times=4)
+    pid, helper = run.pids()[1]
+    for blind in {launcher_of(run), helper}:
+        os.kill(blind, signal.SIGSTOP)
+    os.kill(pid, signal.SIGUSR1)
+    left = time.monotonic()
+    assert run.finish() == 1
+    assert time.monotonic() - left < STOPPED_WITHIN_S
+    assert "mpi_util: rank 1 ended before MPI_Finalize; all 4 ranks were stopped" in run.stderr
+    run.assert_nothing_left()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_lets_rank_0_end_in_order(python, signum):
     run = Run(python, 3, "in_order")

@@ -3,6 +3,7 @@
 python launch_program.py N MODE
 """
 
+import atexit
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ def register(rank, mpi_segments):
     draft = folder / f"draft-{rank}"
     draft.write_text(json.dumps({"pid": os.getpid(), "shm": mpi_segments}))
     draft.rename(folder / f"rank-{rank}")
+    atexit.register((folder / f"ended-{rank}").write_text, "{}")
     return os.open(folder / f"alive-{rank}", os.O_WRONLY)
 
 
@@ -112,6 +114,7 @@ def main():
         print("READY")
         time.sleep(WAIT_S)
     elif mode == "wait":
+        signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
         print("READY")
         time.sleep(WAIT_S)
     elif mode not in ("facts", "stdin"):
