@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .layout import Layout
-from .port import Address, Note
+from .port import Address
 from .section import Section
 from .wire import Wire, close_in_forks, packed
 
@@ -93,7 +93,7 @@ class Hub:
             if not hello and time.perf_counter() > end:
                 raise EOFError
         key, worker, who = hello[0]
-        if not hmac.compare_digest(key, self.address.key):
+        if wire.rings is None or not hmac.compare_digest(key, self.address.key):
             raise EOFError
         with self._lock:
             if who != self._who:
@@ -127,16 +127,17 @@ class Hub:
             self._drop(worker, "its process ended")
 
     def _note(self, section: Section) -> bytes:
-        return packed("note", Note(section.version, section.ticket, tuple(s.ticket.serial for s in self._sections)))
+        return packed("note", section.version, tuple(section.ticket), tuple(s.ticket.serial for s in self._sections))
 
     def _tell(self, worker: int, section: Section, note: bytes | None = None) -> None:
+        """Tells a worker; where it is one of several who get the same note, the caller rings."""
         unread = self._unread[worker]
         unread[section.version] = section
         if len(unread) > _UNREAD:
             self._untold.add(worker)  # it is told when it has answered
             return
         self._untold.discard(worker)
-        self._wires[worker].send_packed(note or self._note(section))
+        self._wires[worker].send_packed(note or self._note(section), ring=note is None)
 
     def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable[[np.ndarray], int]) -> Section:
         """Writes a version once, and tells these workers; those who are not there yet get it when they come.
@@ -166,6 +167,9 @@ class Hub:
                         self._tell(worker, section, note)
                     except OSError:
                         self._drop(worker, "its process ended")
+            for worker in workers:
+                if worker in self._wires:
+                    self._wires[worker].ring()
             self._trim(section)
             return section
 
@@ -191,11 +195,18 @@ class Hub:
                 self._sections.remove(section)
                 section.close()
 
-    def poll(self, timeout: float) -> list[Event]:
-        """What workers have told, waiting for it up to `timeout` seconds."""
+    def poll(self, timeout: float, of: int | None = None) -> list[Event]:
+        """What workers have told, waiting for it up to `timeout` seconds.
+
+        Args:
+            of: wait for this worker's word: who needs the answers of several is then not woken by each.
+        """
         with self._lock:
-            ready = [] if self._events else None
-        for fd, _ in self._epoll.poll(timeout if ready is None else 0):
+            timeout, wire = 0 if self._events else timeout, self._wires.get(of)
+        if timeout and wire is not None:
+            wire.wait(timeout)
+            timeout = 0
+        for fd, _ in self._epoll.poll(timeout):
             with self._lock:
                 worker = self._by_fd.get(fd)
                 if worker is not None:

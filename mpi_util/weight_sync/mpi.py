@@ -155,10 +155,10 @@ class Ranks:
         for worker in [k for k in self._owed if self._leader[k] == leader]:
             self._pass_on(*self._owed.pop(worker), [worker])
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float, of: int | None = None) -> list[Event]:
         """What workers have told."""
         if not self._remote:
-            events = self.hub.poll(timeout)
+            events = self.hub.poll(timeout, of)
         else:
             events, end = self.hub.poll(0), time.perf_counter() + timeout
             while not (events := events + self._from_relays()) and (left := end - time.perf_counter()) > 0:

@@ -87,9 +87,9 @@ class Processes:
         self.hub.open()
         self.hub.publish(workers, version, layout, fill)
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float, of: int | None = None) -> list[Event]:
         """What workers have told."""
-        events = self.hub.poll(timeout)
+        events = self.hub.poll(timeout, of)
         if timeout and not events:
             self.hub.check_alive()
         return events

@@ -19,8 +19,8 @@ class Transport(Protocol):
     def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable) -> None:
         """Brings a version to these workers; `fill` writes it into a block and returns its checksum."""
 
-    def poll(self, timeout: float) -> list[Event]:
-        """What workers have told, waiting for it up to `timeout` seconds."""
+    def poll(self, timeout: float, of: int | None = None) -> list[Event]:
+        """What workers have told, waiting for it, or for what worker `of` tells, up to `timeout` seconds."""
 
     def missing(self, workers: list[int]) -> dict[int, str]:
         """Those of these workers, which have never come, that cannot come any more, with the reason."""
@@ -136,7 +136,7 @@ class Sender:
             left = _LOOK_S if end is None else end - time.perf_counter()
             if left <= 0:
                 raise self._late_error(missing, timeout)
-            self.take_in(self._transport.poll(min(pause, left)))
+            self.take_in(self._transport.poll(min(pause, left), missing[-1]))
             pause = _LOOK_S
             self._gone |= self._transport.missing([k for k in missing if k not in self._ready])
         self._raise_errors()

@@ -41,13 +41,25 @@ def packed(*message: Any) -> bytes:
 
 
 class Wire:
-    """One end. Messages are tuples of picklable things; they arrive whole and in order."""
+    """One end. Messages are tuples of picklable things; they arrive whole and in order.
 
-    def __init__(self, sock: socket.socket):
+    An end that has a bell sleeps on that instead of on its socket, and the other end rings when it has sent. To send to
+    several, and then to ring, wakes them side by side: a write to a socket wakes its reader on the writer's own core,
+    where the two share a core while another is idle.
+
+    Attributes:
+        rings: the other end's bell (an eventfd, which comes with its first message); None if it has none.
+    """
+
+    def __init__(self, sock: socket.socket, with_bell: bool = False):
         self.sock = close_in_forks(sock)
         self.fd = sock.fileno()
+        self.rings: int | None = None
+        self._bell = self._own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) if with_bell else None
         self._poll = select.poll()
-        self._poll.register(self.fd, select.POLLIN)
+        self._poll.register(self.fd, select.POLLIN if self._bell is None else 0)  # 0: only its end
+        if self._bell is not None:
+            self._poll.register(self._bell, select.POLLIN)
         self._buffer = bytearray()
         self._sending = threading.Lock()
 
@@ -59,10 +71,32 @@ class Wire:
         """
         self.send_packed(packed(*message))
 
-    def send_packed(self, data: bytes) -> None:
-        """Sends what `packed` has made: the same message to several."""
+    def send_with_bell(self, *message: Any) -> None:
+        """The first message, with which the other end gets this one's bell."""
+        socket.send_fds(self.sock, [packed(*message)], [self._bell])
+
+    def send_packed(self, data: bytes, ring: bool = True) -> None:
+        """Sends what `packed` has made: the same message to several.
+
+        Args:
+            ring: False: the caller will.
+        """
         with self._sending:
-            self.sock.sendall(data)
+            for start in range(0, len(data), _CHUNK):
+                if start:
+                    self.ring()  # the socket may be full: the other end has to read
+                self.sock.sendall(data[start : start + _CHUNK])
+        if ring:
+            self.ring()
+
+    def ring(self) -> None:
+        """Wakes the other end."""
+        if self.rings is not None:
+            os.eventfd_write(self.rings, 1)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Sleeps until there is something to receive, or the other end has gone; False if `timeout` is over."""
+        return bool(self._poll.poll(None if timeout is None else timeout * 1e3))
 
     def receive(self, timeout: float | None) -> list[tuple]:
         """Waits for messages, and returns all that are there; none if `timeout` (seconds, None: never) is over.
@@ -72,15 +106,12 @@ class Wire:
         """
         if self.sock.fileno() < 0:
             raise EOFError
-        if timeout is not None and not self._poll.poll(timeout * 1e3):
+        if not self.wait(timeout):
             return []
-        try:
-            data = self.sock.recv(_CHUNK)
-        except OSError:
-            data = b""
-        if not data:
-            raise EOFError
-        self._buffer += data
+        if self._bell is not None:
+            with contextlib.suppress(BlockingIOError):  # the other end has gone
+                os.eventfd_read(self._bell)
+        self._read()
         messages = []
         while len(self._buffer) >= _HEAD.size:
             (length,) = _HEAD.unpack_from(self._buffer)
@@ -89,6 +120,36 @@ class Wire:
             messages.append(pickle.loads(memoryview(self._buffer)[_HEAD.size : _HEAD.size + length]))
             del self._buffer[: _HEAD.size + length]
         return messages
+
+    def _read(self) -> None:
+        """Reads once; with a bell all that is there, as nobody rings again for what was left."""
+        some = False
+        while True:
+            try:
+                data = self._receive_bytes()
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data and not some:
+                raise EOFError
+            self._buffer += data
+            if self._bell is None or not data:
+                return
+            some = True
+
+    def _receive_bytes(self) -> bytes:
+        if self._bell is not None or self.rings is not None:
+            return self.sock.recv(_CHUNK, socket.MSG_DONTWAIT)
+        data, bells, _, _ = socket.recv_fds(self.sock, _CHUNK, 1, socket.MSG_DONTWAIT)
+        for bell in bells:
+            self.rings = self._own(bell)
+        return data
+
+    def _own(self, fd: int) -> int:
+        """Closed when nobody uses this end any more: a thread may sleep on it now."""
+        weakref.finalize(self, os.close, fd).atexit = False
+        return fd
 
     def peer(self) -> tuple[int, int]:
         """(process, user) of the other end."""
