@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import random
 import shlex
 import statistics
 import subprocess
@@ -66,7 +67,9 @@ def command_line(doc: str, repeats: int, ranks: str = "", mpi: str = "mpich") ->
 
 
 def in_turn(alternatives: dict[str, Callable[[], Any]], repeats: int, warmup: int = 0) -> dict[str, list]:
-    """What each alternative returns, taken A B A B ..., so that a drift of the machine meets all alike.
+    """What each alternative returns, taken A B, B A, ..., so that a drift of the machine meets all alike.
+
+    Each round has another order, the same on all ranks: what one leaves in the caches is not always met by the same.
 
     Args:
         alternatives: by name; where they are collective, all ranks make the same call.
@@ -75,8 +78,8 @@ def in_turn(alternatives: dict[str, Callable[[], Any]], repeats: int, warmup: in
     """
     samples: dict[str, list] = {name: [] for name in alternatives}
     for i in range(warmup + repeats):
-        for name, measure in alternatives.items():
-            sample = measure()
+        for name in random.Random(i).sample(list(alternatives), len(alternatives)):
+            sample = alternatives[name]()
             if i >= warmup:
                 samples[name].append(sample)
     return samples

@@ -4,11 +4,12 @@
 
 Two Humanoid-v4 policies, 2x64 and Patrick Coady's sizes, to 2 and 10 workers that have a torch module each. Clocked is
 `send`, acknowledged: until the sender knows that every worker has the new weights. Every alternative has a thread in
-the same workers, and all take turns; "share" is `init_on_receiver(share=True)`. torchrl's SharedMem writes into memory
-that all workers use as they go: no copy in the worker, and nothing that keeps versions apart. The memcpy is one
-numpy.copyto of the same bytes while all others sleep. Memory is the PSS of the sender and its workers together, less
-what the same costs with the small policy (code, threads); the workers' own modules are there before. Idle is the CPU
-time of a process with one receiver.
+the same workers, and all take turns, with 2 ms between one and the next, and again with 20 ms, in which the processors
+sleep and forget what they had in their caches ("cold"). "share" is `init_on_receiver(share=True)`. torchrl's SharedMem
+writes into memory that all workers use as they go: no copy in the worker, and nothing that keeps versions apart. The
+memcpy is one numpy.copyto of the same bytes while all others sleep. Memory is the PSS of the sender and its workers
+together, less what the same costs with the small policy (code, threads); the workers' own modules are there before.
+Idle is the CPU time of a process with one receiver.
 """
 
 import argparse
@@ -32,7 +33,7 @@ HIDDEN = {"2x64": (64, 64), "4.6 million": parse_hid_list("auto", OBS_DIM, ACT_D
 PROCESSES = ("processes", "processes, share")
 RANKS = ("ranks", "ranks, share")
 TORCHRL = ("torchrl MultiProcess", "torchrl SharedMem")
-SETTLE_S = 0.02  # until the workers sleep
+PAUSES_S = {"": 0.002, ", cold": 0.02}
 IDLE_S = 2.0
 
 
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def claims_of(what: str, n: int, median_s: dict[str, float]) -> list[dict[str, Any]]:
-    """What is claimed of one policy and number of workers."""
+    """What is claimed of one policy and number of workers, with the short pause."""
     small = "million" not in what
     targets = {"torchrl MultiProcess": 0.1 if small else 0.2, "torchrl SharedMem": 0.5 if small else 1.0}
     found = [
@@ -121,10 +122,13 @@ def part(args: argparse.Namespace) -> None:
         scheme.connect()
     for pipe in pipes:
         pipe.recv()
-    alternatives = {way: partial(clock, scheme.send, module, module) for way, scheme in ours.items()}
-    alternatives |= {way: partial(clock, scheme.send, values, module) for way, scheme in others.items()}
     source = np.ones(sum(param.nbytes for param in module.parameters()), np.uint8)
-    alternatives["memcpy"] = partial(clock_memcpy, np.zeros_like(source), source)
+    alternatives = {}
+    for text, pause_s in PAUSES_S.items():
+        for way, scheme in (ours | others).items():
+            weights = module if way in ours else values
+            alternatives[way + text] = partial(clock, scheme.send, weights, module, pause_s)
+        alternatives["memcpy" + text] = partial(clock_memcpy, np.zeros_like(source), source, pause_s)
     seconds = record.in_turn(alternatives, args.repeats, warmup=3)
     for way, scheme in [*ours.items(), *others.items()]:
         with torch.no_grad():
@@ -176,22 +180,22 @@ def receive_in_rank(policy: str, schemes: dict[str, Any]) -> None:
             raise RuntimeError(f"rank {mpi_util.rank} did not get the weights of {way}")
 
 
-def clock(send: Any, weights: Any, module: Any) -> float:
+def clock(send: Any, weights: Any, module: Any, pause_s: float) -> float:
     """Seconds of one acknowledged send of new values."""
     import torch
 
     with torch.no_grad():
         module[0].weight.add_(1.0)
-    time.sleep(SETTLE_S)
+    time.sleep(pause_s)
     start = time.perf_counter()
     send(weights)
     return time.perf_counter() - start
 
 
-def clock_memcpy(target: np.ndarray, source: np.ndarray) -> float:
+def clock_memcpy(target: np.ndarray, source: np.ndarray, pause_s: float) -> float:
     """Seconds of one copy of bytes that were just written."""
     source += 1
-    time.sleep(SETTLE_S)
+    time.sleep(pause_s)
     start = time.perf_counter()
     np.copyto(target, source)
     return time.perf_counter() - start

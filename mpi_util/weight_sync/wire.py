@@ -134,7 +134,7 @@ class Wire:
             if not data and not some:
                 raise EOFError
             self._buffer += data
-            if self._bell is None or not data:
+            if self._bell is None or len(data) < _CHUNK:
                 return
             some = True
 
