@@ -12,6 +12,7 @@ For one seed and configuration the result has the same bits for every --nprocs. 
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,55 +35,70 @@ DROPPED = 2  # value of control["stop"]: end, and this iteration counts for noth
 CONTROL = ("stop", "evaluate", "save", "iteration", "episodes", "steps")
 
 
+@dataclass
+class Run:
+    """What this rank has of the run.
+
+    Attributes:
+        average: every rank learns, each from its own rollouts; else rank 0 alone.
+        control: what rank 0 tells beside the weights: CONTROL's names, and rew_scale -> array of shape (1,).
+        envs: this rank's environments, by number.
+        training: the learners; None: this rank only collects.
+        record: folder and screen; None: this is not rank 0.
+    """
+
+    config: Config
+    average: bool
+    stop: mpi_util.StopRequest
+    envs: dict[int, Any]
+    spec: Spec
+    actor: Actor
+    scaler: Scaler
+    control: dict[str, np.ndarray]
+    training: Any = None
+    record: Any = None
+    logger: EpochLogger | None = None
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """What rank 0 sends after each update."""
+        return self.actor.params | self.scaler.arrays | self.control
+
+    def say(self, text: str) -> None:
+        """A line on rank 0's screen, if there is one to say."""
+        if self.record is not None:
+            self.record.display.say(text)
+
+
 def main() -> int:
     """The whole run. Returns the exit status."""
     config = configuration.parse()
     if mpi_util.mpi_fork(config.nprocs) == "parent":
         return 0
-    is_root = mpi_util.rank == 0
-    average = config.parallel == "average" and mpi_util.nworkers > 1
     threadpool_limits(1, user_api="blas")  # a rollout's bits, and its speed on shared cores, need NumPy on one thread
-    stop = mpi_util.StopRequest()
-
-    envs, spec = all_or_none(lambda: build_envs(config))
-    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
-    actor, scaler = Actor(spec, init_params(spec, rng, config.log_std)), Scaler(spec.obs_dim)
-    control = {name: np.zeros(1, np.int64) for name in CONTROL} | {"rew_scale": np.array([config.first_rew_scale])}
-    learns = is_root or average
-    training, record = all_or_none(
-        lambda: build_training(config, spec, actor, scaler, control, average) if learns else (None, None)
-    )
-    logger = all_or_none(lambda: build_logger(config, record, control))
-    weights = actor.params | scaler.arrays | control
+    run = set_up(config)
+    weights, control, record = run.weights, run.control, run.record
     mpi_util.rank0_bcast_wts(weights)
     if not config.resume:
-        save(training, record, logger)
-    if is_root:
+        save(run)
+    if record is not None:
         record.announce()
 
-    made = (actor, scaler, control["rew_scale"], config.seed, config.gamma, config.lam)
-    runners = {e: Runner(env, *made) for e, env in envs.items()}
-    if config.batch_steps:
-        collect = segments(config, runners, control, stop)
-    else:
-        collect = episodes(config, runners[0], control, stop, average)
-    pool = share_out if average else gather
-    evaluate = trial(config, actor, scaler, control, stop)
+    collect, pool, evaluate = collector(run), share_out if run.average else gather, trial(run)
     phases, advice, log = mpi_util.Phases(), Advice(config.parallel, mpi_util.nworkers, mpi_util.usable_cores()), {}
     while not control["stop"][0]:
-        actor.refresh()
-        if is_root:
+        run.actor.refresh()
+        if record is not None:
             record.display.doing(f"iteration {control['iteration'][0] + 1}: collecting")
         with phases("rollout"):
             batches, places = collect()
         with phases("gather"):
-            batch, part, work_s = pool(batches, places, spec, stop)
+            batch, part, work_s = pool(batches, places, run.spec, run.stop)
         with phases("update"):
             if batch is not None:
-                log = training.learn(batch, part)
-            elif is_root:
-                control["stop"][0] = DROPPED
-            if is_root:
+                log = run.training.learn(batch, part)
+            if record is not None:
+                control["stop"][0] = DROPPED if batch is None else control["stop"][0]
                 control["save"][0] = record.due()
         with phases("bcast"):
             mpi_util.rank0_bcast_wts(weights)
@@ -91,20 +107,31 @@ def main() -> int:
         with phases("evaluate"):
             tests = evaluate() if control["evaluate"][0] else {}
         seconds = phases.take()
-        times = record.times(part.total, seconds, work_s[0]) if is_root else {}
-        write_row(logger, config, control, batch, tests, log | times)
-        if is_root:
-            record.tried(tests, actor.params | scaler.arrays)
-        exchange_s = time_exchange(actor.params) if advice.needs_exchange else 0.0
-        said = advice.after(seconds, work_s, training.cost if learns else (0.0, 0), exchange_s)
-        if is_root:
-            record.display.say(said)
+        report(run, batch, tests, log | (record.times(part.total, seconds, work_s[0]) if record is not None else {}))
+        run.say(advise(run, advice, seconds, work_s))
         if control["save"][0]:
-            save(training, record, logger)
-    save(training, record, logger)
-    if is_root:
-        record.finish("stopped" if stop else "done", int(control["iteration"][0]), int(control["steps"][0]))
-    return stop.status
+            save(run)
+    save(run)
+    if record is not None:
+        record.finish("stopped" if run.stop else "done", int(control["iteration"][0]), int(control["steps"][0]))
+    return run.stop.status
+
+
+def set_up(config: Config) -> Run:
+    """Collective: builds what this rank needs, or ends with one line that says why it cannot."""
+    stop = mpi_util.StopRequest()
+    average = config.parallel == "average" and mpi_util.nworkers > 1
+    envs, spec = all_or_none(lambda: build_envs(config))
+    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
+    actor, scaler = Actor(spec, init_params(spec, rng, config.log_std)), Scaler(spec.obs_dim)
+    control = {name: np.zeros(1, np.int64) for name in CONTROL} | {"rew_scale": np.array([config.first_rew_scale])}
+    run = Run(config, average, stop, envs, spec, actor, scaler, control)
+    if mpi_util.rank == 0 or average:
+        run.training, run.record = all_or_none(lambda: build_training(run))
+    else:
+        all_or_none(lambda: None)
+    run.logger = all_or_none(lambda: build_logger(run))
+    return run
 
 
 def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
@@ -123,26 +150,25 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid)
 
 
-def build_training(
-    config: Config, spec: Spec, actor: Actor, scaler: Scaler, control: dict[str, np.ndarray], average: bool
-) -> tuple[Any, Any]:
+def build_training(run: Run) -> tuple[Any, Any]:
     """The learners of this rank, and on rank 0 the run's record."""
     from policies.record import Record  # here, because of what they load, which ranks that only collect never do
     from policies.training import Training
 
-    share, ranks = (Ranks(), mpi_util.nworkers) if average else (ALONE, 1)
+    share, ranks = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
     threads = max(1, mpi_util.usable_cores() // ranks)
-    training = Training(config, spec, actor.params, scaler, control, share, threads)
-    return training, Record(config, spec, mpi_util.nworkers, training.resumed) if mpi_util.rank == 0 else None
+    training = Training(run.config, run.spec, run.actor.params, run.scaler, run.control, share, threads)
+    is_root = mpi_util.rank == 0
+    return training, Record(run.config, run.spec, mpi_util.nworkers, training.resumed) if is_root else None
 
 
-def build_logger(config: Config, record: Any, control: dict[str, np.ndarray]) -> EpochLogger:
+def build_logger(run: Run) -> EpochLogger:
     """The logger of progress.txt and config.json, which rank 0 writes."""
-    if record is None:
+    if run.record is None:
         return EpochLogger()
-    keep_rows = int(control["iteration"][0]) if config.resume else None
-    logger = EpochLogger(record.folder.path, show=record.display.row, keep_rows=keep_rows)
-    logger.save_config(record.settings)
+    keep_rows = int(run.control["iteration"][0]) if run.config.resume else None
+    logger = EpochLogger(run.record.folder.path, show=run.record.display.row, keep_rows=keep_rows)
+    logger.save_config(run.record.settings)
     return logger
 
 
@@ -205,84 +231,106 @@ def share_out(
     return batch, Part(np.concatenate([*own, np.empty(0, int)]), int(ends[-1])), notes["work_s"].sum(axis=0)
 
 
-def time_exchange(params: dict[str, np.ndarray]) -> float:
-    """Collective: seconds that an exchange of gradients takes among the ranks."""
-    flat = np.zeros(sum(array.size for array in params.values()), np.float32)
-    return timed(lambda: add("advice", lambda: {"grad": flat}))
+def advise(run: Run, advice: Advice, seconds: dict[str, float], work_s: np.ndarray) -> str:
+    """Collective: what the times of this iteration say about --nprocs and --parallel, on rank 0; or "".
+
+    Args:
+        seconds: of this iteration's phases. work_s: as `gather` gives it.
+    """
+    exchange_s = 0.0
+    if advice.needs_exchange:
+        flat = np.zeros(sum(array.size for array in run.actor.params.values()), np.float32)
+        exchange_s = timed(lambda: add("advice", lambda: {"grad": flat}))
+    return advice.after(seconds, work_s, run.training.cost if run.training is not None else (0.0, 0), exchange_s)
 
 
-def write_row(
-    logger: EpochLogger,
-    config: Config,
-    control: dict[str, np.ndarray],
-    batch: dict[str, np.ndarray] | None,
-    tests: dict[str, np.ndarray],
-    columns: dict[str, float],
+def report(
+    run: Run, batch: dict[str, np.ndarray] | None, tests: dict[str, np.ndarray], columns: dict[str, float]
 ) -> None:
-    """Collective: a row of progress.txt.
+    """Collective: a row of progress.txt; and what the tests say goes on record.
 
     Args:
         batch: what this rank learned from, if it did.
         tests: ep_ret, ep_len of the episodes with the most likely actions, on rank 0, if there were any.
         columns: of what the learners log, and of the times; rank 0's count.
     """
+    logger = run.logger
     if batch is not None:
         logger.store(EpRet=batch["ep_ret"], EpLen=batch["ep_len"])
     if tests:
         logger.store(TestEpRet=tests["ep_ret"], TestEpLen=tests["ep_len"])
     for column, key in (("Iteration", "iteration"), ("Episodes", "episodes"), ("TotalEnvInteracts", "steps")):
-        logger.log_tabular(column, control[key][0])
+        logger.log_tabular(column, run.control[key][0])
     logger.log_tabular("EpRet", with_min_and_max=True)
     logger.log_tabular("EpLen", average_only=True)
     for column, value in columns.items():
         logger.log_tabular(column, value)
-    if config.eval_every:
+    if run.config.eval_every:
         logger.log_tabular("TestEpRet", with_min_and_max=True)
         logger.log_tabular("TestEpLen", average_only=True)
     logger.dump_tabular()
+    if run.record is not None:
+        run.record.tried(tests, run.actor.params | run.scaler.arrays)
 
 
-def save(training: Any, record: Any, logger: EpochLogger) -> None:
+def save(run: Run) -> None:
     """Collective among the ranks that learn: rank 0 writes a checkpoint."""
-    if training is not None:
-        arrays, scalars = training.state()
-        if record is not None:
-            logger.sync()  # the rows that the checkpoint counts on
-            record.save(training.params | training.scaler.arrays, arrays, scalars)
+    if run.training is not None:
+        arrays, scalars = run.training.state()
+        if run.record is not None:
+            run.logger.sync()  # the rows that the checkpoint counts on
+            run.record.save(run.actor.params | run.scaler.arrays, arrays, scalars)
 
 
-def episodes(
-    config: Config, runner: Runner, control: dict[str, np.ndarray], stop: mpi_util.StopRequest, average: bool
-) -> Callable[[], tuple[list, list]]:
+def collector(run: Run) -> Callable[[], tuple[list, list]]:
+    """Collects an iteration's share of this rank. Returns a function: () -> (batches, their places)."""
+    runners = {e: make_runner(run, env) for e, env in run.envs.items()}
+    return segments(run, runners) if run.config.batch_steps else episodes(run, runners[0])
+
+
+def make_runner(run: Run, env: Any, greedy: bool = False) -> Runner:
+    """Lets the run's policy act in an environment; greedy: with its most likely actions."""
+    config, rew_scale = run.config, run.control["rew_scale"]
+    return Runner(env, run.actor, run.scaler, rew_scale, config.seed, config.gamma, config.lam, greedy=greedy)
+
+
+def episodes(run: Run, runner: Runner) -> Callable[[], tuple[list, list]]:
     """Collects whole episodes, dealt to whichever rank is free. Returns a function: () -> (batches, their places).
 
     Where every rank learns from its own, they are dealt in turn: who is free first must not decide what a rank learns.
     """
+    config = run.config
 
     def collect() -> tuple[list, list]:
-        first = int(control["episodes"][0])
+        first = int(run.control["episodes"][0])
         left = config.num_episodes - first if config.num_episodes else config.batch_size
-        return whole_episodes(runner, min(config.batch_size, left), (), first, stop, average)
+        return whole_episodes(runner, min(config.batch_size, left), (), first, run.stop, run.average)
 
     return collect
 
 
-def trial(
-    config: Config, actor: Actor, scaler: Scaler, control: dict[str, np.ndarray], stop: mpi_util.StopRequest
-) -> Callable[[], dict]:
+def segments(run: Run, runners: dict[int, Runner]) -> Callable[[], tuple[list, list]]:
+    """Collects a segment of each environment. Returns a function: () -> (batches, their places)."""
+    n_steps = run.config.batch_steps // run.config.num_envs
+    # a resumed run begins new episodes; an environment has ended at most one per step so far
+    ours = Segments(runners, first=n_steps * int(run.control["iteration"][0]))
+    return lambda: ours.collect(n_steps, lambda: bool(run.stop))
+
+
+def trial(run: Run) -> Callable[[], dict]:
     """Tries the policy with its most likely actions. Returns a function: () -> on rank 0 what came of all episodes."""
+    config = run.config
     if not config.eval_every:
         return dict
-    env = make_env(config.env, config.env_arguments, quiet=True)
-    runner = Runner(env, actor, scaler, control["rew_scale"], config.seed, config.gamma, config.lam, greedy=True)
+    runner = make_runner(run, make_env(config.env, config.env_arguments, quiet=True), greedy=True)
 
     def play() -> dict:
-        actor.refresh()
-        number = (int(control["iteration"][0]),)
-        batches, places = whole_episodes(runner, config.eval_episodes, number, 0, stop)
+        run.actor.refresh()
+        number = (int(run.control["iteration"][0]),)
+        batches, places = whole_episodes(runner, config.eval_episodes, number, 0, run.stop)
         results = [{key: batch[key] for key in ("ep_ret", "ep_len")} for batch in batches]
         results = mpi_util.rank0_accum_batches(results, index=places)
-        return results if mpi_util.rank == 0 and not stop else {}
+        return results if mpi_util.rank == 0 and not run.stop else {}
 
     return play
 
@@ -314,16 +362,6 @@ def whole_episodes(
         batches.append(batch)
         places.append(i)
     return batches, places
-
-
-def segments(
-    config: Config, runners: dict[int, Runner], control: dict[str, np.ndarray], stop: mpi_util.StopRequest
-) -> Callable[[], tuple[list, list]]:
-    """Collects a segment of each environment. Returns a function: () -> (batches, their places)."""
-    n_steps = config.batch_steps // config.num_envs
-    # a resumed run begins new episodes; an environment has ended at most one per step so far
-    ours = Segments(runners, first=n_steps * int(control["iteration"][0]))
-    return lambda: ours.collect(n_steps, lambda: bool(stop))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import train
 from benchmarks import record
 from policies.actor import Actor, init_params
 from policies.config import Config
-from policies.rollout import Runner, make_env
+from policies.rollout import make_env
 from policies.scaler import Scaler
 
 ENV = "Humanoid-v4"
@@ -109,9 +109,9 @@ class Rollout(Stepping):
         scaler = Scaler(spec.obs_dim)
         actor = Actor(spec, init_params(spec, np.random.default_rng(0)))
         actor.refresh()
-        runner = Runner(envs[0], actor, scaler, np.ones(1), config.seed, config.gamma, config.lam)
-        control: dict[str, Any] = {"episodes": np.zeros(1, np.int64)}
-        self._collect = train.episodes(config, runner, control, mpi_util.StopRequest(), average=False)
+        control: dict[str, Any] = {"episodes": np.zeros(1, np.int64), "rew_scale": np.ones(1)}
+        stop = mpi_util.StopRequest()
+        self._collect = train.collector(train.Run(config, False, stop, envs, spec, actor, scaler, control))
 
     def collect(self) -> int:
         """This rank's number of steps."""
