@@ -10,7 +10,7 @@ def test_collectives(run_ranks, n):
     assert run_ranks("collectives.py", n, timeout=200).out.count("checks on") == PROGRAMS
 
 
-@pytest.mark.parametrize("machines", [2, 4])
+@pytest.mark.parametrize(("mpi", "machines"), [("mpich", 4), ("openmpi", 2)], indirect=["mpi"])
 def test_ranks_on_several_machines(run_ranks, machines):
     done = run_ranks("collectives.py", 4, timeout=200, env={"MPI_UTIL_MACHINES": str(machines)})
     assert done.out.count("checks on") == PROGRAMS

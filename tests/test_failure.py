@@ -59,7 +59,7 @@ def test_rank_0_that_ends_early_is_told_from_a_slow_one(run_ranks):
     assert "rank 0 has ended while rank 1 waits for it in rank0_accum_batches" in finished.err
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize(("mpi", "who"), [("mpich", 0), ("openmpi", 1)], indirect=["mpi"])
 def test_the_watchdog_names_the_missing_rank_and_shows_its_stack(run_ranks, who):
     env = {"MPI_UTIL_WATCHDOG": "1"}
     finished = run_ranks("fail.py", 2, who, "hang", timeout=60, env=env)
