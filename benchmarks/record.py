@@ -43,8 +43,15 @@ def numbers(text: str) -> list[int]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a comma-separated list, such as mpich,openmpi."""
+    """The words of a comma-separated list."""
     return text.split(",")
+
+
+def libraries(text: str) -> list[str]:
+    """MPI libraries of a comma-separated list: mpich,openmpi."""
+    if unknown := set(words(text)) - {"mpich", "openmpi"}:
+        raise argparse.ArgumentTypeError(f"{unknown.pop()!r} is neither mpich nor openmpi")
+    return words(text)
 
 
 def command_line(doc: str, repeats: int, ranks: str = "", mpi: str = "mpich") -> argparse.ArgumentParser:
@@ -60,7 +67,9 @@ def command_line(doc: str, repeats: int, ranks: str = "", mpi: str = "mpich") ->
     parser.add_argument("--repeats", type=int, default=repeats, help=f"samples of each (default: {repeats})")
     if ranks:
         parser.add_argument("--ranks", type=numbers, default=numbers(ranks), help=f"rank counts (default: {ranks})")
-    parser.add_argument("--mpi", type=words, default=words(mpi), help=f"mpich, openmpi or both (default: {mpi})")
+    parser.add_argument(
+        "--mpi", type=libraries, default=libraries(mpi), help=f"mpich, openmpi, or mpich,openmpi (default: {mpi})"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result's file")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
     return parser
