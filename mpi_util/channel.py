@@ -271,13 +271,6 @@ class Channel:
         message = self.comm.improbe(0 if self.rank else MPI.ANY_SOURCE, _MESSAGE_TAG, status)
         return (status.source, message.recv()) if message else None
 
-    def ended(self) -> dict[int, int]:
-        """Rank 0: status of each rank that has ended its program. What else ranks have said is kept for later."""
-        while self.comm is not None and (heard := self._overhear()):
-            self._early.setdefault(heard[0], []).append(heard[1])
-        early = {k: payload for k, said in self._early.items() for kind, payload in said if kind == _LEAVE}
-        return early | self.left
-
     def _tell_all(self, error: MpiUtilError) -> None:
         """Rank 0: all others raise `error`, which this rank reports."""
         error.silent = True

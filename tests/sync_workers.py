@@ -3,10 +3,13 @@
 import contextlib
 import os
 import pickle
+import signal
 import threading
 import time
 
 import numpy as np
+
+from mpi_util.weight_sync.port import Port
 
 
 def arrays(value: float) -> dict:
@@ -95,6 +98,14 @@ def die(scheme, worker: int, pipe, after: str) -> None:
     pipe.send("connected")
     pipe.recv()
     os._exit(4)
+
+
+def stand_still(scheme, worker: int, pipe) -> None:
+    """Says hello to the sender, and stops before it reads what that answers."""
+    port = Port(scheme._address, worker, "the model 'policy'")
+    pipe.send(os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+    port.close()
 
 
 def stay(scheme, worker: int, pipe) -> None:

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -26,14 +27,16 @@ from sync_workers import (
     keep_error,
     local_receivers,
     send_and_die,
+    stand_still,
     wait_for,
 )
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
-from mpi_util.errors import MissingFrameworkError
+from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync.bits import checksum, rounded, widened
 from mpi_util.weight_sync.gate import Gate
+from mpi_util.weight_sync.hub import alive
 from mpi_util.weight_sync.layout import Layout, Weights, pack
 
 TIMEOUT = 60
@@ -771,6 +774,111 @@ def test_the_gate_lets_a_change_in_between_lookers():
     assert changes == 50
 
 
+def test_strangers_do_not_keep_workers_out(monkeypatch):
+    scheme, mine = scheme_for(1), arrays(0.0)
+    hub = scheme._sender._transport.hub
+    hub.open()
+    for words in (b"\x04\x00\x00\x00junk", b"", b"\xff\xff\xff\xff"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(hub.address.name)
+            stranger.sendall(words)
+    with local_receivers(scheme, [mine], "policy"):
+        assert (mine["layer"]["w"] == 1).all()
+
+
+def test_a_worker_that_was_too_early_may_try_again():
+    scheme, mine = scheme_for(1), arrays(0.0)
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.timeout = 0.1
+    receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
+    scheme._sender._transport.hub.open()
+    with pytest.raises(SyncTimeoutError):
+        receiver.connect()
+    receiver.timeout = TIMEOUT
+    trying = threading.Thread(target=receiver.connect)
+    trying.start()
+    scheme.connect()
+    trying.join()
+    assert receiver.version == 1 and (mine["layer"]["w"] == 1).all()
+    receiver.shutdown()
+    scheme.shutdown()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
+    scheme = scheme_for(1)
+    _, pipe = start(die, scheme, 0, "connected")
+    scheme.connect()
+    pipe.recv()
+    pipe.send("die")
+    wait_for(lambda: not alive(scheme._sender._transport.hub.pids[0]))
+    if noticed:
+        with pytest.raises(WorkerLeftError):
+            scheme.send()
+    mine = arrays(0.0)
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
+    coming = threading.Thread(target=receiver.connect)
+    coming.start()
+    wait_for(lambda: 0 in scheme._sender._transport.hub._waiting)
+    scheme.send(arrays(5.0))
+    coming.join()
+    assert (mine["layer"]["w"] == 5).all()
+    receiver.shutdown()
+    scheme.shutdown()
+
+
+def test_the_timeout_of_send_counts_where_each_worker_gets_its_own():
+    scheme = MultiProcessWeightSyncScheme()
+    scheme.init_on_sender(model_id="policy", params_map={0: arrays(1.0), 1: arrays(2.0)})
+    models = [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, models, "policy") as (first, _):
+        with first.frozen():
+            began = time.perf_counter()
+            with pytest.raises(SyncTimeoutError, match="worker 0"):
+                scheme.send(timeout=0.2)
+            assert time.perf_counter() - began < 2
+        scheme.wait_async(TIMEOUT)
+
+
+def test_one_thread_may_send_while_another_looks_at_the_versions():
+    scheme, ended, errors = scheme_for(1), threading.Event(), []
+
+    def look():
+        while not ended.is_set():
+            try:
+                assert scheme.versions
+            except Exception as error:
+                errors.append(error)
+
+    with local_receivers(scheme, [arrays(0.0)], "policy"):
+        looker = threading.Thread(target=look)
+        looker.start()
+        for _ in range(60):
+            scheme.send()
+        ended.set()
+        looker.join()
+    assert not errors
+
+
+def test_two_arrays_of_one_name():
+    with pytest.raises(WeightsError, match=r"two arrays whose path is 'a\.b'"):
+        Weights({"a": {"b": np.zeros(2)}, "a.b": np.ones(2)})
+
+
+def test_a_worker_that_does_not_read_a_large_layout_holds_nobody_up(start):
+    many = {f"layer {i} of a model of many small arrays": np.zeros(1) for i in range(20_000)}
+    scheme = scheme_for(1, many, timeout=1)
+    _, pipe = start(stand_still, scheme, 0)
+    pid = pipe.recv()
+    began = time.perf_counter()
+    with pytest.raises((WorkerLeftError, SyncTimeoutError)):
+        scheme.connect()
+    scheme.shutdown()
+    assert time.perf_counter() - began < 10
+    os.kill(pid, signal.SIGCONT)
+
+
 # ---- MPI, torchrl
 
 
@@ -784,12 +892,13 @@ def test_ranks_on_several_machines(run_ranks, machines):
     assert "weight sync: well" in run_ranks("weight_sync.py", 4, env={"MPI_UTIL_MACHINES": str(machines)}).out
 
 
-def test_a_rank_that_stands_still_stops_no_other(run_ranks):
-    assert "weight sync: well" in run_ranks("weight_sync.py", 4, "stopped", env={"MPI_UTIL_MACHINES": "4"}).out
+@pytest.mark.parametrize("when", ["before", "midway"])
+def test_a_rank_that_stands_still_stops_no_other(run_ranks, when):
+    assert "weight sync: well" in run_ranks("weight_sync.py", 4, "stopped", when, env={"MPI_UTIL_MACHINES": "4"}).out
 
 
 def test_a_rank_that_never_connects(run_ranks):
-    assert "rank 1 has ended with status 0" in run_ranks("weight_sync.py", 2, "gone", status=1).err
+    assert "rank 1 has ended" in run_ranks("weight_sync.py", 3, "gone", 2, status=1).err
 
 
 def test_without_torchrl_one_line_names_the_extra(monkeypatch):

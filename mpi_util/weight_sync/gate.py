@@ -14,7 +14,8 @@ class Closed(Exception):
 class Gate:
     """Many may look at a time, or one change; whoever wants to change comes before those who come to look.
 
-    A reader that looks again and again, with hardly a pause, would else never let a change in.
+    A reader that looks again and again, with hardly a pause, would else never let a change in. So a thread that looks
+    must not wait for another one that is about to: if a change waits, that one waits for the change.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Gate:
         """Until it is left nothing changes. A thread that looks already may do so again within."""
         depth = getattr(self._mine, "depth", 0)
         with self._state:
-            while depth == 0 and not self._closed and (self._changing or self._wanted):
+            while depth == 0 and (self._changing or (self._wanted and not self._closed)):
                 self._state.wait()
             self._looking += 1
         self._mine.depth = depth + 1

@@ -23,13 +23,17 @@ from .port import Address
 from .section import Section
 from .wire import Wire, close_in_forks, packed
 
+_AGAIN_S = 0.05
 _HELLO_S = 5.0  # for what is not a worker, and says nothing
 _UNREAD = 64  # notes to one worker; a socket holds some 270 before it blocks
 _SPARE = 2  # sections that are kept beside those in use
 
 
 class Event(NamedTuple):
-    """What a worker has told: "ready", "ack" (it has that version), "error" (with traceback), or "left" (why)."""
+    """What a worker has told: "ready", "ack" (it has that version), "error" (with traceback), or "left" (why).
+
+    "new": it has come, perhaps again, and waits for what is sent next. "back": it had left for a while.
+    """
 
     kind: str
     worker: int
@@ -43,10 +47,11 @@ class Hub:
     Args:
         workers: indices that may connect.
         who: names the model in messages.
+        slow: writing takes long: never into a section that a worker is about to read, who would wait for it.
     """
 
-    def __init__(self, workers: list[int], who: str):
-        self.workers, self._who = frozenset(workers), who
+    def __init__(self, workers: list[int], who: str, slow: bool = False):
+        self.workers, self._who, self._slow = frozenset(workers), who, slow
         self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(16))
         self._listener = close_in_forks(socket.socket(socket.AF_UNIX))
         self._listener.bind(self.address.name)
@@ -76,12 +81,13 @@ class Hub:
         while not self.closed:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or no descriptor is free just now
+                time.sleep(_AGAIN_S)
+                continue
             wire = Wire(sock)
             try:
                 self._greet(wire)
-            except (OSError, EOFError):
+            except Exception:  # a stranger may say anything
                 wire.close()
 
     def _greet(self, wire: Wire) -> None:
@@ -96,6 +102,9 @@ class Hub:
         if wire.rings is None or not hmac.compare_digest(key, self.address.key):
             raise EOFError
         with self._lock:
+            if self.closed or any(kind == "bye" for kind, *_ in hello[1:]):
+                raise EOFError
+            self._drop_dead(worker)
             if who != self._who:
                 text = f"it asks for {who}, and the sender sends {self._who}; give both sides one model_id="
             elif worker not in self.workers:
@@ -111,9 +120,21 @@ class Hub:
             wire.send("refused", f"worker {worker} is refused: {text}")
         wire.close()
 
+    def _drop_dead(self, worker: int) -> None:
+        """Notices that the process that was this worker has ended: another one may be it now, or soon."""
+        dead = not alive(self.pids.get(worker, 0))
+        if worker in self._wires:
+            self._drop(worker, f"its process ({self.pids[worker]}) ended") if dead else self._hear(worker)
+        elif worker in self._waiting:
+            with contextlib.suppress(EOFError):
+                if not dead and not self._waiting[worker].receive(0):  # else it has said goodbye
+                    return
+            self._waiting.pop(worker).close()
+
     def _welcome(self, worker: int) -> None:
         """A worker that waits gets the newest that was sent to it, if something was."""
         if worker not in self._latest:
+            self._events.append(Event("new", worker))
             return
         wire = self._waiting.pop(worker)
         self._wires[worker], self._by_fd[wire.fd] = wire, worker
@@ -123,8 +144,8 @@ class Hub:
             self._epoll.register(wire.fd, select.EPOLLIN)
             wire.send("welcome", self._layouts[worker])
             self._tell(worker, self._latest[worker])
-        except OSError:
-            self._drop(worker, "its process ended")
+        except OSError as error:
+            self._drop(worker, _why(error))
 
     def _note(self, section: Section) -> bytes:
         return packed("note", section.version, tuple(section.ticket), tuple(s.ticket.serial for s in self._sections))
@@ -149,7 +170,7 @@ class Hub:
             Where it lies; valid until the next call, or as long as one of its `users` needs it.
         """
         with self._lock:
-            section = self._claim(set(workers), layout.nbytes)
+            section = self._claim(set() if self._slow else set(workers), layout.nbytes)
             block = section.block(layout.nbytes)
             try:
                 checksum = fill(block)
@@ -158,18 +179,22 @@ class Hub:
                 raise
             section.publish(version, checksum, layout.nbytes)
             note = self._note(section)
-            for worker in workers:
-                self._layouts[worker], self._latest[worker] = layout, section
-                if worker in self._waiting:
-                    self._welcome(worker)
-                elif worker in self._wires:
-                    try:
-                        self._tell(worker, section, note)
-                    except OSError:
-                        self._drop(worker, "its process ended")
-            for worker in workers:
-                if worker in self._wires:
-                    self._wires[worker].ring()
+            try:
+                for worker in workers:
+                    self._layouts[worker], self._latest[worker] = layout, section
+                    if worker in self._waiting:
+                        self._drop_dead(worker)
+                    if worker in self._waiting:
+                        self._welcome(worker)
+                    elif worker in self._wires:
+                        try:
+                            self._tell(worker, section, note)
+                        except OSError as error:
+                            self._drop(worker, _why(error))
+            finally:
+                for worker in workers:
+                    if worker in self._wires:
+                        self._wires[worker].ring()
             self._trim(section)
             return section
 
@@ -263,12 +288,17 @@ class Hub:
                     wire.send("stop")
                 wire.close()
             self._wires.clear()
+            self._waiting.clear()
             self._epoll.close()
             for section in self._sections:
                 section.close()
             self._sections.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
+
+
+def _why(error: OSError) -> str:
+    return "it does not read what it is told" if isinstance(error, BlockingIOError) else "its process ended"
 
 
 def alive(pid: int) -> bool:

@@ -41,6 +41,10 @@ class Weights:
         if not found:
             raise WeightsError(f"{type(thing).__name__} holds no weights")
         self.slots = {slot.name.replace("/", "."): slot for slot in found}
+        if len(self.slots) < len(found):
+            names = [slot.name.replace("/", ".") for slot in found]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise WeightsError(f"{type(thing).__name__} has two arrays whose path is '{twice}'")
 
     def _look_into_module(self, thing: Any) -> None:
         if not hasattr(thing, "named_parameters") or not hasattr(thing, "named_buffers"):

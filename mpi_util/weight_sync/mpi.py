@@ -1,5 +1,7 @@
 """The scheme between the ranks of an MPI job, on one machine or several."""
 
+import atexit
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +12,8 @@ from ..errors import SyncTimeoutError, UsageError
 from ..waiting import wait_until
 from .hub import Event, Hub
 from .layout import Layout
-from .port import Port
-from .relay import CARD, DOWN, PING, UP, Parcel, Relay, pass_on
+from .port import Address, Port
+from .relay import CARD, DOWN, LEFT, PING, UP, Parcel, Relay, keep_until_sent, pass_on
 from .scheme import WeightSyncScheme
 from .section import Section
 
@@ -27,7 +29,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     Worker k is the k-th rank that is not the sender: with `sender=0`, worker k is rank k + 1. Only making it is
     collective; from then on each rank goes at its own pace. Ranks of one machine share memory; between machines an
     update goes along a tree, once to each machine. That needs an MPI with threads (MPI_THREAD_MULTIPLE, the default of
-    mpi4py), and the lowest rank of each machine to go on until the sender shuts down.
+    mpi4py), and the lowest rank of each machine to go on until the sender shuts down. A receiver on another machine
+    that comes after something was sent to it gets that at the sender's next call.
 
     Args:
         comm: communicator; None: all ranks.
@@ -41,7 +44,10 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
         self._root, self._relay = sender, None
+        self._address: Address | None = None
         self._comm = _duplicate(self._channel)
+        if self._channel.rank != sender:
+            atexit.register(_say_left, os.getpid(), self._comm, sender)
 
     def __reduce__(self) -> Any:
         raise UsageError("an MPIWeightSyncScheme cannot be sent to another process; each rank makes its own")
@@ -69,6 +75,10 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         return Ranks(self._channel, self._comm, self._root, who)
 
     def _make_port(self, worker: int, who: str) -> Port:
+        self._address = self._address or self._find_sender(who)  # the sender says it once
+        return Port(self._address, worker, who)
+
+    def _find_sender(self, who: str) -> Address:
         channel, machine = self._channel, self._channel.machine
         here = machine[channel.rank]
         home = here == machine[self._root]
@@ -81,7 +91,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             for k in members:
                 if k != here:
                     wait_until(self._comm.isend((address, senders_who), k, CARD).Test)
-        return Port(address, worker, who)
+        return address
 
     def _card(self, source: int, who: str) -> tuple:
         """Where the hub is; sleeps until `source` has said it."""
@@ -112,6 +122,7 @@ class Ranks:
         self._silent: set[int] = set()
         self._last: tuple[Section | None, Any, int, list[int]] = None, None, 0, []  # that went to other machines
         self._pending: list[Any] = []
+        self._ended: set[int] = set()
         self.hub = Hub(sorted(self._home), who)
         for k in ranks:
             if machine[k] == machine[root]:
@@ -177,7 +188,7 @@ class Ranks:
             self._heard[relay] = time.perf_counter()
             if relay in self._silent:
                 self._silent.remove(relay)
-                events += [Event("ready", worker) for worker in self._workers_of(relay)]
+                events += [Event("back", worker) for worker in self._workers_of(relay)]
             if event.kind == "up":
                 self._up.add(relay)
                 self._pay(relay)
@@ -215,20 +226,32 @@ class Ranks:
         """Those whose rank has ended its program."""
         if not workers:
             return {}
-        ended = self._channel.ended()
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self._comm is not None and (message := self._comm.improbe(MPI.ANY_SOURCE, LEFT, status)):
+            message.recv()
+            self._ended.add(status.source)
         ranks = {worker: worker + (worker >= self._root) for worker in workers}
-        return {
-            worker: f"rank {rank} has ended with status {ended[rank]}"
-            for worker, rank in ranks.items()
-            if rank in ended
-        }
+        return {worker: f"rank {rank} has ended" for worker, rank in ranks.items() if rank in self._ended}
 
     def close(self) -> None:
         """Lets the workers go."""
         if not self.hub.closed:
             for rank in self._remote:
                 self._tell(rank, ("stop",))
+            end = time.perf_counter() + _PATIENCE_S
+            wait_until(lambda: keep_until_sent([]) or time.perf_counter() > end)
         self.hub.close()
+
+
+def _say_left(pid: int, comm: Any, sender: int) -> None:
+    """At the end of the program: should the sender still wait for this rank, it need not."""
+    if os.getpid() == pid:  # a process that was forked from a rank is none
+        _farewells.append(comm.isend(None, sender, LEFT))
+
+
+_farewells: list[Any] = []  # small, and on their way; nobody waits for them
 
 
 def _worker_of(rank: int, root: int) -> int:

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,9 +66,17 @@ class Receiver:
         """Compares the models, and takes the first weights.
 
         Raises:
-            WeightsError: the models differ; the sender raises it too. SyncTimeoutError: the sender is not ready.
+            WeightsError: the models differ; the sender raises it too. SyncTimeoutError: the sender is not ready; it
+                may be tried again.
         """
         self._port = port
+        try:
+            self._take_first(port, timeout)
+        except SyncTimeoutError:
+            port.close()
+            raise
+
+    def _take_first(self, port: Port, timeout: float | None) -> None:
         end = None if timeout is None else time.perf_counter() + timeout
         self._layout = port.layout(timeout)
         if self._layout is None:
@@ -145,20 +153,28 @@ class Receiver:
 
     def write_to(self, model: Any) -> None:
         """From now on `model` gets the weights."""
-        with self.gate.changing():
+        with self._changing("write_to"):
             if self._sharing is not None:
                 raise UsageError("with share=True the model cannot be another one")
             self.model = model
+
+    @contextlib.contextmanager
+    def _changing(self, call: str) -> Iterator[None]:
+        """`gate.changing` for the user's calls."""
+        try:
+            with self.gate.changing():
+                yield
+        except Closed:
+            raise UsageError(f"{call} after shutdown()") from None
 
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""
         if self._layout is None:
             raise UsageError("apply_weights before connect()")
         block = np.empty(self._layout.nbytes, np.uint8)
-        base = self._plans.weights(self.model)
-        plan = self._layout.plan(Weights(weights), "the weights given", "the model", base)
+        plan = self._layout.plan(Weights(weights), "the weights given", "the model", Weights(self.model))
         pack(plan, block)
-        with self.gate.changing():
+        with self._changing("apply_weights"):
             unpack(self._plan(), block)
 
     def listen(self) -> None:

@@ -1,10 +1,12 @@
 """How weights get from the sender's machine to others: one rank of each passes them on, along a tree of machines."""
 
 import atexit
+import contextlib
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +17,14 @@ from .bits import checksum
 from .hub import Event, Hub
 from .layout import Layout
 
-# MPI tags: addresses; what comes from the sender; its bytes; whether this rank lives; what workers tell
-CARD, DOWN, BULK, PING, UP = range(1, 6)
+# MPI tags: addresses; what comes from the sender; whether this rank lives; what workers tell; this rank ends; bytes
+CARD, DOWN, PING, UP, LEFT, BULK = range(1, 7)
+_VERSIONS = 1 << 14  # tags from BULK on; every MPI has 32767
 _PART_BYTES = 1 << 22  # passed on while the next part comes
 _PAUSE_S = 2e-3  # between two looks for what comes from another machine, at most
 _BUSY_S = 20e-3  # after something came, more may follow soon
+_IDLE_S, _IDLE_PAUSE_S = 1.0, 6e-3
+_STALLED_S = 10.0  # a rank that sends no part for so long stands still
 _BRISK_S = 1e-4
 _STOP_S = 2.0
 
@@ -51,11 +56,35 @@ def pass_on(
     i = parcel.path.index(comm.Get_rank())
     following = parcel.path[2 * i + 1 : 2 * i + 3]
     requests = [comm.isend(("parcel", parcel), k, DOWN) for k in following]
-    for start in range(0, len(block), _PART_BYTES):
-        part = block[start : start + _PART_BYTES]
-        receive(part)
-        requests += [comm.Isend(part, k, BULK) for k in following]
-    return [lambda request=request: not request.Test() for request in requests]
+    try:
+        for start in range(0, len(block), _PART_BYTES):
+            part = block[start : start + _PART_BYTES]
+            receive(part)
+            requests += [comm.Isend(part, k, bulk_tag(parcel.version)) for k in following]
+    finally:
+        users = [lambda request=request: not request.Test() for request in requests]
+        keep_until_sent(users)
+    return users
+
+
+def bulk_tag(version: int) -> int:
+    """MPI tag of the bytes of a version: what comes late of one that was given up is not taken for a newer one's."""
+    return BULK + version % _VERSIONS
+
+
+_unsent: list[Callable[[], bool]] = []
+_unsent_lock = threading.Lock()
+
+
+def keep_until_sent(users: list[Callable[[], bool]]) -> bool:
+    """MPI reads the memory until then, whatever becomes of those who sent it. True if nothing is under way now."""
+    with _unsent_lock:
+        _unsent[:] = [needs for needs in _unsent + users if needs()]
+        return not _unsent
+
+
+class _StalledError(Exception):
+    """The rank that should pass on an update stands still."""
 
 
 class Relay:
@@ -68,7 +97,7 @@ class Relay:
     """
 
     def __init__(self, comm: Any, root: int, workers: list[int], who: str):
-        self.hub = Hub(workers, who)
+        self.hub = Hub(workers, who, slow=True)
         self._comm, self._root = comm, root
         self._layouts: dict[int, Layout] = {}
         self._newest: dict[int, int] = {}  # by worker: version
@@ -91,8 +120,9 @@ class Relay:
                 self._handle(message.recv(), source)
                 last = time.perf_counter()
             self._answer_pings()
-            brisk = time.perf_counter() - last < _BUSY_S
-            self._tell(self.hub.poll(0 if message else _BRISK_S if brisk else _PAUSE_S))
+            quiet_s = time.perf_counter() - last
+            pause = _BRISK_S if quiet_s < _BUSY_S else _PAUSE_S if quiet_s < _IDLE_S else _IDLE_PAUSE_S
+            self._tell([event for event in self.hub.poll(0 if message else pause) if event.kind != "new"])
         self.hub.close()
 
     def _handle(self, message: tuple, source: int) -> None:
@@ -107,26 +137,40 @@ class Relay:
             self.hub.check_alive()
             self._tell([Event("pong", -1)])
 
-    def _receive(self, part: np.ndarray, source: int) -> None:
-        request = self._comm.Irecv(part, source, BULK)
-        wait_until(lambda: self._answer_pings() or request.Test())
+    def _receive(self, part: np.ndarray, source: int, version: int) -> None:
+        request, end = self._comm.Irecv(part, source, bulk_tag(version)), time.perf_counter() + _STALLED_S
+        wait_until(lambda: self._answer_pings() or request.Test() or self._stop.is_set() or time.perf_counter() > end)
+        if not request.Test():
+            request.Cancel()
+            request.Wait()
+            raise _StalledError
 
     def _take(self, parcel: Parcel, source: int) -> None:
         self._layouts |= parcel.layouts
-        here, users = [worker for worker in parcel.workers if worker in self.hub.workers], []
+        here = [worker for worker in parcel.workers if worker in self.hub.workers]
         mine = [worker for worker in here if parcel.version > self._newest.get(worker, 0)]  # paths differ in length
-        self._newest |= dict.fromkeys(mine, parcel.version)
+        receive = partial(self._receive, source=source, version=parcel.version)
+
+        users: list[Callable[[], bool]] | None = None
 
         def fill(block: np.ndarray) -> int:
-            users.extend(pass_on(self._comm, parcel, block, lambda part: self._receive(part, source)))
+            nonlocal users
+            users = []
+            users += pass_on(self._comm, parcel, block, receive)
             if checksum(block) != parcel.checksum:
                 raise WeightsError(f"version {parcel.version} came with bytes that are not its own")
             return parcel.checksum
 
         try:
             self.hub.publish(mine, parcel.version, self._layouts[here[0]], fill).users += users
+            self._newest |= dict.fromkeys(mine, parcel.version)
+        except _StalledError:
+            return  # the sender will notice, and send it on another path
         except Exception:
             text = traceback.format_exc()
+            if users is None:  # no memory for the bytes; the others are to get them
+                with contextlib.suppress(_StalledError):
+                    pass_on(self._comm, parcel, np.empty(parcel.nbytes, np.uint8), receive)
             self._tell([Event("error", worker, parcel.version, text) for worker in mine])
 
     def _tell(self, events: list[Event]) -> None:

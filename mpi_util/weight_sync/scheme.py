@@ -1,6 +1,7 @@
 """The scheme: a sender that owns a model, and receivers that have copies of it; transports have files of their own."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,7 +99,7 @@ class WeightSyncScheme:
         recipe = Recipe(model_id, model, weights, context, params_map, devices, device_map_fn, count)
         who = self._who(model_id)
         transport = self._open_transport(recipe.workers, who)
-        self._sender = Sender(recipe, transport, who, self.timeout, self._coalesce, self._on_dead, self._wire_dtype)
+        self._sender = Sender(recipe, transport, who, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
         self,
@@ -171,6 +172,7 @@ class WeightSyncScheme:
             self.send(weights)
         elif self._receiver is not None:
             if worker_idx is not None:
+                self._check_receiver(worker_idx)
                 self._receiver.worker = worker_idx
             self._receiver.connect(self._make_port(self._receiver.worker, self._receiver.who), self.timeout)
             self._connected = True
@@ -204,16 +206,17 @@ class WeightSyncScheme:
             WorkerLeftError: a worker has died (`on_dead="raise"`), or nobody is left.
             SyncTimeoutError: names who has not answered in time; they may still do.
         """
-        sender = self._need_sender("send")
-        workers = sender.send(weights, worker_ids, self.sync)
+        sender, began = self._need_sender("send"), time.perf_counter()
+        timeout = self.timeout if timeout is None else timeout
+        workers = sender.send(weights, worker_ids, self.sync, timeout, began)
         if self.sync:
-            sender.wait(dict.fromkeys(workers, sender.version), self.timeout if timeout is None else timeout)
+            sender.wait(dict.fromkeys(workers, sender.version), timeout, began)
         return sender.version
 
     def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> int:
         """Like `send`, but returns as soon as the values have been read; `wait_async` waits for the workers."""
         sender = self._need_sender("send_async")
-        sender.send(weights, worker_ids, False)
+        sender.send(weights, worker_ids, False, self.timeout, time.perf_counter())
         return sender.version
 
     def wait_async(self, timeout: float | None = None) -> None:
@@ -226,7 +229,7 @@ class WeightSyncScheme:
             WorkerError, WorkerLeftError, SyncTimeoutError: as `send`.
         """
         sender = self._need_sender("wait_async")
-        sender.wait(dict(sender.sent), self.timeout if timeout is None else timeout)
+        sender.wait(dict(sender.sent), self.timeout if timeout is None else timeout, time.perf_counter())
 
     @property
     def versions(self) -> dict[int, int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ..errors import WorkerLeftError
 from ..shared import ALIGN, Segment, Ticket
 
 _PAGE = mmap.PAGESIZE
@@ -30,7 +31,8 @@ class Section:
         self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
-        self._head = self._whole[:24].view(np.int64)
+        self._head = self._whole[:32].view(np.int64)
+        self._head[3] = self.ticket.serial
 
     @property
     def version(self) -> int:
@@ -64,7 +66,7 @@ class Section:
 
     def publish(self, version: int, checksum: int, nbytes: int) -> None:
         """What has been written is that version."""
-        self._head[:] = version, checksum, nbytes
+        self._head[:3] = version, checksum, nbytes
         self.release()
 
     def release(self) -> None:
@@ -73,7 +75,7 @@ class Section:
 
     def close(self) -> None:
         """Gives the memory back when its last reader has dropped it."""
-        del self._whole, self._head
+        self._whole = self._head = np.zeros(4, np.int64)
         self.segment.close()
 
 
@@ -89,17 +91,28 @@ class Reader:
 
         Args:
             anew: this process may have written into its view of the block, which nobody else sees: forget that.
+
+        Raises:
+            WorkerLeftError: the owner has given it back.
         """
         if ticket not in self._open:
-            fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDONLY | os.O_CLOEXEC)
-            # private: not even a faulty reader can change what the others get
-            self._open[ticket] = fd, mmap.mmap(fd, ticket.size, mmap.MAP_PRIVATE)
+            try:
+                fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDONLY | os.O_CLOEXEC)
+                if os.fstat(fd).st_size != ticket.size:
+                    os.close(fd)
+                    raise OSError("it is another file's")
+                # private: not even a faulty reader can change what the others get
+                self._open[ticket] = fd, mmap.mmap(fd, ticket.size, mmap.MAP_PRIVATE)
+            except OSError as error:
+                raise WorkerLeftError(f"the sender has shut down before these weights were read ({error})") from None
         fd, memory = self._open[ticket]
         fcntl.flock(fd, fcntl.LOCK_SH)
         try:
             if anew:
                 memory.madvise(mmap.MADV_DONTNEED)
-            version, checksum, nbytes = np.ndarray(3, np.int64, memory).tolist()
+            version, checksum, nbytes, serial = np.ndarray(4, np.int64, memory).tolist()
+            if serial != ticket.serial:
+                raise WorkerLeftError("the sender has shut down before these weights were read")
             yield version, checksum, np.ndarray(nbytes, np.uint8, memory, ALIGN)
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)

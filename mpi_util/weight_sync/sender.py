@@ -35,7 +35,7 @@ class Sender:
     Args:
         recipe: whose, to whom.
         who: names the model in messages.
-        timeout, coalesce, on_dead, wire_dtype: of the scheme.
+        coalesce, on_dead, wire_dtype: of the scheme.
 
     Attributes:
         version: sent last. sent, acked: by worker, the version sent to it, and acknowledged by it, last.
@@ -46,12 +46,11 @@ class Sender:
         recipe: Recipe,
         transport: Transport,
         who: str,
-        timeout: float | None,
         coalesce: bool,
         on_dead: str,
         wire_dtype: str | None,
     ):
-        self.recipe, self._transport, self._who, self._timeout = recipe, transport, who, timeout
+        self.recipe, self._transport, self._who = recipe, transport, who
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self.version = 0
         self.sent: dict[int, int] = {}
@@ -73,13 +72,20 @@ class Sender:
         self._plans.forget()
         self._transport.close()
 
-    def send(self, weights: Any, worker_ids: int | list[int] | None, one_by_one: bool) -> list[int]:
-        """Sends a new version. Returns the workers that will have it."""
+    def send(
+        self, weights: Any, worker_ids: int | list[int] | None, one_by_one: bool, timeout: float | None, began: float
+    ) -> list[int]:
+        """Sends a new version. Returns the workers that will have it.
+
+        Args:
+            one_by_one: where each gets its own, one has it before the next one's is made.
+            timeout, began: as in `wait`.
+        """
         self.take_in(self._transport.poll(0))
         self._raise_errors()
         workers = self._addressed(worker_ids)
         if not self._coalesce:
-            self.wait({worker: self.sent.get(worker, 0) for worker in workers}, self._timeout)
+            self.wait({worker: self.sent.get(worker, 0) for worker in workers}, timeout, began)
         version = self.version + 1
         for group, thing in self.recipe.shares(weights, workers):
             for layout, members in self._by_layout(group, thing):
@@ -89,7 +95,7 @@ class Sender:
                 self.version = version
                 self.sent.update(dict.fromkeys(members, version))
             if one_by_one and len(group) < len(workers):
-                self.wait(dict.fromkeys(group, version), self._timeout)
+                self._await(dict.fromkeys(group, version), timeout, began)
         self.version = version
         return workers
 
@@ -108,7 +114,7 @@ class Sender:
             if everybody and not workers:
                 raise self._left_error(everybody)
             return workers
-        workers = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        workers = [worker_ids] if hasattr(worker_ids, "__index__") else list(worker_ids)
         unknown = [worker for worker in workers if worker not in everybody]
         if unknown:
             raise UsageError(f"send: there is no worker {unknown[0]}; there are {everybody}")
@@ -128,9 +134,20 @@ class Sender:
             found.setdefault(id(layout), (layout, []))[1].append(worker)
         return list(found.values())
 
-    def wait(self, wanted: dict[int, int], timeout: float | None) -> None:
-        """Until each worker has answered to its version, or a newer one; then raises what went wrong."""
-        end = None if timeout is None else time.perf_counter() + timeout
+    def wait(self, wanted: dict[int, int], timeout: float | None, began: float) -> None:
+        """Until each worker has answered to its version, or a newer one; then raises what went wrong.
+
+        Args:
+            timeout: seconds from `began` (of time.perf_counter) on; None: for ever.
+        """
+        self._await(wanted, timeout, began)
+        self._raise_errors()
+        died = [worker for worker in wanted if self._gone.get(worker)]
+        if died and self._on_dead == "raise":
+            raise self._left_error(died)
+
+    def _await(self, wanted: dict[int, int], timeout: float | None, began: float) -> None:
+        end = None if timeout is None else began + timeout
         pause = 0.0
         while missing := [k for k, v in wanted.items() if self._answered.get(k, 0) < v and k not in self._gone]:
             left = _LOOK_S if end is None else end - time.perf_counter()
@@ -139,10 +156,6 @@ class Sender:
             self.take_in(self._transport.poll(min(pause, left), missing[-1]))
             pause = _LOOK_S
             self._gone |= self._transport.missing([k for k in missing if k not in self._ready])
-        self._raise_errors()
-        died = [worker for worker in wanted if self._gone.get(worker)]
-        if died and self._on_dead == "raise":
-            raise self._left_error(died)
 
     def _raise_errors(self) -> None:
         """What workers have reported, as one error: the first one's, with the text of all."""
@@ -155,7 +168,13 @@ class Sender:
     def take_in(self, events: list[Event]) -> None:
         """Notes what workers have told."""
         for kind, worker, version, text in events:
-            if kind == "ready":
+            if kind in ("new", "back"):
+                self._gone.pop(worker, None)
+                if kind == "new":  # another process: it owes nothing
+                    self._answered[worker] = self.sent.get(worker, 0)
+                else:
+                    self._ready.add(worker)
+            elif kind == "ready":
                 self._ready.add(worker)
                 self._gone.pop(worker, None)
                 self._answered[worker] = self.acked[worker] = 0

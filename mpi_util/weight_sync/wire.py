@@ -16,6 +16,7 @@ from typing import Any
 
 _HEAD = struct.Struct("<I")  # length of the message that follows
 _CHUNK = 1 << 16
+_UNREAD_S = 2  # who does not read for so long what fills its socket is given up
 _inherited: Any = None  # sockets that a forked process has to close
 
 
@@ -53,13 +54,10 @@ class Wire:
 
     def __init__(self, sock: socket.socket, with_bell: bool = False):
         self.sock = close_in_forks(sock)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _UNREAD_S, 0))
         self.fd = sock.fileno()
         self.rings: int | None = None
         self._bell = self._own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) if with_bell else None
-        self._poll = select.poll()
-        self._poll.register(self.fd, select.POLLIN if self._bell is None else 0)  # 0: only its end
-        if self._bell is not None:
-            self._poll.register(self._bell, select.POLLIN)
         self._buffer = bytearray()
         self._sending = threading.Lock()
 
@@ -67,7 +65,7 @@ class Wire:
         """Sends a message.
 
         Raises:
-            OSError: the other end has gone.
+            OSError: the other end has gone, or does not read.
         """
         self.send_packed(packed(*message))
 
@@ -96,7 +94,11 @@ class Wire:
 
     def wait(self, timeout: float | None) -> bool:
         """Sleeps until there is something to receive, or the other end has gone; False if `timeout` is over."""
-        return bool(self._poll.poll(None if timeout is None else timeout * 1e3))
+        sleeping = select.poll()  # of this call: two threads may sleep
+        sleeping.register(self.fd, select.POLLIN if self._bell is None else 0)  # 0: only its end
+        if self._bell is not None:
+            sleeping.register(self._bell, select.POLLIN)
+        return bool(sleeping.poll(None if timeout is None else timeout * 1e3))
 
     def receive(self, timeout: float | None) -> list[tuple]:
         """Waits for messages, and returns all that are there; none if `timeout` (seconds, None: never) is over.
@@ -106,7 +108,7 @@ class Wire:
         """
         if self.sock.fileno() < 0:
             raise EOFError
-        if not self.wait(timeout):
+        if timeout != 0 and not self.wait(timeout):  # reading itself does not wait
             return []
         if self._bell is not None:
             with contextlib.suppress(BlockingIOError):  # the other end has gone
@@ -141,7 +143,7 @@ class Wire:
     def _receive_bytes(self) -> bytes:
         if self._bell is not None or self.rings is not None:
             return self.sock.recv(_CHUNK, socket.MSG_DONTWAIT)
-        data, bells, _, _ = socket.recv_fds(self.sock, _CHUNK, 1, socket.MSG_DONTWAIT)
+        data, bells, _, _ = socket.recv_fds(self.sock, _CHUNK, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
         for bell in bells:
             self.rings = self._own(bell)
         return data
@@ -161,3 +163,5 @@ class Wire:
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
+        if self._bell is not None:
+            os.eventfd_write(self._bell, 1)  # should a thread be about to sleep, on a descriptor that is another's now

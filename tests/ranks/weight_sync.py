@@ -9,7 +9,7 @@ import numpy as np
 from harness import fork, raises
 
 import mpi_util
-from mpi_util.weight_sync import MPIWeightSyncScheme
+from mpi_util.weight_sync import MPIWeightSyncScheme, relay
 from mpi_util.weight_sync import mpi as sync_by_mpi
 
 fork()
@@ -26,6 +26,20 @@ def wait_for(test):
     while not test():
         assert time.perf_counter() < end
         time.sleep(1e-3)
+
+
+def stop_at_third_part(receive):
+    """In place of Relay._receive: this process stands still in the middle of version 2."""
+    parts = []
+
+    def receive_or_stop(self, part, source, version):
+        parts.append(version)
+        if parts.count(2) == 3:
+            parts.append(2)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        receive(self, part, source, version)
+
+    return receive_or_stop
 
 
 def check_in_the_background():
@@ -152,19 +166,21 @@ def check_a_receiver_that_leaves_in_order():
 
 
 if "gone" in sys.argv:
-    scheme = MPIWeightSyncScheme()
-    if rank == 0:
+    root = int(sys.argv[-1])
+    scheme = MPIWeightSyncScheme(sender=root)
+    if rank == root:
         scheme.init_on_sender(model=model(0.0))
         scheme.connect()
 elif "stopped" in sys.argv:
     # each rank a machine: 0 sends to 1 and 2, and 1 passes on to 3
-    sync_by_mpi._SILENT_S = 2.0
-    scheme, mine = MPIWeightSyncScheme(on_dead="drop"), {"w": np.full(2_000_000, float(rank), "f4")}
+    sync_by_mpi._SILENT_S = relay._STALLED_S = 2.0
+    scheme, mine = MPIWeightSyncScheme(on_dead="drop"), {"w": np.full(4_000_000, float(rank), "f4")}
     pid = mpi_util.all_sum(os.getpid() if rank == 1 else 0)
     if rank == 0:
         scheme.init_on_sender(model=mine)
         scheme.connect()
-        os.kill(pid, signal.SIGSTOP)
+        if "midway" not in sys.argv:
+            os.kill(pid, signal.SIGSTOP)
         mine["w"][:] = 7.0
         scheme.send()
         assert scheme.versions == {0: 1, 1: 2, 2: 2}, scheme.versions
@@ -174,6 +190,8 @@ elif "stopped" in sys.argv:
         scheme.send()
         assert scheme.versions == {0: 3, 1: 3, 2: 3}, scheme.versions
     else:
+        if rank == 1 and "midway" in sys.argv:
+            relay.Relay._receive = stop_at_third_part(relay.Relay._receive)
         scheme.init_on_receiver(model=mine)
         scheme.connect()
     mpi_util.all_sum(0)
