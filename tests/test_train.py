@@ -116,7 +116,7 @@ def wait_for_row(process: subprocess.Popen, iteration: int) -> None:
 
 
 @pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
     folder = tmp_path / "run"
     process = start(folder, n, mpi)

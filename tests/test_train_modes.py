@@ -77,9 +77,8 @@ def test_a_run_goes_on_with_the_other_framework(tmp_path):
     assert len(rows(tmp_path / "parts")) == 2
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ppo-kl"])
-def test_an_averaging_run_is_resumed_to_the_same_bits(tmp_path, algo):
-    way = [*BATCH, "--algo", algo, "--nprocs", 3, "--parallel", "average"]
+def test_an_averaging_run_is_resumed_to_the_same_bits(tmp_path):
+    way = [*BATCH, "--algo", "ppo-kl", "--nprocs", 3, "--parallel", "average"]
     whole = run(tmp_path / "whole", *EPISODES, *way)
     run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *way)
     train("--resume", tmp_path / "parts", "-n", 12, "--nprocs", 3)
