@@ -38,6 +38,7 @@ from mpi_util.weight_sync.bits import checksum, rounded, widened
 from mpi_util.weight_sync.gate import Gate
 from mpi_util.weight_sync.hub import alive
 from mpi_util.weight_sync.layout import Layout, Weights, pack
+from mpi_util.weight_sync.section import Reader, Section
 
 TIMEOUT = 60
 
@@ -772,6 +773,37 @@ def test_the_gate_lets_a_change_in_between_lookers():
     for looker in lookers:
         looker.join()
     assert changes == 50
+
+
+def test_nobody_looks_at_half_a_change_when_the_gate_is_closed():
+    gate, seen = Gate(), []
+
+    def look():
+        with gate.looking():
+            seen.append("looked")
+
+    with gate.changing():
+        gate.close()
+        looker = threading.Thread(target=look)
+        looker.start()
+        time.sleep(0.05)
+        seen.append("changed")
+    looker.join()
+    assert seen == ["changed", "looked"]
+
+
+def test_a_section_that_was_given_back_is_not_read_from_another_of_its_number():
+    first = Section(1000)
+    ticket = first.ticket
+    first.close()
+    second = Section(1000)
+    reader = Reader()
+    with pytest.raises(WorkerLeftError, match="shut down"), reader.reading(ticket._replace(fd=second.ticket.fd)):
+        pass
+    second.close()
+    with pytest.raises(WorkerLeftError, match="shut down"), Reader().reading(ticket._replace(fd=9999)):
+        pass
+    reader.close()
 
 
 def test_strangers_do_not_keep_workers_out(monkeypatch):
