@@ -36,7 +36,7 @@ from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync.bits import checksum, rounded, widened
 from mpi_util.weight_sync.gate import Gate
-from mpi_util.weight_sync.hub import alive
+from mpi_util.weight_sync.hub import Event, alive
 from mpi_util.weight_sync.layout import Layout, Weights, pack
 from mpi_util.weight_sync.section import Reader, Section
 
@@ -858,6 +858,16 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     assert (mine["layer"]["w"] == 5).all()
     receiver.shutdown()
     scheme.shutdown()
+
+
+def test_a_death_is_told_though_another_process_has_come():
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,), receiver.frozen():
+        scheme.send_async(arrays(2.0))
+        scheme._sender.take_in([Event("left", 0, 0, "its process ended"), Event("new", 0)])
+        with pytest.raises(WorkerLeftError, match="worker 0: its process ended"):
+            scheme.wait_async(TIMEOUT)
+        scheme.wait_async(TIMEOUT)  # once: the other owes nothing
 
 
 def test_the_timeout_of_send_counts_where_each_worker_gets_its_own():

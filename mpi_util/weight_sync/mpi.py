@@ -108,7 +108,7 @@ class Ranks:
     """The transport of a sender to the other ranks: its own machine's hub, and the relays of the other machines."""
 
     def __init__(self, channel: Channel, comm: Any, root: int, who: str):
-        self._channel, self._comm, self._root = channel, comm, root
+        self._comm, self._root = comm, root
         machine = channel.machine
         ranks = [k for k in range(channel.size) if k != root]
         self._home = {_worker_of(k, root) for k in ranks if machine[k] == machine[root]}

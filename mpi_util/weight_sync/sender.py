@@ -57,6 +57,7 @@ class Sender:
         self.acked: dict[int, int] = {}
         self._answered: dict[int, int] = {}  # by worker: the last version that it has taken, or failed to take
         self._gone: dict[int, str] = {}  # worker -> why; "" if it left in order
+        self._lost: dict[int, str] = {}  # worker -> why it died with a version unanswered, until that is told
         self._ready: set[int] = set()
         self._errors: list[WorkerError] = []
         self._layouts: dict[int, Layout] = {}
@@ -84,6 +85,7 @@ class Sender:
         self.take_in(self._transport.poll(0))
         self._raise_errors()
         workers = self._addressed(worker_ids)
+        self._lost.clear()
         if not self._coalesce:
             self.wait({worker: self.sent.get(worker, 0) for worker in workers}, timeout, began)
         version = self.version + 1
@@ -107,18 +109,18 @@ class Sender:
     def _addressed(self, worker_ids: int | list[int] | None) -> list[int]:
         everybody = self.recipe.workers
         if worker_ids is None:
-            died = [worker for worker in everybody if self._gone.get(worker)]
+            died = {worker: why for worker in everybody if (why := self._gone.get(worker))}
             if died and self._on_dead == "raise":
                 raise self._left_error(died)
             workers = [worker for worker in everybody if worker not in self._gone]
             if everybody and not workers:
-                raise self._left_error(everybody)
+                raise self._left_error(self._gone)
             return workers
         workers = [worker_ids] if hasattr(worker_ids, "__index__") else list(worker_ids)
         unknown = [worker for worker in workers if worker not in everybody]
         if unknown:
             raise UsageError(f"send: there is no worker {unknown[0]}; there are {everybody}")
-        if gone := [worker for worker in workers if worker in self._gone]:
+        if gone := {worker: self._gone[worker] for worker in workers if worker in self._gone}:
             raise self._left_error(gone)
         return list(dict.fromkeys(workers))
 
@@ -142,7 +144,8 @@ class Sender:
         """
         self._await(wanted, timeout, began)
         self._raise_errors()
-        died = [worker for worker in wanted if self._gone.get(worker)]
+        lost, self._lost = self._lost, {}
+        died = {worker: why for worker in wanted if (why := self._gone.get(worker) or lost.get(worker))}
         if died and self._on_dead == "raise":
             raise self._left_error(died)
 
@@ -187,11 +190,13 @@ class Sender:
                 error.worker, error.traceback = worker, text
                 self._errors.append(error)
             else:
+                if text and self._answered.get(worker, 0) < self.sent.get(worker, 0):
+                    self._lost[worker] = text  # whoever comes in its place
                 self._gone[worker] = text
                 self._ready.discard(worker)
 
-    def _left_error(self, workers: list[int]) -> WorkerLeftError:
-        text = "; ".join(f"worker {k}: {self._gone.get(k) or 'it has shut down'}" for k in workers)
+    def _left_error(self, gone: dict[int, str]) -> WorkerLeftError:
+        text = "; ".join(f"worker {k}: {why or 'it has shut down'}" for k, why in sorted(gone.items()))
         return WorkerLeftError(f"{self._who} cannot be sent to {text}")
 
     def _late_error(self, missing: list[int], timeout: float | None) -> SyncTimeoutError:
