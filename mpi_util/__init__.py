@@ -7,7 +7,8 @@ because the others sleep; `rank0_bcast_wts` sends the weights back. Importing th
 from . import comm as _comm
 from . import tensorflow_setup as _tensorflow_setup
 from .console import msg, print0
-from .deal import deal
+from .cores import usable_cores
+from .deal import deal, share
 from .errors import (
     BatchError,
     LaunchError,
@@ -22,10 +23,10 @@ from .errors import (
     WorkerLeftError,
 )
 from .failure import during, fail
-from .gather import all_accum_batches, rank0_accum_batches
-from .launch import usable_cores
+from .gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from .reductions import all_mean, all_sum, bcast
-from .seeding import set_global_seeds, stream
+from .running import merge_moments
+from .seeding import rank_seed, set_global_seeds, stream
 from .signals import StopRequest
 from .tensorflow_setup import setup_tensorflow_for_mpi
 from .timing import Phases, steps_sec, timeit
@@ -56,6 +57,7 @@ __all__ = [
     "deal",
     "during",
     "fail",
+    "merge_moments",
     "mpi_fork",
     "msg",
     "nworkers",
@@ -63,8 +65,11 @@ __all__ = [
     "rank",
     "rank0_accum_batches",
     "rank0_bcast_wts",
+    "rank0_gather",
+    "rank_seed",
     "set_global_seeds",
     "setup_tensorflow_for_mpi",
+    "share",
     "steps_sec",
     "stream",
     "timeit",
@@ -73,7 +78,12 @@ __all__ = [
 
 
 def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
-    """Starts this script again as `n` ranks, and waits for them.
+    """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
+
+    What stands above it runs in every rank, and in the process that waits. In a rank it changes these things of the
+    interpreter: an uncaught exception, or an exit with a non-zero status, ends all ranks; NumPy's BLAS, torch and
+    TensorFlow have one thread (with n = 1 too), and on rank 0 all cores from a gather to the next collective call. What
+    the user has set (OMP_NUM_THREADS and the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores.
 
     Args:
         n: number of ranks; 1 runs in this process, without MPI.
@@ -87,12 +97,13 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
         LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
         SystemExit: in the parent, with the status of the rank that failed.
     """
-    from . import failure, launch
+    from . import failure, launch, threads
 
     side = launch.mpi_fork(n, gpu_pct, bind_to_core)
     if side == "child":
         failure.install()
         _comm.channel_of()  # from here on each rank knows when another ends, however early
+        threads.start(_comm.rank() == 0)
     return side
 
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import failure
+from . import failure, threads
+from .cores import usable_cores
 from .errors import MpiUtilError, RankLeftError, RankMismatchError
-from .launch import usable_cores
 from .machine import Presence, lowest_rank_here
 from .shared import Attached, Pool
 from .waiting import Doorbell, wait_until
@@ -32,10 +32,12 @@ class Channel:
         machine: for each rank the lowest rank of its machine, with which it shares memory ("leader").
         members: the ranks, other than this one, that share this rank's memory if it is a leader.
         core_each: True if there are no more ranks than cores that this rank may use.
+        whole: True if all ranks of the job are in it.
     """
 
     def __init__(self, comm: Any = None):
         self.rank, self.size = (comm.Get_rank(), comm.Get_size()) if comm else (0, 1)
+        self.whole = comm is None or self.size == _world_size()
         self.machine = [0]
         self.comm = None
         self.bells: dict[int, int] = {}
@@ -91,6 +93,8 @@ class Channel:
         """This rank begins a collective call, or a part of one."""
         failure.enter(op)
         self._calls += 1
+        if self.whole and self.rank == 0:
+            threads.beside()
 
     def agree(
         self,
@@ -117,7 +121,7 @@ class Channel:
         self.enter(op)
         own_error = None
         try:
-            mine = (_CALL, (op, self._calls, bring()))
+            mine = (_CALL, (op, self._calls, failure.call_site(), bring()))
         except Exception as error:
             own_error = error
             mine = (_ERROR, _portable(op, self.rank, error, name_rank=True))
@@ -134,8 +138,8 @@ class Channel:
             for kind, payload in heard:
                 if kind == _ERROR:
                     raise payload
-            self._check_calls([call[:2] for _, call in heard], range(self.size))
-            answers = decide([brought for _, (_, _, brought) in heard])
+            self._check_calls([call[:3] for _, call in heard], range(self.size))
+            answers = decide([brought for _, (*_, brought) in heard])
             messages = self._pickle_answers(answers)
         except Exception as error:
             self.board = None
@@ -160,9 +164,10 @@ class Channel:
         for k, request in enumerate(requests, 1):
             self.wait(request.Test, k)
 
-    def _check_calls(self, calls: list[tuple[str, int]], ranks: Sequence[int]) -> None:
-        if len(set(calls)) > 1:
-            table = "\n".join(f"  rank {k}: {op}, its call number {number}" for k, (op, number) in zip(ranks, calls))
+    def _check_calls(self, calls: list[tuple[str, int, str]], ranks: Sequence[int]) -> None:
+        """Raises RankMismatchError unless the ranks are in the same (call, its number, where in the program)."""
+        if len({call[:2] for call in calls}) > 1:
+            table = "\n".join(f"  rank {k}: {op} at {site}" for k, (op, _, site) in zip(ranks, calls))
             raise RankMismatchError(
                 f"ranks are in different collective calls; all must make the same calls in the same order:\n{table}"
             )
@@ -229,7 +234,7 @@ class Channel:
 
     def notice(self, op: str) -> None:
         """Tells rank 0 that this rank waits elsewhere than in `agree`, in case it waits for this rank there."""
-        self.tell(0, _NOTICE, (f"{op} (on the board)", self._calls))
+        self.tell(0, _NOTICE, (f"{op} (on the board)", self._calls, failure.call_site()))
 
     def look_out(self, op: str, came: Callable[[], list[bool]] = list) -> None:
         """A rank that waits on the board looks for messages that say why another does not come there.
@@ -256,7 +261,7 @@ class Channel:
                 elif kind == _ERROR:
                     raise payload
                 elif kind == _CALL:
-                    self._check_calls([(op, self._calls), payload[:2]], [self.rank, source])
+                    self._check_calls([(op, self._calls, failure.call_site()), payload[:3]], [self.rank, source])
         except MpiUtilError as error:
             self.board = None
             if self.rank == 0:
@@ -316,6 +321,11 @@ class Channel:
                 with contextlib.suppress(OSError):  # then it wakes up by itself
                     self.bells[k] = Doorbell.open(card.pid, card.bell_fd)
 
+    def pids_here(self) -> list[int]:
+        """The process ids of the other ranks of this machine."""
+        here = [k for k in range(self.size) if self.machine[k] == self.leader and k != self.rank]
+        return [self.cards[k].pid for k in here]
+
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
         if self.comm is None:
@@ -358,6 +368,12 @@ class Channel:
                     # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its leave follows
                     op, until = payload[0], time.perf_counter() + _INTERRUPTED_S
         return True
+
+
+def _world_size() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_size()
 
 
 def _portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> MpiUtilError:

@@ -1,12 +1,16 @@
 """Who the ranks are, and the channel of each communicator."""
 
+import os
 import sys
 import time
 from typing import Any
 
-from . import failure
+from . import failure, threads
 from .channel import Channel, open_channels
 from .launch import env_rank, env_size, under_launcher
+
+# What launchers tell each rank of the number of ranks on its machine: hydra (MPICH, Intel MPI), Open MPI.
+_LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 def world():
@@ -29,6 +33,11 @@ def nworkers() -> int:
     return env_size() if under_launcher() else (world().Get_size() if world() else 1)
 
 
+def local_size() -> int:
+    """Number of ranks on this machine, as the launcher tells it; else all count. Does not start MPI."""
+    return next((int(os.environ[name]) for name in _LOCAL_SIZE_VARIABLES if name in os.environ), nworkers())
+
+
 _keyval: Any = None  # under which a communicator of the user's keeps its channel until it is freed
 _kept: dict[str, Channel] = {}  # the channels that live as long as the process
 
@@ -49,7 +58,8 @@ def channel_of(comm: Any = None) -> Channel:
     failure.on_leave(_leave_all)
     if comm == MPI.COMM_WORLD:
         if "world" not in _kept:
-            _kept["world"] = Channel(comm)
+            channel = _kept["world"] = Channel(comm)
+            threads.start(channel.rank == 0, channel.pids_here())
         return _kept["world"]
     global _keyval
     if _keyval is None:

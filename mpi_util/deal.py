@@ -1,14 +1,16 @@
-"""Deals numbered work (episodes) to whichever rank is free."""
+"""Divides numbered work among the ranks: dealt to whichever is free, or in equal shares."""
 
 import fcntl
+import operator
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
 
+from . import threads
 from .channel import Channel
-from .comm import channel_of
-from .errors import RankMismatchError
+from .comm import channel_of, nworkers, rank
+from .errors import RankMismatchError, UsageError
 from .shared import Segment
 
 _SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
@@ -19,8 +21,27 @@ _ROUNDS = 64  # rounds that may be under way at once: a slot is used again so ma
 _NONE_YET = -1
 
 
+def share(n: int) -> range:
+    """This rank's part of 0 .. n-1, one block of it; the first ranks get the remainder. Not collective.
+
+        for step in range(len(share(4000))): ...      # of 4000 steps
+        envs = [make_env(i) for i in share(num_envs)]
+
+    Args:
+        n: how many; 0 gives every rank an empty range.
+
+    Raises:
+        UsageError: n is not a count.
+    """
+    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
+        raise UsageError(f"share: n is a number of things to be shared, 0 or more; got {n!r}")
+    each, remainder = divmod(operator.index(n), nworkers())
+    first = rank() * each + min(rank(), remainder)
+    return range(first, first + each + (rank() < remainder))
+
+
 def deal(n: int, *, comm: Any = None) -> "Deal":
-    """Collective: an iterator over this rank's share of 0 .. n-1; together the ranks get each number once.
+    """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
     A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. The
     ranks of one machine count in shared memory under a lock; others ask rank 0, which answers while it waits in a
@@ -40,14 +61,21 @@ def deal(n: int, *, comm: Any = None) -> "Deal":
 
 
 class Deal:
-    """One round of dealing. Iterate over it; `close` ends the round for all ranks."""
+    """One round of dealing. Iterate over it; `close` ends the round for all ranks.
+
+    Attributes:
+        taken: the numbers that this rank has got so far: the `index` of what it made of them.
+    """
 
     def __init__(self, counter: "_Counter", n: int):
         self._counter, self._n = counter, n
         self._round = counter.next_round()
+        self.taken: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
+        threads.beside()
         while (number := self._counter.take((self._round, self._n))) is not None:
+            self.taken.append(number)
             yield number
 
     def close(self) -> None:

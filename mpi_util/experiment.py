@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import failure
+from .cores import usable_cores
 from .errors import UsageError
 from .files import replace_file
-from .launch import THREAD_VARIABLES, under_launcher, usable_cores
+from .launch import under_launcher
 from .mpi_tools import mpi_fork
 from .serialization_utils import convert_json
 
@@ -89,8 +90,7 @@ class Experiment:
         self.folder = Path(kwargs["logger_kwargs"].get("output_dir") or ".")
         self.name = self.folder.name if "output_dir" in kwargs["logger_kwargs"] else exp_name
         self._packed = _pack(thunk, kwargs)
-        threads = str(max(1, usable_cores() // at_once))
-        self._environment = dict.fromkeys(THREAD_VARIABLES, threads) if at_once > 1 else {}
+        self._environment = {"MPI_UTIL_CORES": str(max(1, usable_cores() // at_once))} if at_once > 1 else {}
         self._process: subprocess.Popen | None = None
         self._began = self._ended = 0.0
 
@@ -126,7 +126,7 @@ class Experiment:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output and subprocess.STDOUT,
-            env=self._environment | os.environ,
+            env=os.environ | self._environment,
             start_new_session=True,
         )
 

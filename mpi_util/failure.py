@@ -32,6 +32,7 @@ _LAST_WORDS_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
+_HERE = os.path.dirname(__file__) + os.sep
 
 
 class _State:
@@ -147,10 +148,17 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
         raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
 
 
+def call_site() -> str:
+    """`file:line` of the program's line that has called this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 def _place(trace: TracebackType | None) -> str:
     """`file:line: ` of the innermost line outside this package: where the user's program made the call."""
-    here = os.path.dirname(__file__)
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(here)]
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(_HERE)]
     return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 

@@ -3,13 +3,12 @@
 import itertools
 import math
 import operator
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import tree
+from . import pickles, threads, tree
 from .adapters import adapter_for
 from .channel import Channel
 from .comm import channel_of
@@ -39,6 +38,7 @@ class _Header(NamedTuple):
     """What a rank brings to the agreement."""
 
     kinds: tuple[_Kind, ...] | None  # None: this rank has no segment
+    indexed: bool  # whether an index is given
     index: list[int]  # each segment's place in the whole
     rows: list[list[int]]  # of each segment, of each leaf
 
@@ -47,10 +47,12 @@ def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm:
     """Collective: joins the batches of all ranks, row after row, on rank 0. A rank that does not call it is waited for.
 
     Args:
-        batch: nested dict/list/tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any dtype but object,
-            any shape and memory order; tensors of torch and TensorFlow, variables too; numbers and 0-d arrays (one row
-            each); lists of plain Python values (joined). Ranks agree on keys, dtypes and shapes but for the number of
-            rows, which may differ between ranks and between leaves, and may be 0.
+        batch: nested dict/tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any dtype but object, any
+            shape and memory order; tensors of torch and TensorFlow, variables too; numbers and 0-d arrays (one row
+            each); lists of plain Python values, which are joined. Ranks agree on keys, dtypes and shapes but for the
+            number of rows, which may differ between ranks and between leaves, and may be 0. A list that holds arrays or
+            dicts is refused: it could be a structure (make it a tuple) or trajectories (give `index`, or use
+            `rank0_gather`).
         index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", for
             instance episodes) and `index` holds the place of each in the whole: they are joined in the order of the
             index, whichever rank made them. A rank may have none; where no rank has any, the result is an empty dict.
@@ -61,10 +63,36 @@ def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm:
         shape (number of batches,). The arrays stay valid and unchanged as long as they are held. Others: `batch`.
 
     Raises:
-        RankMismatchError: on every rank, with a table of who has what, if they bring different keys, dtypes or shapes.
-        BatchError: a leaf is an array of objects, or an index is used twice.
+        RankMismatchError: on every rank, with a table of who has what, if they bring different keys, dtypes or shapes,
+            or only some give an index.
+        BatchError: on every rank: a leaf is an array of objects, a list holds arrays or dicts, or an index is used
+            twice.
     """
-    return _accumulate(channel_of(comm), "rank0_accum_batches", batch, index)[0]
+    return _to_rank0(channel_of(comm), "rank0_accum_batches", batch, index)
+
+
+def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> list:
+    """Collective: the objects of all ranks in a list on rank 0. A rank that does not call it is waited for.
+
+    For trajectories and whatever else `rank0_accum_batches` does not join: the objects stay as they are.
+
+    Args:
+        obj: anything that pickle takes. Arrays in it travel as raw memory.
+        index: None: one object per rank, listed in rank order. Else `obj` is a list of objects and `index` holds the
+            place of each in the whole: they are listed in the order of the index, whichever rank made them.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        Rank 0: the list of all objects; large arrays in it lie in shared memory, as long as they are held. Others: a
+        list of their own.
+
+    Raises:
+        RankMismatchError, BatchError: as `rank0_accum_batches`; BatchError too where an object cannot be pickled.
+    """
+    own = [obj] if index is None else list(obj)
+    brought = tree.Objects(own) if index is None else [tree.Objects([item]) for item in own]
+    gathered = _to_rank0(channel := channel_of(comm), "rank0_gather", brought, index)
+    return own if channel.rank else list(gathered)
 
 
 def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> Any:
@@ -80,6 +108,14 @@ def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: A
     return _copy_to_all(channel, joined, leaves, example, own)
 
 
+def _to_rank0(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> Any:
+    """Joins on rank 0, which then has the machine: the others have nothing to do before it goes on."""
+    joined = _accumulate(channel, op, batch, index)[0]
+    if channel.whole and channel.rank == 0:
+        threads.alone()
+    return joined
+
+
 def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> tuple[Any, dict, Any]:
     """(what this rank returns; on rank 0 the joined leaves by path, and an example of the structure)."""
     segments = [batch] if index is None else list(batch)
@@ -90,10 +126,12 @@ def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | No
         order = [channel.rank] if index is None else [operator.index(i) for i in index]
         if len(order) != len(segments):
             raise BatchError(f"{op}: {len(segments)} segments but {len(order)} entries in index")
-        packed.extend(_pack(op, segment) for segment in segments)
+        for segment in segments:
+            _refuse_lists(op, segment)
+            packed.append(_pack(op, segment))
         _check_alike(op, packed)
         kinds = packed[0][0] if packed else None
-        return _Header(kinds, order, [[len(a) for a in arrays] for _, arrays in packed])
+        return _Header(kinds, index is not None, order, [[len(a) for a in arrays] for _, arrays in packed])
 
     def decide(headers: list) -> list:
         nonlocal block, layout
@@ -140,8 +178,7 @@ def _pack(op: str, segment: Any) -> tuple[tuple[_Kind, ...], list[np.ndarray]]:
             kind, array = _Kind(path, "none", None, (), False), np.empty(0, np.uint8)
         elif tree.is_joined_list(leaf):
             kind = _Kind(path, "list", None, (), False)
-            rows = leaf if isinstance(leaf, list) else [leaf]
-            array = np.frombuffer(pickle.dumps(rows, pickle.HIGHEST_PROTOCOL), np.uint8)
+            array = pickles.pack(op, leaf if isinstance(leaf, list) else [leaf])
         else:
             array = _as_array(op, path, leaf)
             dtype = array.dtype if array.dtype.fields else array.dtype.str
@@ -151,6 +188,19 @@ def _pack(op: str, segment: Any) -> tuple[tuple[_Kind, ...], list[np.ndarray]]:
         arrays.append(array)
     tree.check_paths([kind.path for kind in kinds])
     return tuple(kinds), arrays
+
+
+def _refuse_lists(op: str, segment: Any) -> None:
+    found = tree.find_list(segment)
+    if found is not None:
+        path, items = found
+        where = f"'{path}'" if path else "the batch"
+        kind = next(type(item).__name__ for item in items if not isinstance(item, tree.PLAIN))
+        raise BatchError(
+            f"{op}: {where} is a list that holds {kind} objects. If each position means "
+            "something, make it a tuple; if it lists trajectories, give index= (with the list as batch), or use "
+            "rank0_gather; if its items are rows, make it one array"
+        )
 
 
 def _as_array(op: str, path: str, leaf: Any) -> np.ndarray:
@@ -181,6 +231,7 @@ class _Layout:
     """
 
     def __init__(self, op: str, headers: list):
+        _check_indexed(op, [h.indexed for h in headers])
         # plain integers: for some hundred pieces that is twice as fast as arrays of them
         self.kinds, first = _agreed_kinds(op, headers)
         self.shower = first if headers[0].kinds is None else 0  # the rank that shows rank 0 the structure
@@ -219,7 +270,13 @@ class _Layout:
         if kind.kind == "array":
             return array if array.nbytes > _SMALL else array.copy()
         parts = np.split(array, np.cumsum(rows)[:-1])
-        return [item for part in parts for item in pickle.loads(part.tobytes())]
+        return [item for part in parts for item in pickles.unpack(part)]
+
+
+def _check_indexed(op: str, indexed: list[bool]) -> None:
+    if len(set(indexed)) > 1:
+        table = "\n".join(f"  rank {k}: {'with' if given else 'without'} index" for k, given in enumerate(indexed))
+        raise RankMismatchError(f"{op}: give an index on all ranks or on none:\n{table}")
 
 
 def _check_unique(op: str, order: list[tuple[int, int, int]]) -> None:

@@ -15,19 +15,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import threads
 from .errors import LaunchError
 
 # What launchers set for each rank: hydra (MPICH, Intel MPI) and srun's PMI; Open MPI; PMIx, which srun uses too and
 # which tells no size.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _QUESTION_TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
@@ -154,7 +148,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
     sys.stderr.flush()
     flags = family.bound_flags if bind_to_core else family.flags
     verdict = Job(n).run(
-        [launcher, "-n", str(n), *flags, *program], _rank_environment(family, gpu_pct), _stdin_for_ranks()
+        [launcher, "-n", str(n), *flags, *program], _rank_environment(family, gpu_pct, bind_to_core), _stdin_for_ranks()
     )
     if verdict.last_words:
         print(verdict.last_words.strip("\n"), file=sys.stderr)
@@ -180,48 +174,6 @@ def env_size() -> int:
     if not under_launcher():
         return 1
     return next((int(os.environ[variable]) for variable in _SIZE_VARIABLES if variable in os.environ), 1)
-
-
-def usable_cores() -> int:
-    """Returns how many cores this process may use: its affinity, and the CPU quota of its cgroup; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, _cgroup_quota_cores())))
-
-
-def _cgroup_quota_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Returns the smallest quota on the way from this process's cgroup up to the root, in cores; inf without one."""
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return float("inf")
-    quotas = [float("inf")]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / controllers if controllers else root
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            quotas.append(_quota_v1(folder) if controllers else _quota_v2(folder))
-            if folder == top:
-                break
-    return min(quotas)
-
-
-def _quota_v2(folder: Path) -> float:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return float("inf")
-    return float("inf") if quota == "max" else int(quota) / int(period)
-
-
-def _quota_v1(folder: Path) -> float:
-    try:
-        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-    except (OSError, ValueError):
-        return float("inf")
-    return quota / period if quota > 0 else float("inf")
 
 
 def _write_whole_lines() -> None:
@@ -251,9 +203,11 @@ def _stdin_for_ranks():
     return subprocess.DEVNULL if in_background else None
 
 
-def _rank_environment(family: _Family, gpu_pct: float) -> dict[str, str]:
-    environment = family.environment | dict(os.environ) | _root_permission() | dict.fromkeys(THREAD_VARIABLES, "1")
+def _rank_environment(family: _Family, gpu_pct: float, bind_to_core: bool) -> dict[str, str]:
+    environment = family.environment | dict(os.environ) | _root_permission() | threads.environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
+    if bind_to_core:
+        environment |= {"MPI_UTIL_BOUND": "1"}
     if os.isatty(1):
         size = shutil.get_terminal_size()
         environment |= {"MPI_UTIL_TTY": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}

@@ -74,17 +74,22 @@ def _merge_all(op: str, brought: list[dict[str, _Moments]]) -> dict[str, Statist
     if any(list(b) != list(brought[0]) for b in brought):
         table = "\n".join(f"  rank {k}: {', '.join(b) or 'none'}" for k, b in enumerate(brought))
         raise RankMismatchError(f"{op}: every rank must ask for the same keys, in the same order:\n{table}")
-    merged = {key: functools.reduce(_merge, (b[key] for b in brought)) for key in brought[0]}
+    merged = {key: functools.reduce(merge, (b[key] for b in brought)) for key in brought[0]}
     return {
         key: Statistics(m.mean, math.sqrt(m.m2 / m.n) if m.n else math.nan, m.min, m.max) for key, m in merged.items()
     }
 
 
-def _merge(a: _Moments, b: _Moments) -> _Moments:
+def merge(a: Any, b: Any) -> Any:
+    """The moments (n, mean, m2, and extremes where they are kept) of the samples of `a` and `b` together."""
     if not a.n or not b.n:
         return a if a.n else b
     n, delta = a.n + b.n, b.mean - a.mean
-    mean = a.mean + delta * (b.n / n)
-    m2 = a.m2 + b.m2 + delta * delta * (a.n * (b.n / n))
-    low, high = float(np.minimum(a.min, b.min)), float(np.maximum(a.max, b.max))
-    return _Moments(n, mean, m2, low, high)
+    merged = {
+        "n": n,
+        "mean": a.mean + delta * (b.n / n),
+        "m2": a.m2 + b.m2 + delta * delta * (a.n * (b.n / n)),
+    }
+    if isinstance(a, _Moments):
+        merged |= {"min": float(np.minimum(a.min, b.min)), "max": float(np.maximum(a.max, b.max))}
+    return type(a)(**merged)

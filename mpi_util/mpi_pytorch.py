@@ -14,21 +14,26 @@ from typing import Any
 
 import numpy as np
 
+from . import threads
 from .adapters import framework
 from .averaging import Description, Views, reduce
-from .comm import nworkers
+from .comm import local_size
+from .cores import usable_cores
 from .errors import BatchError
-from .launch import usable_cores
 from .weights import rank0_bcast_wts
 
 
 def setup_pytorch_for_mpi() -> None:
-    """Gives each rank its share of the cores, so that the threads of the ranks do not fight for them. Not collective.
+    """Gives torch this rank's share of the cores of its machine, and no more, for good. Not collective.
+
+    At least one thread, and at most what the user's OMP_NUM_THREADS or MKL_NUM_THREADS says. Without this call a rank
+    has one thread, and rank 0 all cores after a gather.
 
     Raises:
         MissingFrameworkError: no torch.
     """
-    framework("torch").set_num_threads(max(1, usable_cores() // nworkers()))
+    framework("torch")
+    threads.fix_torch(max(1, usable_cores() // local_size()))
 
 
 def sync_params(module: Any, *, comm: Any = None) -> None:

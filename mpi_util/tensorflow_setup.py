@@ -6,8 +6,8 @@ from typing import Any
 
 from .adapters import framework
 from .comm import rank
+from .cores import usable_cores
 from .errors import MpiUtilError, UsageError
-from .launch import usable_cores
 
 # What launchers tell each rank of its number on the machine: hydra (MPICH, Intel MPI), Open MPI, Slurm.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")

@@ -17,9 +17,22 @@ from .errors import BatchError
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
+class Objects(list):
+    """A list whose items are data, whatever they are: a leaf."""
+
+
 def is_joined_list(node: Any) -> bool:
     """True for a leaf of Python values: a list of plain values, or of lists and tuples of them; a bare str or bytes."""
-    return isinstance(node, (str, bytes)) or (isinstance(node, list) and all(map(_is_plain, node)))
+    return isinstance(node, (str, bytes, Objects)) or (isinstance(node, list) and all(map(_is_plain, node)))
+
+
+def find_list(tree: Any, path: str = "") -> tuple[str, list] | None:
+    """(path, list) of the first list that is no leaf; None if there is none."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else ()
+    if isinstance(tree, list) and not is_joined_list(tree):
+        return path, tree
+    found = (find_list(item, f"{path}/{key}" if path else str(key)) for key, item in items)
+    return next((f for f in found if f is not None), None)
 
 
 def _is_plain(node: Any) -> bool:

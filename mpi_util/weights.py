@@ -1,14 +1,13 @@
 """Sends, averages and compares the weights of anything that has weights."""
 
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from . import board, tree
-from .adapters import Slot, slots
+from .adapters import KeptSlots, Slot, slots
 from .channel import Channel
 from .comm import channel_of
 from .errors import RankMismatchError
@@ -167,18 +166,13 @@ class _Block:
         return copies
 
 
-_blocks: Any = weakref.WeakKeyDictionary()  # of models whose slots are the same list from call to call
-
-
 def _block_of(model: Any, graph: Any) -> _Block:
     found = slots(model, graph)
-    known = _blocks.get(model) if type(model).__weakrefoffset__ else None
-    if known is not None and known.slots is found:
-        return known
-    block = _Block(found)
-    if type(model).__weakrefoffset__ and type(model).__hash__:
-        _blocks[model] = block
-    return block
+    if not isinstance(found, KeptSlots):
+        return _Block(found)
+    if found.block is None:
+        found.block = _Block(found)
+    return found.block
 
 
 def _parts(flat: np.ndarray) -> list[slice]:

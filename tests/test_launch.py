@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import OPEN_MPI, mpi_environment
 
-from mpi_util import launch, reap
+from mpi_util import cores, launch, reap
 from mpi_util.banners import BannerFilter
 from mpi_util.errors import LaunchError
 from mpi_util.supervise import Job
@@ -409,11 +409,11 @@ def test_launcher_environment(monkeypatch, environment, expected):
 
 
 def test_usable_cores_are_those_of_the_affinity():
-    assert 1 <= launch.usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= cores.usable_cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "files", "cores"),
+    ("cgroup", "files", "quota"),
     [
         ("0::/a/b\n", {}, float("inf")),
         ("0::/a/b\n", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
@@ -423,13 +423,13 @@ def test_usable_cores_are_those_of_the_affinity():
     ],
     ids=["none", "v2 parent", "v2 in a container", "v1", "v1 unlimited"],
 )
-def test_cgroup_quota(tmp_path, cgroup, files, cores):
+def test_cgroup_quota(tmp_path, cgroup, files, quota):
     (tmp_path / "cgroup").write_text(cgroup)
     for name, text in files.items():
         path = tmp_path / "fs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert launch._cgroup_quota_cores(tmp_path / "cgroup", tmp_path / "fs") == cores
+    assert cores._cgroup_quota_cores(tmp_path / "cgroup", tmp_path / "fs") == quota
 
 
 # ---- what launchers print: real outputs of MPICH 5.0.2 and Open MPI 5.0.11

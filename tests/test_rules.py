@@ -13,7 +13,16 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mpi_util"
 FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "rich", "safetensors", "scipy", "torchrl"}
 # a module may import those that stand before it
-LAYERS = ["errors", "tree launch waiting shared", "failure machine", "channel", "comm", "adapters console"]
+LAYERS = [
+    "errors",
+    "cores tree waiting shared",
+    "threads pickles",
+    "launch",
+    "failure machine",
+    "channel",
+    "comm",
+    "adapters console",
+]
 LAYERS += ["transport", "board", "gather", "weights reductions", "averaging", "weight_sync"]
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import RANKS, ROOT, mpi_environment, run
 
+from mpi_util.cores import usable_cores
 from mpi_util.errors import UsageError
 from mpi_util.experiment import Experiment
-from mpi_util.launch import usable_cores
 from mpi_util.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
 
 SCRIPT = RANKS / "spinup_grid.py"

@@ -55,6 +55,16 @@ class Slot(NamedTuple):
     flush: Callable[[], None] | None = None
 
 
+class KeptSlots(list[Slot]):
+    """The slots of a model that are the same list from call to call.
+
+    Attributes:
+        block: what has been made of them (weights.py).
+    """
+
+    block: Any = None
+
+
 def framework(module: str) -> ModuleType:
     """The framework's module: "torch", "tensorflow", "keras", "tensordict" or "torchrl".
 

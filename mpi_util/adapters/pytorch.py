@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WeightsError
-from . import Slot
+from . import KeptSlots, Slot
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -79,7 +79,7 @@ def _module_slots(module: Any) -> list[Slot]:
     named = [*module.named_parameters(), *module.named_buffers()]
     places = [(name, id(tensor), tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in named]
     if module not in _made or _made[module][0] != places:
-        _made[module] = places, named, [tensor_slot(name, tensor) for name, tensor in named]
+        _made[module] = places, named, KeptSlots(tensor_slot(name, tensor) for name, tensor in named)
     return _made[module][-1]
 
 

@@ -71,7 +71,7 @@ def check_any_arrays(comm, rank, size):
 def check_structures(comm, rank, size):
     def batch(k):
         tree = {
-            "b": (np.full(k, k), [np.ones((1, 2)) * k, {"c": np.float32(k)}]),
+            "b": (np.full(k, k), (np.ones((1, 2)) * k, {"c": np.float32(k)})),
             "a": Pair(k, [float(k)] * k),
             "n": None,
         }
@@ -144,7 +144,7 @@ def check_mismatches_are_raised_everywhere(comm, rank, size):
 def check_calls_that_differ(comm, rank, size):
     if size > 1:
         calls = [lambda: mpi_util.all_sum(1, comm=comm), lambda: mpi_util.rank0_accum_batches({}, comm=comm)]
-        raises(mpi_util.RankMismatchError, "rank 1: rank0_accum_batches", calls[rank % 2])
+        raises(mpi_util.RankMismatchError, "rank 1: rank0_accum_batches at gather.py:", calls[rank % 2])
 
 
 def check_python_values_are_joined(comm, rank, size):
@@ -188,6 +188,54 @@ def check_an_error_of_one_rank_leaves_nobody_behind(comm, rank, size):
     raises(mpi_util.BatchError, "masked", mask)
     raises((TypeError, mpi_util.MpiUtilError), "", bad_index)
     assert mpi_util.all_sum(1, comm=comm) == size  # all are still in step
+
+
+def check_lists_of_arrays_are_refused(comm, rank, size):
+    """Structure or trajectories? The same answer at any number of ranks, and whether the counts agree or not."""
+    for items in ([np.zeros(2)] * 2, [{"x": np.zeros(1)}] * (1 + rank), [[np.zeros(1)], 1]):
+        for batch in (items, {"a": items}, [{"a": (1, items)}]):
+            raises(mpi_util.BatchError, "rank0_gather", lambda b=batch: mpi_util.rank0_accum_batches(b, comm=comm))
+    segments = [{"a": ([np.zeros(1)],)}] if rank == size - 1 else []
+    index = range(len(segments))
+    raises(mpi_util.BatchError, "'a/0'", lambda: mpi_util.all_accum_batches(segments, index=index, comm=comm))
+
+
+def check_an_index_is_given_by_all_or_none(comm, rank, size):
+    if size > 1:
+        given = {"index": [0]} if rank == size - 1 else {}
+        batch = [{"x": 1}] if rank == size - 1 else {"x": 1}
+        text = f"rank {size - 1}: with index"
+        raises(mpi_util.RankMismatchError, text, lambda: mpi_util.rank0_accum_batches(batch, comm=comm, **given))
+
+
+def check_objects_of_any_kind(comm, rank, size):
+    mine = {"x": np.full((40_000, 3), rank), "f": np.asfortranarray(np.ones((2, 3)) * rank), "deep": [{"k": rank}]}
+    got = mpi_util.rank0_gather(mine, comm=comm)
+    assert len(got) == (1 if rank else size)
+    for k, one in enumerate(got):
+        same(one["x"], np.full((40_000, 3), k or rank))
+        same(one["f"], np.ones((2, 3)) * (k or rank))
+        assert one["deep"] == [{"k": k or rank}]
+        one["x"][0] = -1  # they may be changed, and nobody else sees it
+    assert rank or (mine["x"] == 0).all()
+    odd = (lambda: 0) if rank == size - 1 else 0
+    raises(mpi_util.BatchError, "pickle", lambda: mpi_util.rank0_gather(odd, comm=comm))
+
+
+def check_objects_by_index(comm, rank, size):
+    numbers = [i for i in range(5 * size) if (i + i // size) % size == rank]
+    trajectories = [{"obs": np.full(i % 3, i), "info": {"i": i}} for i in numbers]
+    got = mpi_util.rank0_gather(trajectories, index=numbers, comm=comm)
+    assert [t["info"]["i"] for t in got] == (numbers if rank else list(range(5 * size)))
+    assert all((t["obs"] == t["info"]["i"]).all() for t in got)
+    assert mpi_util.rank0_gather([], index=[], comm=comm) == []
+
+
+def check_what_was_taken_is_the_index(comm, rank, size):
+    numbers = mpi_util.deal(11, comm=comm)
+    mine = [{"i": i} for i in numbers]
+    got = mpi_util.rank0_accum_batches(mine, index=numbers.taken, comm=comm)
+    assert rank or got["i"].tolist() == list(range(11))
 
 
 def check_results_stay_as_long_as_they_are_held(comm, rank, size):

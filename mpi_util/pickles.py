@@ -1,0 +1,38 @@
+"""Python objects as bytes, arrays in them as raw memory that is not copied when it is read (pickle protocol 5)."""
+
+import pickle
+
+import numpy as np
+
+from .errors import BatchError
+from .shared import align
+
+_SMALL = 1 << 16  # bytes; what is not larger is copied, so that an object does not keep a whole block
+
+
+def pack(op: str, items: list) -> np.ndarray:
+    """The items as bytes: the number of parts, the size of each, the pickle, and the arrays' memory, aligned."""
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        parts = [pickle.dumps(list(items), 5, buffer_callback=buffers.append)]
+    except Exception as error:  # of whatever object
+        raise BatchError(f"{op}: pickle does not take this: {error}") from None
+    arrays = [np.frombuffer(part, np.uint8) for part in [*parts, *(buffer.raw() for buffer in buffers)]]
+    sizes = np.array([len(arrays), *map(len, arrays)])
+    packed = np.empty(sum(map(align, [sizes.nbytes, *map(len, arrays)])), np.uint8)
+    start = 0
+    for array in [sizes.view(np.uint8), *arrays]:
+        packed[start : start + len(array)] = array
+        start += align(len(array))
+    return packed
+
+
+def unpack(packed: np.ndarray) -> list:
+    """The items of `pack`; large arrays among them are views of `packed`."""
+    packed = packed if len(packed) > _SMALL else bytearray(packed)
+    sizes = np.frombuffer(packed, np.int64, 1 + int(np.frombuffer(packed, np.int64, 1)[0]))
+    start, parts = align(sizes.nbytes), []
+    for size in sizes[1:].tolist():
+        parts.append(memoryview(packed)[start : start + size])
+        start += align(size)
+    return pickle.loads(parts[0], buffers=parts[1:])

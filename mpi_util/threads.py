@@ -1,0 +1,179 @@
+"""How many threads a rank computes with: one, but every usable core while rank 0 works alone.
+
+Ranks that collect side by side would start as many threads as there are cores, each of them. After a gather they sleep,
+and rank 0 has the machine: from there to its next collective call NumPy's BLAS and torch may use every core. It is the
+same with one rank, because the number of threads can change the last bit of a product. TensorFlow cannot change the
+size of its pools once it runs: rank 0's have all cores, the others' one.
+
+What the user has set stays: OMP_NUM_THREADS and the other variables, or a number (other than 1) that she has given to
+torch.set_num_threads or threadpoolctl.
+"""
+
+import contextlib
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from .cores import usable_cores
+
+_OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
+_VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_OURS = "MPI_UTIL_THREADS"  # names the variables that we have set; the others are the user's
+# file of a library, the variables by which a user sets its threads, and its functions: get, set
+_LIBRARIES = [
+    (r"libscipy_openblas64_", ("OPENBLAS_NUM_THREADS", _OMP), "scipy_openblas_{}_num_threads64_"),
+    (r"libscipy_openblas", ("OPENBLAS_NUM_THREADS", _OMP), "scipy_openblas_{}_num_threads"),
+    (r"libopenblas64_", ("OPENBLAS_NUM_THREADS", _OMP), "openblas_{}_num_threads64_"),
+    (r"libopenblas", ("OPENBLAS_NUM_THREADS", _OMP), "openblas_{}_num_threads"),
+    (r"libblis", ("BLIS_NUM_THREADS", _OMP), "bli_thread_{}_num_threads"),
+    (r"libmkl_rt", ("MKL_NUM_THREADS", _OMP), "MKL_{}_Num_Threads"),
+]
+
+
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What makes the libraries of a process start with one thread, as far as the user has not set it otherwise."""
+    ours = given.get(_OURS, "").split()
+    users = {name for name in _VARIABLES if name in given and name not in ours}
+    mine = () if _OMP in users else [name for name in _VARIABLES if name not in users]
+    return dict.fromkeys(mine, "1") | {_OURS: " ".join(mine)}
+
+
+class _Pool:
+    """The threads of one library. It is left alone from when its number is not the one that it had here."""
+
+    def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):
+        self.get, self.put = get, put
+        self.n: int | None = get() if get() in expected else None
+
+    def set(self, n: int) -> None:
+        """Changes the number, unless it is the user's."""
+        if self.n is not None:
+            self.n = n if self.get() == self.n else None
+        if self.n is not None:
+            self.put(n)
+
+
+class _Threads:
+    """What this process knows of its pools.
+
+    Attributes:
+        alone: True while rank 0 has all cores.
+    """
+
+    def __init__(self) -> None:
+        self.alone = False
+        self._started = False
+        self._cores = self._n_modules = 0
+        self._variables: list[str] = []  # those that are ours
+        self._pools: dict[str, _Pool | None] = {}  # by library; None: the user has set it
+
+    def start(self, is_root: bool) -> None:
+        self._cores = usable_cores()
+        if self._started:
+            return
+        self._started = True
+        launched = _OURS in os.environ
+        mine = environment(os.environ)
+        self._variables = mine[_OURS].split()
+        tensorflow = {name: str(self._cores if is_root else 1) for name in _TENSORFLOW if name not in os.environ}
+        os.environ.update(mine | tensorflow)
+        self._find({1} if launched else {1, *_untouched()})
+        self._set(1)
+
+    def switch(self, alone: bool) -> None:
+        """All cores (True), or one thread."""
+        if self._started and alone != self.alone:
+            self._find({self._cores if self.alone else 1})
+            self.alone = alone
+            self._set(self._cores if alone else 1)
+
+    def leave_torch(self) -> None:
+        """From now on torch's number of threads is the program's."""
+        self._pools["torch"] = None
+
+    def _set(self, n: int) -> None:
+        os.environ.update(dict.fromkeys(self._variables, str(n)))  # for what is loaded from now on
+        for pool in self._pools.values():
+            if pool is not None:
+                pool.set(n)
+
+    def _find(self, expected: set[int]) -> None:
+        """Looks for libraries that have been loaded since the last time. Only an import loads one."""
+        if len(sys.modules) == self._n_modules:
+            return
+        self._n_modules = len(sys.modules)
+        torch = sys.modules.get("torch")
+        if hasattr(torch, "set_num_threads") and "torch" not in self._pools:
+            free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
+            self._pools["torch"] = _Pool(torch.get_num_threads, torch.set_num_threads, expected) if free else None
+        for path, variables, functions in _loaded():
+            if path not in self._pools:
+                users = any(name in os.environ and name not in self._variables for name in variables)
+                self._pools[path] = None if users else _library(path, functions, expected)
+
+
+def _loaded() -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """(path, variables, names of the functions) of the libraries that this process has loaded."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        for path in sorted({line.split(None, 5)[5].rstrip() for line in maps if "/lib" in line}):
+            name = os.path.basename(path)
+            found = next((known for known in _LIBRARIES if re.match(known[0], name)), None)
+            if found is not None:
+                yield path, *found[1:]
+
+
+def _library(path: str, functions: str, expected: Iterable[int]) -> _Pool | None:
+    getter, setter = ("Get_Max", "Set") if "MKL" in functions else ("get", "set")
+    try:
+        library = ctypes.CDLL(path)
+        return _Pool(getattr(library, functions.format(getter)), getattr(library, functions.format(setter)), expected)
+    except (OSError, AttributeError):  # a build of it with other names
+        return None
+
+
+def _untouched() -> set[int]:
+    """The numbers with which libraries start by themselves: of all processors, or all but hyperthreads."""
+    counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
+    return counts | {count // 2 for count in counts}
+
+
+_threads = _Threads()
+
+
+def start(is_root: bool, others: Iterable[int] = ()) -> None:
+    """This process becomes a rank: one thread in each pool.
+
+    Args:
+        is_root: it is rank 0, which will work alone.
+        others: process ids of the ranks on its machine. Rank 0 may run wherever they may, whatever a launcher has bound
+            it to (Open MPI binds by default): their cores are free while they sleep.
+    """
+    if is_root and others and "MPI_UTIL_BOUND" not in os.environ:
+        with contextlib.suppress(OSError, AttributeError):
+            cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))
+            if cores != os.sched_getaffinity(0):
+                for task in os.listdir("/proc/self/task"):
+                    os.sched_setaffinity(int(task), cores)
+    _threads.start(is_root)
+
+
+def alone() -> None:
+    """Rank 0 has gathered, the others sleep: all cores."""
+    _threads.switch(True)
+
+
+def beside() -> None:
+    """Rank 0 goes on beside the others: one thread."""
+    if _threads.alone:
+        _threads.switch(False)
+
+
+def fix_torch(n: int) -> None:
+    """Gives torch `n` threads for good, but not more than the user's environment says."""
+    ours = os.environ.get(_OURS, "").split()
+    limits = [os.environ.get(name, "") for name in (_OMP, "MKL_NUM_THREADS") if name not in ours]
+    sys.modules["torch"].set_num_threads(min([n, *(int(x) for x in limits if x.isdecimal() and int(x))]))
+    _threads.leave_torch()
