@@ -5,16 +5,20 @@ and rank 0 has the machine: from there to its next collective call NumPy's BLAS 
 same with one rank, because the number of threads can change the last bit of a product. TensorFlow cannot change the
 size of its pools once it runs: rank 0's have all cores, the others' one.
 
-What the user has set stays: OMP_NUM_THREADS and the other variables, or a number (other than 1) that she has given to
-torch.set_num_threads or threadpoolctl.
+What the user has set stays: OMP_NUM_THREADS and the other variables, or a number that she gives to
+torch.set_num_threads or threadpoolctl. (Not seen is what equals our own: 1, given to threadpoolctl or before mpi_fork.)
 """
 
 import contextlib
 import ctypes
+import functools
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 from .cores import usable_cores
 
@@ -82,6 +86,8 @@ class _Threads:
         os.environ.update(mine | tensorflow)
         self._find({1} if launched else {1, *_untouched()})
         self._set(1)
+        if "torch" not in sys.modules:
+            sys.meta_path.insert(0, _TorchFinder(self._find_torch))
 
     def switch(self, alone: bool) -> None:
         """All cores (True), or one thread."""
@@ -89,10 +95,6 @@ class _Threads:
             self._find({self._cores if self.alone else 1})
             self.alone = alone
             self._set(self._cores if alone else 1)
-
-    def leave_torch(self) -> None:
-        """From now on torch's number of threads is the program's."""
-        self._pools["torch"] = None
 
     def _set(self, n: int) -> None:
         os.environ.update(dict.fromkeys(self._variables, str(n)))  # for what is loaded from now on
@@ -105,14 +107,51 @@ class _Threads:
         if len(sys.modules) == self._n_modules:
             return
         self._n_modules = len(sys.modules)
-        torch = sys.modules.get("torch")
-        if hasattr(torch, "set_num_threads") and "torch" not in self._pools:
-            free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
-            self._pools["torch"] = _Pool(torch.get_num_threads, torch.set_num_threads, expected) if free else None
+        if "torch" in sys.modules and "torch" not in self._pools:
+            self._find_torch(sys.modules["torch"], expected)
         for path, variables, functions in _loaded():
             if path not in self._pools:
                 users = any(name in os.environ and name not in self._variables for name in variables)
                 self._pools[path] = None if users else _library(path, functions, expected)
+
+    def _find_torch(self, torch: ModuleType, expected: set[int] | None = None) -> None:
+        """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
+        put = torch.set_num_threads
+        free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
+        self._pools["torch"] = (
+            _Pool(torch.get_num_threads, put, expected or {torch.get_num_threads()}) if free else None
+        )
+
+        @functools.wraps(put)
+        def set_num_threads(n: int) -> None:
+            self._pools["torch"] = None
+            put(n)
+
+        torch.set_num_threads = set_num_threads
+
+
+class _TorchFinder:
+    """Calls `then(torch)` when torch has been imported."""
+
+    def __init__(self, then: Callable[[ModuleType], None]):
+        self._then, self._searching = then, False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """See importlib.abc.MetaPathFinder."""
+        if name != "torch" or self._searching or name in sys.modules:
+            return None
+        self._searching = True
+        spec = importlib.util.find_spec(name)
+        self._searching = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 def _loaded() -> Iterator[tuple[str, tuple[str, ...], str]]:
@@ -176,4 +215,3 @@ def fix_torch(n: int) -> None:
     ours = os.environ.get(_OURS, "").split()
     limits = [os.environ.get(name, "") for name in (_OMP, "MKL_NUM_THREADS") if name not in ours]
     sys.modules["torch"].set_num_threads(min([n, *(int(x) for x in limits if x.isdecimal() and int(x))]))
-    _threads.leave_torch()

@@ -2,7 +2,7 @@
 
 import pytest
 
-PROGRAMS = 4  # that ranks/collectives.py runs
+PROGRAMS = 5  # that ranks/collectives.py runs
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

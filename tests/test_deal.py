@@ -1,11 +1,44 @@
-"""Dealing in one process: what the collective tests cannot time."""
+"""Dealing and sharing in one process: what the collective tests cannot time."""
 
 import importlib
 import struct
 
+import pytest
+
 import mpi_util
+from mpi_util.errors import UsageError
 
 module = importlib.import_module("mpi_util.deal")  # the package's own name `deal` is the function
+
+
+def as_rank(monkeypatch, rank, size):
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    monkeypatch.setenv("PMI_SIZE", str(size))
+
+
+@pytest.mark.parametrize(("n", "size"), [(10, 1), (10, 3), (2, 4), (0, 3), (4000, 7)])
+def test_shares_are_blocks_that_differ_by_one_at_most(monkeypatch, n, size):
+    shares = []
+    for rank in range(size):
+        as_rank(monkeypatch, rank, size)
+        shares.append(mpi_util.share(n))
+    assert [i for part in shares for i in part] == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("n", [-1, 2.0, True, "3", None])
+def test_a_share_of_what_is_no_count(n):
+    with pytest.raises(UsageError, match="share: n is a number of things"):
+        mpi_util.share(n)
+
+
+def test_seeds_of_ranks_do_not_overlap(monkeypatch):
+    seeds = {}
+    for rank in range(20):
+        as_rank(monkeypatch, rank, 20)
+        for seed in range(20):
+            seeds[seed, rank] = mpi_util.rank_seed(seed)
+    assert len(set(seeds.values())) == len(seeds) and all(0 <= s < 2**31 for s in seeds.values())
 
 
 def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):

@@ -5,5 +5,5 @@ import importlib
 from harness import fork
 
 fork()
-for program in ("gather", "weights", "averaging", "torch_grads"):
+for program in ("gather", "weights", "averaging", "torch_grads", "running"):
     importlib.import_module(program)

