@@ -6,6 +6,7 @@ its children.
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import re
@@ -189,8 +190,15 @@ def _write_whole_lines() -> None:
 
 def _own_arguments() -> list[str]:
     """Returns what follows the interpreter on our command line: its flags, the script or -m or -c, the arguments."""
-    if hasattr(sys, "ps1") or not sys.executable or sys.argv[0] in ("", "-"):
-        raise LaunchError("mpi_fork starts the program again, so it needs a script (or -m, -c): save it to a file")
+    in_ipython = hasattr(builtins, "__IPYTHON__")
+    script = getattr(sys.modules["__main__"], "__file__", None) if in_ipython else None
+    if script and os.path.abspath(sys.argv[0]) == os.path.abspath(script):  # %run, in a notebook too
+        return list(sys.argv)
+    if in_ipython or hasattr(sys, "ps1") or not sys.executable or sys.argv[0] in ("", "-"):
+        raise LaunchError(
+            "mpi_fork starts the program again, so it needs a script (or -m, -c): save it to a file; in a notebook "
+            "begin its cell with %%writefile program.py, then %run program.py"
+        )
     return sys.orig_argv[1:]
 
 

@@ -3,23 +3,63 @@
 import configparser
 import re
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, mpi_environment, run
+from conftest import OPEN_MPI, ROOT, mpi_environment, run
 
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("n", [1, 4])
-def test_the_eight_steps_are_a_program(tmp_path, mpi, n):
-    program = tmp_path / "program.py"
-    program.write_text("\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL)))
-    done = run([sys.executable, program, n], 60, mpi_environment(mpi))
+MPIEXEC = {"mpich": Path(sys.prefix, "bin", "mpiexec"), "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
+
+
+def program(section: str) -> str:
+    """The pieces of code of a section, in their order."""
+    text = README[README.index(f"\n## {section}") :].partition("\n## ")[2].partition("\n## ")[0]
+    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """The program of the eight steps, and what it prints on one rank."""
+    path = tmp_path_factory.mktemp("steps") / "program.py"
+    path.write_text(program("Eight steps"))
+    done = run([sys.executable, path, 1], 60)
     assert done.status == 0, done.err
-    lines = done.out.splitlines()
-    assert len(lines) == 10 and lines[-1].endswith("of 40 episodes")
+    return path, done.out
+
+
+def test_the_eight_steps_are_a_program_that_learns(steps):
+    lines = steps[1].splitlines()
+    assert len(lines) == 10 and all(line.endswith("of 40 episodes") for line in lines)
     first, last = (float(re.search(r"return ([\d.]+)", line)[1]) for line in (lines[0], lines[-1]))
-    assert last > 3 * first  # it learns
+    assert last > 3 * first
+
+
+@pytest.mark.parametrize(
+    ("mpi", "n"), [("mpich", 2), ("mpich", 3), ("mpich", 5), ("mpich", 10), ("openmpi", 4)], indirect=["mpi"]
+)
+def test_it_prints_the_same_at_any_number_of_ranks(steps, mpi, n):
+    done = run([sys.executable, steps[0], n], 90, mpi_environment(mpi))
+    assert (done.status, done.out) == (0, steps[1]), done.err
+
+
+def test_it_prints_the_same_however_it_is_started(steps, mpi):
+    flags = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
+    command = [MPIEXEC[mpi], *flags, "-n", 3, sys.executable, steps[0], 3]
+    done = run(command, 90, mpi_environment(mpi))
+    assert (done.status, done.out) == (0, steps[1]), done.err
+    if mpi == "mpich":
+        done = run([sys.executable, "-m", "IPython", "--no-banner", "-c", f"%run {steps[0]} 3"], 90)
+        assert (done.status, done.out.strip()) == (0, steps[1].strip()), done.err
+
+
+def test_the_weight_synchronisation_is_a_program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(program("Workers at their own pace"))
+    done = run([sys.executable, path], 60)
+    assert (done.status, done.out) == (0, "version 10: 30.0\n"), done.err
 
 
 def test_every_public_name_is_in_the_readme():
