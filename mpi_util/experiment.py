@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing import spawn
@@ -29,7 +28,7 @@ _loading = False  # this process is an experiment's, and is still about to load 
 
 
 def setup_logger_kwargs(
-    exp_name: str, seed: int | None = None, data_dir: str | os.PathLike | None = None, datestamp: bool = False
+    exp_name: str, seed: int | None = None, data_dir: str | os.PathLike[str] | None = None, datestamp: bool = False
 ) -> dict[str, str]:
     """The arguments by which a logger finds the folder of a run.
 
@@ -62,10 +61,10 @@ class Experiment:
     def __init__(
         self,
         exp_name: str,
-        thunk: Callable,
+        thunk: Callable[..., object],
         seed: int,
         num_cpu: int | str,
-        data_dir: str | os.PathLike | None,
+        data_dir: str | os.PathLike[str] | None,
         datestamp: bool,
         kwargs: dict[str, Any],
         at_once: int = 1,
@@ -91,7 +90,7 @@ class Experiment:
         self.name = self.folder.name if "output_dir" in kwargs["logger_kwargs"] else exp_name
         self._packed = _pack(thunk, kwargs)
         self._environment = {"MPI_UTIL_CORES": str(max(1, usable_cores() // at_once))} if at_once > 1 else {}
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._began = self._ended = 0.0
 
     @property
@@ -102,7 +101,7 @@ class Experiment:
     def finished(self) -> bool:
         """True if the folder holds a run with the same configuration that has ended well."""
         try:
-            return json.loads((self.folder / MARKER).read_text())["config"] == self.config
+            return bool(json.loads((self.folder / MARKER).read_text())["config"] == self.config)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -114,7 +113,8 @@ class Experiment:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / MARKER).unlink(missing_ok=True)
-        self._job = tempfile.NamedTemporaryFile(prefix="mpi_util-experiment-")  # noqa: SIM115
+        # In memory: nothing is left of it, however this process ends, with which the run and its ranks end too.
+        self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
         self._job.write(pickle.dumps((self.num_cpu, self._packed)))
         self._job.flush()
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
@@ -122,7 +122,7 @@ class Experiment:
         self._began = time.monotonic()
         # In a session of its own a terminal's Ctrl-C does not reach it: the scheduler passes signals on, in order.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code, self._job.name, json.dumps(path), __name__],
+            [sys.executable, "-c", code, f"/proc/{os.getpid()}/fd/{self._job.fileno()}", json.dumps(path), __name__],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output and subprocess.STDOUT,
@@ -132,7 +132,7 @@ class Experiment:
 
     def poll(self) -> int | None:
         """The exit status of the run when it has ended, negative for a signal; None until then."""
-        code = self._process.poll()
+        code = self._process.poll() if self._process else None
         if code is not None and not self._ended:
             self._ended = time.monotonic()
             self._job.close()
@@ -143,7 +143,7 @@ class Experiment:
 
     def signal(self, signum: int) -> None:
         """Sends a signal; SIGKILL goes to all its processes (the ranks' guard sees to the ranks)."""
-        if self._process.poll() is None:
+        if self._process and self._process.poll() is None:
             os.killpg(self._process.pid, signum) if signum == signal.SIGKILL else self._process.send_signal(signum)
 
 
@@ -157,7 +157,7 @@ def _check_place() -> None:
         raise UsageError("experiments start their own ranks: run this script without mpiexec or srun")
 
 
-def _pack(thunk: Callable, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     """(the pickled function and arguments, what is to be prepared where they are loaded: arguments, main module)."""
     found = spawn.get_preparation_data("experiment")
     arguments = {"sys_argv": found["sys_argv"]}
@@ -187,7 +187,7 @@ def run_packed(path: str) -> None:
     """In the subprocess, and in each of its ranks: runs the function.
 
     Args:
-        path: of the file that `Experiment.start` wrote.
+        path: where `Experiment.start` has put it: a file in the memory of the process that started the experiment.
     """
     global _loading
     failure.install()

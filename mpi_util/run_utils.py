@@ -26,10 +26,10 @@ __all__ = [
 
 def call_experiment(
     exp_name: str,
-    thunk: Callable,
+    thunk: Callable[..., object],
     seed: int = 0,
     num_cpu: int | str = 1,
-    data_dir: str | os.PathLike | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     datestamp: bool = False,
     **kwargs: Any,
 ) -> Result:

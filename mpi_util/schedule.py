@@ -52,7 +52,8 @@ def run_all(
         (a Result for each experiment, the signal that stopped them or 0).
     """
     results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
-    waiting, running = deque(experiments), {}
+    waiting = deque(experiments)
+    running: dict[Experiment, IO[bytes] | None] = {}  # and where it prints
 
     def end(experiment: Experiment, status: str, code: int | None = None) -> None:
         results[experiment] = Result(experiment.name, status, code, experiment.seconds, experiment.folder)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -198,8 +199,9 @@ def test_a_grid_without_values_is_one_line_and_status_2(tmp_path):
 
 
 @pytest.mark.parametrize("num_cpu, signum", [(2, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGKILL)])
-def test_a_signal_stops_all_and_leaves_no_process(tmp_path, mpi, num_cpu, signum):
+def test_a_signal_stops_all_and_leaves_no_process_and_no_file(tmp_path, temporary, mpi, num_cpu, signum):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_GRID": str(tmp_path), **mpi_environment(mpi)}
+    environment["TMPDIR"] = str(temporary)
     process = subprocess.Popen(
         [sys.executable, SCRIPT, "wait", str(num_cpu), "2"],
         cwd=tmp_path,
@@ -222,6 +224,16 @@ def test_a_signal_stops_all_and_leaves_no_process(tmp_path, mpi, num_cpu, signum
         assert statuses(out) == {"try_s0": "stopped", "try_s1": "stopped", "try_s2": "not run"}
     assert alive(tmp_path) == []
     assert not list(tmp_path.rglob("finished.json"))
+    while list(temporary.iterdir()) and time.monotonic() < deadline:  # the jobs' guards outlive a killed process
+        time.sleep(0.05)
+    assert not list(temporary.iterdir())
+
+
+@pytest.fixture
+def temporary():
+    """A folder for temporary files, with a path short enough for Open MPI's sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def alive(folder):
