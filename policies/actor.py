@@ -15,6 +15,7 @@ name                   shape                 meaning
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Spec:
         """The Spec of what `to_dict` gave, tuples restored where JSON made lists."""
         return cls(**{**fields, "policy_hid": tuple(fields["policy_hid"]), "valfunc_hid": tuple(fields["valfunc_hid"])})
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """A dict that JSON can hold."""
         return {**asdict(self), "policy_hid": list(self.policy_hid), "valfunc_hid": list(self.valfunc_hid)}
 

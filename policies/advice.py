@@ -1,27 +1,34 @@
 """Where the time of a run goes, and which number of processes and mode would suit it: Amdahl's law on measured phases.
 
-Rollouts are shared by all processes. Under `gather` the update is rank 0's, with the whole machine; under `average` it
-is shared too, and every optimizer step costs an exchange among all. Processes beyond the cores gain time only where
-they wait for something else than a core, as environments may that are not computed here.
+All times are wall-clock times. Rollouts are shared by all processes. Under `gather` the update is rank 0's, with the
+whole machine; under `average` it is shared too, and every optimizer step costs an exchange among all. Processes beyond
+the cores gain time only where they wait for something else than a core, as environments may that are not computed here.
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 FIRST, LAST = 2, 6  # iterations that are measured; the first one warms up
-WORTH = 0.03  # a larger number of processes has to gain so much
+WORTH = 0.08  # what another number of processes has to gain, by the cautious estimate
+REACHED = 0.75  # the part of a rollout's ideal gain that was reached at least, in benchmarks/advice.py
+STEP_S = 3e-4  # of an optimizer step, however few rows it has: some 40 operations of a framework
+NAPS = 0.5  # an environment that sleeps gives its core up so often per step, or more
+PHASES = ("rollout", "gather", "update", "bcast")
+Way = tuple[str, int]  # "gather" or "average", and a number of processes, 1 or more
 
 
 @dataclass
 class Measured:
-    """Sums over the iterations measured; seconds of wall-clock time where nothing else is said.
+    """Sums over the iterations measured, in seconds of wall-clock time where nothing else is said.
 
     Attributes:
-        rollout, gather, update, bcast: of the phases.
-        busy, cpu, asleep: of work in the rollouts, all processes together: in all, on a core, and waiting for something
-            else than a core.
-        update_cpu: processor time of rank 0 in its update.
+        rollout, gather, update, bcast: of the phases, on rank 0.
+        busy, away: of work in the rollouts, all processes together: in all, and neither on a core nor waiting for one.
+        naps: how often that work gave its core up by itself.
+        env_steps: of the environments.
         steps: number of optimizer steps.
+        width: cores that a process's update used, summed over the iterations.
         exchange: of one exchange among all processes, as an optimizer step under `average` needs it.
     """
 
@@ -30,106 +37,133 @@ class Measured:
     update: float = 0.0
     bcast: float = 0.0
     busy: float = 0.0
-    cpu: float = 0.0
-    asleep: float = 0.0
-    update_cpu: float = 0.0
+    away: float = 0.0
+    naps: float = 0.0
+    env_steps: int = 0
     steps: int = 0
+    width: float = 0.0
     exchange: float = 0.0
 
     @property
-    def total(self):
+    def total(self) -> float:
         """Seconds of all phases."""
         return self.rollout + self.gather + self.update + self.bcast
 
+    @property
+    def asleep(self) -> float:
+        """Share of the rollouts' work in which environments slept; 0 where a host took the core away instead."""
+        return min(self.away / self.busy, 0.999) if self.busy and self.naps >= NAPS * self.env_steps else 0.0
 
-def estimate(measured, mode, n, cores, now):
-    """Seconds that the measured iterations would take.
+
+@dataclass(frozen=True)
+class Machine:
+    """What a number of processes has to share.
+
+    Attributes:
+        cores: that the run may use. pieces: episodes or environments of an iteration.
+    """
+
+    cores: int
+    pieces: int
+
+    def speed(self, n: int, asleep: float) -> float:
+        """Rollouts of `n` processes at a time, in those of one that has a core."""
+        return min(n, self.cores / (1.0 - asleep), self.pieces)
+
+
+def estimate(measured: Measured, way: Way, now: Way, machine: Machine, reached: float = 1.0) -> float:
+    """Seconds that the measured iterations would take another `way`; `now` is that of the run that was measured.
 
     Args:
-        measured: Measured.
-        mode, n: "gather" or "average", and a number of processes, 1 or more.
-        cores: that the run may use.
-        now: (mode, n) of the run that was measured.
-
-    Returns:
-        float.
+        reached: the part of the ideal gain of what is shared that is counted on.
     """
-    now_mode, now_n = now
-    rollout = max(measured.cpu / min(n, cores), (measured.cpu + measured.asleep) / n)
-    moved = (measured.gather + measured.bcast) if n > 1 else 0.0
+    (mode, n), (now_mode, now_n), cores = way, now, machine.cores
+    if way == now:
+        return measured.total
+
+    def share(seconds: float, gain: float) -> float:
+        return seconds / (1.0 + (gain - 1.0) * (reached if gain > 1.0 else 1.0))
+
+    gain = machine.speed(n, measured.asleep) / machine.speed(now_n, measured.asleep)
+    rest = share(measured.rollout, gain) + measured.gather + measured.bcast
     if mode == now_mode == "gather":
-        return rollout + measured.update + moved
-    shared = measured.update_cpu
-    if now_mode == "average":
-        shared = max(shared * now_n - measured.steps * measured.exchange * min(now_n, cores), shared)
-    if mode == "gather" or n == 1:
-        return rollout + (shared if now_mode == "average" else measured.update) + moved
-    exchange = measured.exchange * max(1.0, n / max(now_n, cores))
-    return rollout + shared / min(n, cores) + measured.steps * exchange + moved
+        return rest + measured.update
+    exchanged = measured.steps * measured.exchange if now_mode == "average" else 0.0
+    computed = max(measured.update - exchanged, 0.0)
+    fixed = min(measured.steps * STEP_S, computed)
+    width = now_n if now_mode == "average" else measured.width / (LAST - FIRST + 1)
+    wanted = n if mode == "average" else 1  # rank 0 under `gather` may use more cores; that is not counted on
+    update = fixed + share(computed - fixed, min(wanted, cores) / min(width, cores))
+    exchange = measured.exchange * max(1.0, n / max(now_n, cores)) if mode == "average" else 0.0
+    return rest + update + measured.steps * exchange
 
 
-def advise(measured, cores, now):
-    """What a person is told.
-
-    Args: as for `estimate`.
-
-    Returns:
-        str, two lines.
-    """
+def advise(measured: Measured, now: Way, machine: Machine) -> str:
+    """What a person is told, two lines. Never promises more than `n` processes can bring."""
     mode, n = now
-    counts = sorted({1, n, *(2**k for k in range(1, 7) if 2**k <= 2 * max(cores, n)), cores})
-    times = {(m, k): estimate(measured, m, k, cores, now) for m in ("gather", "average") for k in counts}
-    best = min(times.values())
-    choice = next(way for way in [now, *times] if times[way] <= (1.0 + WORTH) * best)
-    shares = ", ".join(
-        f"{name} {getattr(measured, name) / measured.total:.0%}" for name in ("rollout", "gather", "update", "bcast")
-    )
-    serial = measured.update / max(estimate(measured, "gather", 1, cores, now), 1e-9) if mode == "gather" else None
-    limit = f"; the update alone bounds what more processes bring to {1 / serial:.1f} x one" if serial else ""
+    powers = {n, *(2**k for k in range(7) if 2**k <= 2 * max(machine.cores, n)), machine.cores}
+    counts = sorted(k for k in powers if k <= max(machine.pieces, n))
+    modes = ("gather", "average") if n > 1 else ("gather",)  # what an exchange takes is not known before there is one
+    ways = [now, *((m, k) for m in modes for k in counts if k > 1 or m == "gather")]
+    times = {way: estimate(measured, way, now, machine, REACHED) for way in ways}
+    choice = next(way for way in ways if times[way] <= (1.0 + WORTH) * min(times.values()))
+    shares = ", ".join(f"{name} {getattr(measured, name) / measured.total:.0%}" for name in PHASES)
     seconds = measured.total / (LAST - FIRST + 1)
-    first = f"time: {shares} of {seconds:.2f} s an iteration, with {n} process{'es' * (n > 1)} on {cores} cores{limit}"
+    cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
+    first = f"time: {shares} of {seconds:.2f} s an iteration, with {n} process{'es' * (n > 1)} on {cores}\n"
+    rest = max(measured.total - measured.rollout, 1e-9)
+    bound = f"; if rollouts took no time, it would be {measured.total / rest:.1f} x as fast"
+    bound *= mode == "gather"
     if choice == now:
-        return f"{first}\nno other --nprocs or --parallel is likely to be faster"
-    gain = times[now] / times[choice]
-    return f"{first}\n--nprocs {choice[1]} --parallel {choice[0]} is likely to be faster: {gain:.1f} x, by estimate"
+        return f"{first}no other --nprocs or --parallel is expected to be clearly faster here{bound}"
+    most = choice[1] / n if choice[0] == mode and choice[1] > n else choice[1]
+    low, high = (min(measured.total / t, most) for t in (times[choice], estimate(measured, choice, now, machine)))
+    how = f"--nprocs {choice[1]}" + f" --parallel {choice[0]}" * (choice[0] != mode)
+    return f"{first}{how} is likely to be {low:.1f} to {high:.1f} x as fast{bound}"
 
 
 class Advice:
     """Collects the phases of the first iterations, and speaks once."""
 
-    def __init__(self, mode, n, cores):
-        """Args: mode, n: of this run. cores: that it may use."""
-        self.now, self.cores = (mode, n), cores
+    def __init__(self, mode: str, n: int, cores: int, pieces: int):
+        """Args: mode, n: of this run. cores, pieces: as Machine has them."""
+        self.now, self.machine = (mode, n), Machine(cores, pieces)
         self.iteration = 0
         self.measured = Measured()
 
     @property
-    def needs_exchange(self):
-        """True in the iteration after which somebody has to measure an exchange; on all ranks alike."""
+    def needs_exchange(self) -> bool:
+        """True in the iteration after which an exchange has to be measured; the same on all ranks."""
         return self.iteration == LAST - 1 and self.now[1] > 1
 
-    def after(self, seconds, work, update, exchange_s):
+    def after(
+        self,
+        seconds: dict[str, float],
+        work: Sequence[float],
+        env_steps: int,
+        update: tuple[int, int],
+        exchange_s: float,
+    ) -> str:
         """Takes in an iteration.
 
         Args:
-            seconds: dict of the phases' seconds.
-            work: (busy, cpu, asleep) as Measured has them. update: (update_cpu, steps).
+            seconds: of the phases. work: (busy, away, naps) as Measured has them. update: (steps, width).
             exchange_s: seconds of one exchange, in the iteration that needs it.
 
         Returns:
-            str: the advice, after the last iteration that is measured; else "".
+            The advice, after the last iteration that is measured; else "".
         """
         self.iteration += 1
         if not FIRST <= self.iteration <= LAST:
             return ""
-        phases = (seconds[name] for name in ("rollout", "gather", "update", "bcast"))
-        for field, value in zip(fields(Measured), (*phases, *work, *update, exchange_s)):
+        values = (*(seconds[name] for name in PHASES), *work, env_steps, *update, exchange_s)
+        for field, value in zip(fields(Measured), values):
             setattr(self.measured, field.name, getattr(self.measured, field.name) + value)
-        return advise(self.measured, self.cores, self.now) if self.iteration == LAST else ""
+        return advise(self.measured, self.now, self.machine) if self.iteration == LAST else ""
 
 
-def timed(exchange, n=20):
-    """Median seconds of a call. Args: exchange: function of no arguments. n: number of calls."""
+def timed(exchange: Callable[[], object], n: int = 20) -> float:
+    """Median seconds of a call, of `n`."""
     times = []
     for _ in range(n):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The settings of a training run: one frozen dataclass that is the command line, its help, and config.json."""
+"""The settings of a training run: one frozen dataclass that is the command line, its help, and most of config.json."""
 
 import argparse
 import json
@@ -80,6 +80,28 @@ class Config:
         NETS, "first logarithm of the Gaussian's deviations; 0: half the range of an action", INIT_LOG_STD, float
     )
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings that have no effect beside the others: {name: because of what}."""
+        segments, algo = self.batch_steps is not None, self.algo
+        because = {
+            "without --batch_steps": ("num_envs",) * (not segments),
+            "with --batch_steps": ("batch_size",) * segments,
+            "without --eval_every": ("eval_episodes",) * (self.eval_every is None),
+            f"with --minibatches {self.minibatches}": ("minibatch_rows",) * bool(self.minibatches),
+            f"with --algo {algo}": ("clip",) * (algo != "ppo")
+            + ("lr", "epochs") * (algo == "trpo")
+            + ("cg_iters", "cg_damping") * (algo != "trpo")
+            + ("kl_targ",) * (algo == "vpg"),
+        }
+        return {name: reason for reason, names in because.items() for name in names}
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """Every setting with the value that it has in the run; None: no limit, or no effect."""
+        values = asdict(self) | {name: getattr(self.hyper, name) for name in self._hyper_names}
+        return values | dict.fromkeys(self.unused) | {"resume": None}
+
     def check(self) -> "Config":
         """Itself, if every setting is in its range.
 
@@ -148,12 +170,11 @@ class Config:
     @property
     def hyper(self) -> Hyper:
         """What the learners are told."""
-        names = {option.name for option in fields(Hyper)} & {option.name for option in fields(Config)}
-        return Hyper(**{name: getattr(self, name) for name in names}).resolve()
+        return Hyper(**{name: getattr(self, name) for name in self._hyper_names}).resolve()
 
-    def to_json(self) -> str:
-        """Text of config.json."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+    @property
+    def _hyper_names(self) -> set[str]:
+        return {option.name for option in fields(Hyper)} & {option.name for option in fields(Config)}
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -186,7 +207,10 @@ def parse(arguments: list[str] | None = None) -> Config:
     if ("env" in given) == ("resume" in given):
         parser.error("give an environment, such as Humanoid-v4, or --resume RUN_DIR, and not both")
     try:
-        return (_resumed(given) if "resume" in given else Config(**given)).check()
+        config = (_resumed(given) if "resume" in given else Config(**given)).check()
+        for name in sorted(set(config.unused) & set(given)):
+            raise ValueError(f"--{name} has no effect {config.unused[name]}; leave it out")
+        return config
     except (ValueError, TypeError) as error:
         parser.error(str(error))
 
@@ -204,10 +228,12 @@ def _resumed(given: dict[str, Any]) -> Config:
     path = Path(given["resume"]) / "config.json"
     try:
         saved = json.loads(path.read_text())
+        names = {option.name for option in fields(Config)}  # the file also holds versions and command lines
+        saved = {name: value for name, value in saved.items() if name in names and value is not None}
         if "total_steps" in given and saved.get("lr_schedule", "constant") != "constant":
             raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
         return replace(Config(**saved), **{key: value for key, value in given.items() if key != "env"})
     except OSError as error:
         raise ValueError(f"cannot resume: {path}: {error.strerror}") from None
-    except (TypeError, json.JSONDecodeError) as error:
+    except (TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"cannot resume: {path} is not a run's config.json: {error}") from None

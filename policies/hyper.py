@@ -48,7 +48,7 @@ class Hyper:
     vf_epochs: int | None = None
     vf_replay: bool | None = None
 
-    def resolve(self):
+    def resolve(self) -> "Hyper":
         """The same settings with every None filled in.
 
         Returns:

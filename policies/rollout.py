@@ -5,6 +5,7 @@ which rank runs it, nor what that rank ran before.
 """
 
 import contextlib
+import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -78,11 +79,11 @@ def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
 
 
 def _clock() -> np.ndarray:
-    """Seconds, from some moment on: of wall-clock time, of this thread's processor time, and of its sleep."""
+    """Seconds from some moment on, and those in which this thread wanted no core; how often it gave its core up."""
     now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
     with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
         waited = int(file.read().split()[1]) * 1e-9  # ready to run, while others had the cores
-    return np.array([now, cpu, now - cpu - waited])
+    return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw])
 
 
 class Runner:
@@ -90,8 +91,8 @@ class Runner:
 
     A batch is a dict of arrays over T steps: observes float32 (T, obs_dim), unscaled; actions float32 (T, act_dim) or
     int64 (T,), as the actor drew them; advantages, disc_sum_rew float32 (T,), in scaled rewards; ep_ret float64 and
-    ep_len int64, (1,) if the episode ended in it, else (0,); work_s float64 (1, 3): seconds that it took, of wall-clock
-    time, of processor time, and asleep.
+    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 3): seconds that it took, seconds of
+    these without need of a core, and how often it gave its core up.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Runner:
         self._scaled = self._rows(FIRST_ROWS)
         self._acts: list = []
         self._rews: list[float] = []
-        self._work_s = np.zeros(3)
+        self._work = np.zeros(3)
 
     def _rows(self, n: int) -> np.ndarray:
         return np.empty((n, self.actor.spec.obs_dim), np.float32)
@@ -137,7 +138,7 @@ class Runner:
         self._noise = self._draw(np.random.default_rng(keys[1]))
         self.name = "/".join(map(str, number))
         self.ep_ret, self.ep_len = 0.0, 0
-        self._work_s += _clock() - began
+        self._work += _clock() - began
 
     def _draw(self, rng: np.random.Generator) -> Iterator[Any]:
         while True:
@@ -174,7 +175,7 @@ class Runner:
             self._rews.append(float(rew))
             ended = terminated or truncated
         batch = self._batch(t, ended, terminated)
-        batch["work_s"], self._work_s = (self._work_s + _clock() - began)[None], np.zeros(3)
+        batch["work"], self._work = (self._work + _clock() - began)[None], np.zeros(3)
         return batch, ended
 
     def _grow(self) -> None:
@@ -212,7 +213,7 @@ def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
     actions = np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32)
     none, ended = (
         np.empty(0, np.float32),
-        {"ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work_s": np.empty((0, 3))},
+        {"ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 3))},
     )
     return {
         "observes": np.empty((0, spec.obs_dim), np.float32), "actions": actions, "advantages": none,
@@ -227,16 +228,15 @@ class Segments:
     """
 
     def __init__(self, runners: dict[int, Runner], first: int):
-        """Begins an episode in each environment.
+        """Prepares an episode in each environment.
 
         Args:
             runners: by number of the environment, those of this rank.
-            first: number of the episodes that begin now, above that of any before (0 in a new run).
+            first: number of the episodes to begin with, above that of any before (0 in a new run).
         """
         self.runners = runners
         self.episode = dict.fromkeys(runners, first)
-        for e, runner in runners.items():
-            runner.start(e, first)
+        self.ended = set(runners)  # begin anew when they are stepped next, as part of that work
 
     def collect(self, n_steps: int, stop: Callable[[], bool]) -> tuple[list[dict], list[int]]:
         """Steps each environment `n_steps` on.
@@ -248,6 +248,9 @@ class Segments:
         for e, runner in self.runners.items():
             left, part = n_steps, 0
             while left:
+                if e in self.ended:
+                    runner.start(e, self.episode[e])
+                    self.ended.remove(e)
                 batch, ended = runner.run(left, stop)
                 if batch is None:
                     return batches, places
@@ -257,5 +260,5 @@ class Segments:
                 part += 1
                 if ended:
                     self.episode[e] += 1
-                    runner.start(e, self.episode[e])
+                    self.ended.add(e)
         return batches, places

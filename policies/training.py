@@ -1,6 +1,5 @@
 """The learners of a run, and what all ranks get from them after each update. No MPI here."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ class Training:
         control: int64 (1,) arrays that travel to all ranks with the weights: stop (not 0: end), evaluate (1 to try the
             policy after this iteration), save (1 to write a checkpoint), iterations, episodes and steps so far; and
             rew_scale, float64 (1,).
-        cost: seconds of processor time, and number of optimizer steps, of the last update.
+        cost: of the last update: number of optimizer steps, and cores that it used.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Training:
             ValueError: one line: the framework, the device or the checkpoint cannot be used.
         """
         self.config, self.spec, self.params, self.scaler, self.control = config, spec, params, scaler, control
-        self.share, self.cost = share, (0.0, 0)
+        self.share, self.cost = share, (0, 1)
         self.returns = Scaler(1, "returns")
         make_policy, make_val_func, side_by_side = _learners(config.framework)
         try:
@@ -62,12 +61,12 @@ class Training:
         """
         for learner in (self.policy, self.val_func):
             learner.lr_scale = self._lr_scale()
-        began, steps = time.process_time(), self._steps()
+        steps = self._steps()
         raw = batch["observes"]
         log = self.learners.learn(
             self.scaler.scale(raw), batch["actions"], batch["advantages"], batch["disc_sum_rew"], part
         )
-        self.cost = time.process_time() - began, self._steps() - steps
+        self.cost = self._steps() - steps, self.learners.width
         self.policy.weights(self.params)
         self.val_func.weights(self.params)
         self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them

@@ -1,12 +1,14 @@
 """The benchmarks start, measure and write it down, with settings that take seconds; no figure is judged here."""
 
 import json
+import shlex
 import sys
 
 import pytest
 from conftest import ROOT, run
 
 PROGRAMS = {
+    "advice": "--repeats 1 --iterations 6 --only 'HalfCheetah-v5, trpo, 2x64'",
     "averaging": "--repeats 2 --ranks 2 --mpi mpich --policy 2x64",
     "gather": "--repeats 2 --ranks 2 --mpi mpich --rows 600",
     "bcast": "--repeats 2 --ranks 2 --mpi mpich --policy 2x64",
@@ -23,7 +25,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_writes_what_it_measured(name, tmp_path):
-    command = [sys.executable, "-m", f"benchmarks.{name}", *PROGRAMS[name].split(), "--results", tmp_path]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(PROGRAMS[name]), "--results", tmp_path]
     done = run(command, timeout=120)
     assert done.status == 0, done.out + done.err
     record = json.loads((tmp_path / f"{name}.json").read_text())

@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
 
-from policies.record import TIME_COLUMNS
+from policies.config import parse
+from policies.record import TIME_COLUMNS, Record
 from policies.run_folder import load
 
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
@@ -30,6 +32,7 @@ def train(*arguments, mpi: str = "mpich", timeout: float = 120, status: int = 0,
 def rows(folder: Path) -> list[dict[str, str]]:
     """progress.txt without the columns of time."""
     lines = [line.split("\t") for line in (folder / "progress.txt").read_text().splitlines()]
+    assert all(0 <= float(line[lines[0].index("IdleShare")]) < 1 for line in lines[1:])
     return [{k: v for k, v in zip(lines[0], line) if k not in TIME_COLUMNS} for line in lines[1:]]
 
 
@@ -83,7 +86,17 @@ def test_resume_goes_on_to_the_same_bits(alone, tmp_path, n):
 def test_the_run_folder(alone, tmp_path):
     train(*EPISODES, "--run_dir", tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["env"] == "Hopper-v4" and config["num_episodes"] == 24
+    assert config["env"] == "Hopper-v4" and config["num_episodes"] == 24 and config["run_dir"] == f"{tmp_path}/run"
+    assert (config["lr"], config["epochs"], config["clip"]) == (3e-4, 10, 0.2)
+    assert config["num_envs"] is None and config["cg_iters"] is None  # without effect
+    assert config["versions"]["numpy"] == np.__version__ and {"python", "torch", "mpi4py"} <= set(config["versions"])
+    train("--resume", tmp_path / "run", "--nprocs", 2)
+    resumed = json.loads((tmp_path / "run" / "config.json").read_text())
+    commands = [f"Hopper-v4 -n 24 -b 8 --run_dir {tmp_path}/run", f"--resume {tmp_path}/run --nprocs 2"]
+    assert resumed["commands"] == [f"{Path(sys.executable).name} train.py {words}" for words in commands]
+    assert config["commands"] == resumed["commands"][:1]
+    same = set(config) - {"commands", "nprocs"}
+    assert {key: resumed[key] for key in same} == {key: config[key] for key in same} and resumed["nprocs"] == 2
     arrays, notes = load(tmp_path / "run" / "policy.safetensors")
     assert {"policy/0/weight", "value/0/weight", "policy/log_std", "scaler/mean"} <= set(arrays)
     assert notes["spec"]["obs_dim"] == 11
@@ -92,6 +105,28 @@ def test_the_run_folder(alone, tmp_path):
         "Iteration Episodes TotalEnvInteracts AverageEpRet StdEpRet MinEpRet MaxEpRet EpLen KL Entropy LossPi LossV "
     )
     assert set(asked.split()) | set(TIME_COLUMNS) <= set(header)
+
+
+@pytest.mark.parametrize(
+    "limits, ends",
+    [
+        ("", "goes on until you end it; --total_steps or -n sets an end"),
+        ("-n 24 --total_steps 1000000", "ends after 24 episodes or 1,000,000 environment steps"),
+    ],
+)
+def test_it_says_how_it_ends(tmp_path, capsys, limits, ends):
+    record = Record(parse(["Hopper-v4", *limits.split(), "--run_dir", f"{tmp_path}/a run"]), None, 2, {})
+    record.announce()
+    again = f"python train.py --resume '{tmp_path}/a run'"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"Hopper-v4: ppo, seed 0, 2 processes, results in {tmp_path}/a run"
+    assert second == f"{ends}; Ctrl-C saves and ends, and to go on: {again}"
+    record.finish("stopped", 3, 4000)
+    assert capsys.readouterr().out.endswith(f"policy.safetensors; go on: {again}\n")
+    record.finish("done", 3, 4000)
+    assert (
+        capsys.readouterr().out == f"done: 3 iterations, 4,000 steps; weights in {tmp_path}/a run/policy.safetensors\n"
+    )
 
 
 def start(folder: Path, n: int, mpi: str = "mpich", before: str = "") -> subprocess.Popen:

@@ -5,12 +5,19 @@ import pytest
 from conftest import ROOT
 from test_train import rows, train
 
+from policies.config import Config, parse
+from policies.record import Record
 from policies.run_folder import load
 
 SHORT = ["Hopper-v4", "--total_steps", 800, "--batch_steps", 400, "--num_envs", 8]
 EPISODES = ["Hopper-v4", "-n", 12, "-b", 6]
-BATCH = ["--epochs", 3, "--vf_epochs", 2]
+BATCH = ["--vf_epochs", 2, "--epochs", 3]
 TF_OFF = "raise ModuleNotFoundError(\"No module named 'tensorflow'\", name='tensorflow')"
+
+
+def brief(algo):
+    """BATCH, as far as the algorithm has it."""
+    return [*(BATCH[:2] if algo == "trpo" else BATCH), "--algo", algo]
 
 
 def run(folder, *arguments, **more):
@@ -28,17 +35,17 @@ def test_each_algorithm_gives_the_same_bits_at_any_size(tmp_path, algo):
 @pytest.mark.parametrize("algo", ["ppo", "trpo"])
 def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path, algo):
     pytest.importorskip("tensorflow")
-    made = [run(tmp_path / str(n), *SHORT, *BATCH, "--framework", "tf", "--algo", algo, "--nprocs", n) for n in (1, 3)]
+    made = [run(tmp_path / str(n), *SHORT, *brief(algo), "--framework", "tf", "--nprocs", n) for n in (1, 3)]
     assert made[0] == made[1] and len(made[0][1]) == 2
 
 
 @pytest.mark.parametrize(
-    "algo, mpi", [("ppo", "mpich"), ("ppo-kl", "mpich"), ("vpg", "mpich"), ("trpo", "openmpi")], indirect=["mpi"]
+    "algo, mpi", [("ppo", "mpich"), ("ppo-kl", "mpich"), ("vpg", "openmpi"), ("trpo", "openmpi")], indirect=["mpi"]
 )
 def test_both_ways_to_share_the_work_agree(tmp_path, mpi, algo):
-    run(tmp_path / "gather", *EPISODES, *BATCH, "--algo", algo, "--nprocs", 1)
+    run(tmp_path / "gather", *EPISODES, *brief(algo), "--nprocs", 1)
     made = [
-        run(tmp_path / name, *EPISODES, *BATCH, "--algo", algo, "--nprocs", 3, "--parallel", "average", mpi=mpi)
+        run(tmp_path / name, *EPISODES, *brief(algo), "--nprocs", 3, "--parallel", "average", mpi=mpi)
         for name in ("average", "again")
     ]
     assert made[0] == made[1]  # the same bits for the same number of processes
@@ -102,7 +109,17 @@ def test_returns_can_scale_the_rewards(tmp_path):
 def test_it_says_where_the_time_goes(tmp_path):
     out = train(*SHORT[:2], 3200, *SHORT[3:], "--nprocs", 2, "--run_dir", tmp_path / "run").out
     assert out.count("time: rollout ") == 1 and "an iteration, with 2 processes" in out
-    assert "--parallel" in out.split("time: rollout ")[1].splitlines()[1]
+    assert "--nprocs" in out.split("time: rollout ")[1].splitlines()[1]
+
+
+IDLE = {"rollout": 2.0, "gather": 0.5, "update": 3.0, "bcast": 0.1, "record": 0.5}
+
+
+def test_the_idle_share_counts_what_the_ranks_collect_while_rank_0_keeps_its_record(tmp_path):
+    record = Record(parse(["Hopper-v4", "--run_dir", str(tmp_path)]), None, 2, {})
+    assert record.times(100, IDLE, busy_s=5.1)["IdleShare"] == pytest.approx(1 - 5.1 / 6)  # of 2 ranks, 3 s each
+    assert record.times(100, IDLE, busy_s=6.1)["IdleShare"] == 0.0
+    assert record.times(100, IDLE, busy_s=5.1)["StepsPerSecond"] == pytest.approx(100 / 5.6, rel=1e-2)
 
 
 BAD = {
@@ -112,15 +129,50 @@ BAD = {
         ["--parallel", "average", "--minibatches", 100_000, "--nprocs", 3], "has 1 rows"
     ),
     "a schedule without an end": (["--lr_schedule", "linear"], "--total_steps"),
+    "deviations of choices": (["CartPole-v1", "--log_std", -1], "--log_std has no effect"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_settings_get_one_line(tmp_path, case):
     arguments, text = BAD[case]
-    done = train("Hopper-v4", "-n", 6, "-b", 6, *arguments, "--run_dir", tmp_path / "run", status=2)
+    env = [] if arguments[0] == "CartPole-v1" else ["Hopper-v4"]
+    done = train(*env, "-n", 6, "-b", 6, *arguments, "--run_dir", tmp_path / "run", status=2)
     lines = [line for line in done.err.splitlines() if line.startswith("train.py: ")]
     assert len(lines) == 1 and text in lines[0] and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        ("--num_envs 4", "--num_envs has no effect without --batch_steps"),
+        ("--batch_steps 100 -b 20", "--batch_size has no effect with --batch_steps"),
+        ("--algo trpo --clip 0.2", "--clip has no effect with --algo trpo"),
+        ("--algo ppo-kl --clip 0.2", "--clip has no effect with --algo ppo-kl"),
+        ("--algo trpo --lr 1e-3", "--lr has no effect with --algo trpo"),
+        ("--algo trpo --epochs 2", "--epochs has no effect with --algo trpo"),
+        ("--algo vpg --kl_targ 0.1", "--kl_targ has no effect with --algo vpg"),
+        ("--cg_iters 3", "--cg_iters has no effect with --algo ppo"),
+        ("--cg_damping 0.1", "--cg_damping has no effect with --algo ppo"),
+        ("--eval_episodes 3", "--eval_episodes has no effect without --eval_every"),
+        ("--minibatches 4 --minibatch_rows 64", "--minibatch_rows has no effect with --minibatches 4"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(capsys, arguments, line):
+    with pytest.raises(SystemExit) as ended:
+        parse(["Hopper-v4", *arguments.split()])
+    assert ended.value.code == 2 and capsys.readouterr().err == f"train.py: {line}; leave it out (see --help)\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "--batch_steps 400", "--algo trpo --eval_every 9", "--algo vpg", "--algo ppo-kl --minibatches 3"]
+)
+def test_what_is_not_refused_has_a_value_in_config_json_and_the_rest_has_none(arguments):
+    config = parse(["Hopper-v4", *arguments.split()])
+    unlimited = {"num_episodes", "total_steps", "run_dir", "resume", "batch_steps", "eval_every"}
+    without = {name for name, value in config.effective.items() if value is None}
+    assert without - unlimited == set(config.unused) - unlimited and "lr" in config.effective
+    assert Config(**{k: v for k, v in config.effective.items() if v is not None}).hyper == config.hyper
 
 
 def test_a_framework_that_is_not_installed(tmp_path):

@@ -15,7 +15,7 @@ class SideBySide:
     Small networks keep one core busy each; two threads on one small product cost more than they bring, two learners on
     two cores do not: 275 ms became 212 ms for 2x64 networks, and 49 ms became 32 ms for an early ppo-kl update.
     Learners that use several threads each, or a GPU, or that share their batch with other processes, run one after the
-    other: the sums over processes must come in one order.
+    other: the sums over processes must come in one order. `width` is the number of cores that the last update used.
     """
 
     def __init__(self, policy, val_func):
@@ -39,7 +39,9 @@ class SideBySide:
             FloatingPointError, ValueError: as the learners raise them.
         """
         policy_log, value_log = _Log(), _Log()
-        if self._at_once(len(observes)):
+        at_once = self._at_once(len(observes))
+        self.width = 2 if at_once else max(x.n_threads(len(observes)) for x in (self.policy, self.val_func))
+        if at_once:
             with _short_switches():
                 fitted = self._worker.submit(self.val_func.fit, observes, disc_sum_rew, value_log, part)
                 try:

@@ -30,7 +30,9 @@ class SideBySide:
             FloatingPointError, ValueError: as the learners raise them.
         """
         policy_log, value_log = _Log(), _Log()
-        if self._at_once():
+        at_once = self._at_once()
+        self.width = 2 if at_once else self.policy.op_threads
+        if at_once:
             fitted = self._worker.submit(self.val_func.fit, observes, disc_sum_rew, value_log, part)
             try:
                 self.policy.update(observes, actions, advantages, policy_log, part)
