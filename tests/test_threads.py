@@ -53,6 +53,16 @@ def test_a_launcher_may_have_started_and_bound_the_ranks(mpi):
     require(watch(2, "after", mpi, launcher=command)[0])
 
 
+@pytest.mark.slow  # TensorFlow takes seconds to load
+@pytest.mark.skipif(CORES == 1, reason="needs two cores")
+def test_tensorflow_has_all_cores_on_rank_0_and_one_elsewhere():
+    """Its pools keep their size: rank 0's have all cores while it collects too."""
+    found, same = watch(2, "tensorflow")
+    for (rank, _), rows in found.items():
+        assert all(row["tensorflow"] < 1.2 if rank else row["tensorflow"] > 1.2 for row in rows), rows
+    assert watch(1, "tensorflow")[1] == same
+
+
 def test_what_the_user_has_set_stays():
     require(watch(2, "after", env={"OMP_NUM_THREADS": "1"})[0], updating=1)
     require(watch(2, "after", env={"MPI_UTIL_CORES": "1"})[0], updating=1)

@@ -1,7 +1,7 @@
 """Prints on each rank how many threads NumPy and torch have, and have used, in each part of a program's loop.
 
 python threads.py N [before|after|late|late-set]: torch is imported above the fork, below it, or in the first update;
-"-set": and the program calls torch.set_num_threads(1).
+"-set": and the program calls torch.set_num_threads(1). Or tensorflow: with TensorFlow instead of torch.
 """
 
 import json
@@ -22,6 +22,9 @@ if mode.startswith("after"):
     import torch
 if mode == "after-set":
     torch.set_num_threads(1)
+if mode == "tensorflow":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
 
 MATRIX = np.random.default_rng(0).normal(size=(700, 700))
 
@@ -51,6 +54,9 @@ def show(part: str) -> None:
     if "torch" in sys.modules:
         matrix = sys.modules["torch"].from_numpy(MATRIX)
         found |= {"threads": sys.modules["torch"].get_num_threads(), "torch": busy(lambda: matrix @ matrix)}
+    if "tensorflow" in sys.modules:
+        tensor = tf.constant(MATRIX)
+        found["tensorflow"] = busy(lambda: (tensor @ tensor).numpy())
     sys.stdout.write(json.dumps(found) + "\n")
 
 
