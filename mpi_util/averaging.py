@@ -7,29 +7,32 @@ part, and takes the others' parts from them. Always in rank order, so that all g
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from . import tree
 from .board import SMALL, Board, gather_round
 from .channel import Channel
-from .comm import channel_of
+from .comm import Comm, channel_of
 from .errors import BatchError, RankMismatchError
 from .gather import rank0_accum_batches
 from .reductions import bcast
 from .shared import align
+
+T = TypeVar("T")
 
 _FEW = 4  # ranks; among more, that each adds up everything costs more than a second meeting
 _TINY = 1 << 14  # bytes; but not for so little
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
 # (name, dtype, shape) of an array; (name, None, None) where there is none
+Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
 Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
 
 
-class Views(list):
+class Views(list[np.ndarray]):
     """Arrays over some memory, in the order of the names. Callers may keep their own views of it in `more`."""
 
     more: Any = None
@@ -47,8 +50,8 @@ class Layout(NamedTuple):
 
     digest: bytes
     nbytes: int
-    places: tuple
-    runs: tuple
+    places: tuple[tuple[np.dtype, tuple[int, ...], int], ...]
+    runs: tuple[tuple[np.dtype, int, int], ...]
 
     def views(self, memory: np.ndarray) -> Views:
         """The arrays over `memory`, uint8."""
@@ -58,8 +61,13 @@ class Layout(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def layout_of(op: str, description: Description) -> Layout:
     """The Layout of the arrays that a call brings. float16 is added up, and so lies in the block, as float32."""
-    there = [(np.dtype("f4") if dtype == "f2" else dtype, shape) for _, dtype, shape in description if dtype]
-    places, runs, nbytes = [None] * len(there), [], 0
+    there = [
+        (np.dtype("f4") if dtype == "f2" else dtype, shape)
+        for _, dtype, shape in description
+        if dtype and shape is not None
+    ]
+    places: dict[int, tuple[np.dtype, tuple[int, ...], int]] = {}
+    runs, nbytes = [], 0
     for kind in dict.fromkeys(dtype for dtype, _ in there):
         first = nbytes
         for i, (dtype, shape) in enumerate(there):
@@ -68,12 +76,10 @@ def layout_of(op: str, description: Description) -> Layout:
                 nbytes += dtype.itemsize * math.prod(shape)
         runs.append((kind, first, (nbytes - first) // kind.itemsize))
         nbytes = align(nbytes)
-    return Layout(tree.digest(op, description), nbytes, tuple(places), tuple(runs))
+    return Layout(tree.digest(op, description), nbytes, tuple(places[i] for i in range(len(there))), tuple(runs))
 
 
-def average(
-    op: str, bring: Callable[[], dict[str, np.ndarray | None]], *, comm: Any = None
-) -> dict[str, np.ndarray | None]:
+def average(op: str, bring: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
     """Collective: arrays become their mean over the ranks, which is the same bits on every rank.
 
     Args:
@@ -91,16 +97,14 @@ def average(
     return _reduce(op, bring, comm, divide=True)
 
 
-def add(
-    op: str, bring: Callable[[], dict[str, np.ndarray | None]], *, comm: Any = None
-) -> dict[str, np.ndarray | None]:
+def add(op: str, bring: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
     """Collective: `average`, but the sum instead of the mean; integers too."""
     return _reduce(op, bring, comm, divide=False)
 
 
-def _reduce(op: str, bring: Callable[[], dict], comm: Any, divide: bool) -> dict:
-    brought: dict = {}
-    arrays: list = []
+def _reduce(op: str, bring: Callable[[], Arrays], comm: Comm, divide: bool) -> Arrays:
+    brought: Arrays = {}
+    arrays: list[np.ndarray] = []
 
     def describe() -> Description:
         brought.update(bring())
@@ -128,7 +132,7 @@ def reduce(
     write: Callable[[Views], None],
     read: Callable[[Views], None],
     divide: bool,
-    comm: Any = None,
+    comm: Comm = None,
     add_up: Callable[[list[Views], int], None] | None = None,
 ) -> None:
     """Collective: the sum or mean of arrays, wherever they are.
@@ -143,7 +147,7 @@ def reduce(
             are added up here, and `read`.
     """
     channel = channel_of(comm)
-    layout: Layout | None = None
+    layout = Layout(b"", 0, (), ())
 
     def bring() -> tuple[bytes, int, Description]:
         nonlocal layout
@@ -171,9 +175,9 @@ def _is_small(layout: Layout, channel: Channel) -> bool:
     return layout.nbytes <= (SMALL if channel.size <= _FEW else _TINY)
 
 
-def _kept(board: Board, key: Any, make: Callable[[], Any]) -> Any:
+def _kept(board: Board, key: Any, make: Callable[[], T]) -> T:
     """`make()`, once per board."""
-    found = board.views.get(key)
+    found: T | None = board.views.get(key)
     if found is None:
         found = board.views[key] = make()
     return found
@@ -185,7 +189,7 @@ def _own(board: Board, layout: Layout) -> Views:
     if not _is_small(layout, board.channel):
         return _kept(board, ("own", layout.digest), lambda: layout.views(board.large[rank]))
     turn = (board.number + 1) % 2
-    return _kept(board, ("own", turn, layout.digest), lambda: layout.views(board.small[turn, rank]))
+    return _kept(board, ("own", turn, layout.digest), lambda: layout.views(board.small[turn][rank]))
 
 
 def _all(board: Board, layout: Layout) -> list[Views]:
@@ -194,7 +198,7 @@ def _all(board: Board, layout: Layout) -> list[Views]:
     return _kept(board, ("all", turn, layout.digest), lambda: [layout.views(row) for row in board.small[turn]])
 
 
-def _runs(rows: np.ndarray, layout: Layout) -> list[list[np.ndarray]]:
+def _runs(rows: Iterable[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
     """For each dtype of the block: the arrays of that dtype of each row of `rows`, flat, one array per row."""
     return [[np.ndarray((n,), dtype, row, start) for row in rows] for dtype, start, n in layout.runs]
 
@@ -211,7 +215,7 @@ def _add(rows: Sequence[np.ndarray], divide: bool, out: np.ndarray) -> None:
 def _add_up_all(board: Board, layout: Layout, divide: bool) -> Views:
     turn = board.number % 2
 
-    def make() -> tuple:
+    def make() -> tuple[list[tuple[list[np.ndarray], np.ndarray]], Views]:
         total = np.empty(SMALL, np.uint8)
         runs = [(rows, out) for rows, (out,) in zip(_runs(board.small[turn], layout), _runs([total], layout))]
         return runs, layout.views(total)
@@ -225,7 +229,7 @@ def _add_up_all(board: Board, layout: Layout, divide: bool) -> Views:
 def _add_up_part(board: Board, op: str, layout: Layout, divide: bool) -> Views:
     channel = board.channel
 
-    def make() -> tuple:
+    def make() -> tuple[list[tuple[list[np.ndarray], np.ndarray]], Views]:
         runs = []
         for rows, (out,) in zip(_runs(board.large, layout), _runs([board.total], layout)):
             part = math.ceil(len(out) / channel.size / _GRAIN) * _GRAIN
@@ -261,7 +265,7 @@ def _check_alike(op: str, descriptions: Sequence[Description]) -> None:
     names = dict.fromkeys(itertools.chain.from_iterable(found))
     name = next((n for n in names if any(f.get(n) != found[0].get(n) for f in found)), next(iter(names)))
 
-    def text(one: dict) -> str:
+    def text(one: dict[str, tuple[np.dtype | None, tuple[int, ...] | None]]) -> str:
         if name not in one:
             return f"missing (of {len(one)} arrays)"
         dtype, shape = one[name]

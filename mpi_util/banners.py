@@ -50,7 +50,7 @@ class BannerFilter:
         banners: The banners taken out so far, as text.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.banners = ""
         self._held = b""
         self._after_banner = False
@@ -78,7 +78,7 @@ class BannerFilter:
         held, self._held = self._held, b""
         return held
 
-    def _keep(self, match: re.Match) -> bytes:
+    def _keep(self, match: re.Match[bytes]) -> bytes:
         self.banners += match.group().decode(errors="replace")
         self._after_banner = match.end() == len(match.string)
         return b""

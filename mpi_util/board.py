@@ -13,6 +13,7 @@ import platform
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Board:
     """One rank's view of the board.
 
     Attributes:
-        small: uint8 (2, ranks, SMALL): each rank's data, of meetings with an even and with an odd number.
+        small: two of uint8 (ranks, SMALL): each rank's data, of meetings with an even and with an odd number.
         large: uint8 (ranks, room), and total: uint8 (room,): for more data, in calls that meet twice.
         room: bytes.
         views: for callers to keep what they derive from the arrays above.
@@ -44,12 +45,15 @@ class Board:
 
     def __init__(self, channel: Channel, memory: np.ndarray, room: int):
         """Args: channel: of the ranks. memory: uint8, `_nbytes` of it, zeros at first. room: bytes for each rank."""
-        self.channel, self.room, self.views = channel, room, {}
+        self.channel, self.room = channel, room
+        self.views: dict[Any, Any] = {}
         n = channel.size
         parts = np.split(memory, np.cumsum(_sizes(n, room))[:-1])
-        self._asleep = memoryview(parts[0][:n])
-        self._posts = [memoryview(part[: n * _ENTRY.size]) for part in parts[1:3]]
-        self.small, self.large, self.total = parts[3].reshape(2, n, SMALL), parts[4].reshape(n, room), parts[5]
+        self._asleep = parts[0][:n].data
+        self._posts = [part[: n * _ENTRY.size].data for part in parts[1:3]]
+        self.small: list[np.ndarray] = list(parts[3].reshape(2, n, SMALL))
+        self.large: np.ndarray = parts[4].reshape(n, room)
+        self.total: np.ndarray = parts[5]
         self.number = 0
         self._own = channel.rank * _ENTRY.size
 
@@ -118,7 +122,7 @@ class Board:
         missing = came()
         peer = missing.index(False) if False in missing else 0
         overdue = lambda: failure.report_missing(channel.rank, peer, channel.cards[peer].pid)  # noqa: E731
-        wait_until(test, _Nap(self, all_came), overdue, failure.watchdog_s())
+        wait_until(test, partial(self._nap, all_came), overdue, failure.watchdog_s())
 
     def _wake(self, sleepers: bytes) -> None:
         """Rings those who sleep; whoever finds that all have come does so."""
@@ -127,24 +131,17 @@ class Board:
                 self._asleep[k] = 0
                 Doorbell.ring(self.channel.bells[k])
 
-    def nap(self, seconds: float, ready: Callable[[], bool]) -> bool:
-        """Sleeps until rung, unless `ready`. True if it is worth looking again at once."""
+    def _nap(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Sleeps until rung, unless `ready`. True if it is worth looking again at once.
+
+        Who sleeps is seen on the board: the others ring nobody who is awake.
+        """
         own = self.channel.rank
         self._asleep[own] = 1
         try:
             return ready() or self.channel.bell.sleep(seconds)
         finally:
             self._asleep[own] = 0
-
-
-class _Nap:
-    """A bell for `wait_until`. Who sleeps is seen on the board: the others ring nobody who is awake."""
-
-    def __init__(self, board: Board, ready: Callable[[], bool]):
-        self.board, self.ready = board, ready
-
-    def sleep(self, seconds: float) -> bool:
-        return self.board.nap(seconds, self.ready)
 
 
 def _sizes(n: int, room: int) -> list[int]:
@@ -185,14 +182,15 @@ def gather_round(
 
     memory = np.empty(0, np.uint8)
 
-    def decide(brought: list) -> list[Place]:
+    def decide(brought: list[Any]) -> list[Place]:
         nonlocal memory
         check([description for _, description in brought])
         memory, ticket, room = _new_memory(channel, brought[0][0])
         return places(channel, ticket, [room] * channel.size)
 
     while True:
-        if board := channel.board:
+        board: Board | None = channel.board
+        if board:
             fits = not error and nbytes <= board.room
             try:
                 if fits:
@@ -205,7 +203,7 @@ def gather_round(
         place = channel.agree(op, show, decide)
         if place.ticket is None:
             return None
-        _take_board(channel, place, memory)
+        _take_board(channel, place, place.ticket, memory)
 
 
 def possible(channel: Channel) -> bool:
@@ -224,10 +222,10 @@ def _new_memory(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | Non
     return memory, ticket, room
 
 
-def _take_board(channel: Channel, place: Place, memory: np.ndarray) -> None:
+def _take_board(channel: Channel, place: Place, ticket: Ticket, memory: np.ndarray) -> None:
     if channel.rank:
-        channel.attached.keep(place.ticket.pid, place.live)
-        mapped = channel.attached.map(place.ticket)
+        channel.attached.keep(ticket.pid, place.live)
+        mapped = channel.attached.map(ticket)
         memory = np.ndarray((sum(_sizes(channel.size, place.plan)),), np.uint8, mapped)
     channel.open_bells()
     channel.board = Board(channel, memory, place.plan)

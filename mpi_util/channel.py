@@ -36,10 +36,11 @@ class Channel:
     """
 
     def __init__(self, comm: Any = None):
-        self.rank, self.size = (comm.Get_rank(), comm.Get_size()) if comm else (0, 1)
+        self.rank: int = comm.Get_rank() if comm else 0
+        self.size: int = comm.Get_size() if comm else 1
         self.whole = comm is None or self.size == _world_size()
         self.machine = [0]
-        self.comm = None
+        self.comm: Any = None
         self.bells: dict[int, int] = {}
         self.pool, self.attached = Pool(), Attached()
         self.left: dict[int, int] = {}  # ranks that have ended, with their status
@@ -48,7 +49,7 @@ class Channel:
         self.version = 0  # of the weights that rank 0 sent last
         self.dealer: Any = None  # made by the first deal
         self.board: Any = None  # made by the first call that meets there
-        self._early: dict[int, list] = {}  # messages from ranks that are further on than this one
+        self._early: dict[int, list[tuple[int, Any]]] = {}  # messages from ranks that are further on than this one
         self.core_each = self.size <= usable_cores()  # asked once: it reads files
         if self.size > 1:
             self._connect(comm)
@@ -206,8 +207,8 @@ class Channel:
             rung: `peer` rings this rank's bell when it is so far.
         """
         pid = self.cards[peer].pid if peer in self.bells else None
-        bell = self.bell if pid and rung else None
-        return wait_until(test, bell, lambda: failure.report_missing(self.rank, peer, pid), failure.watchdog_s())
+        sleep = self.bell.sleep if pid and rung else None
+        return wait_until(test, sleep, lambda: failure.report_missing(self.rank, peer, pid), failure.watchdog_s())
 
     def ring(self, dest: int) -> None:
         """Wakes `dest`, if it is on this machine."""

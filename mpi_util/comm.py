@@ -3,17 +3,22 @@
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from . import failure, threads
 from .channel import Channel, open_channels
 from .launch import env_rank, env_size, under_launcher
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
 # What launchers tell each rank of the number of ranks on its machine: hydra (MPICH, Intel MPI), Open MPI.
 _LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
+Comm: TypeAlias = "Intracomm | None"  # what comm= takes; None: the world
 
-def world():
+
+def world() -> Comm:
     """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process."""
     started = sys.modules.get("mpi4py.MPI")
     if under_launcher() or (started is not None and started.Is_initialized()):
@@ -25,12 +30,12 @@ def world():
 
 def rank() -> int:
     """This process's rank in the world; 0 in a single process. Does not start MPI."""
-    return env_rank() if under_launcher() else (world().Get_rank() if world() else 0)
+    return env_rank() if under_launcher() else (comm.Get_rank() if (comm := world()) else 0)
 
 
 def nworkers() -> int:
     """Number of ranks in the world; 1 in a single process. Does not start MPI."""
-    return env_size() if under_launcher() else (world().Get_size() if world() else 1)
+    return env_size() if under_launcher() else (comm.Get_size() if (comm := world()) else 1)
 
 
 def local_size() -> int:
@@ -38,11 +43,11 @@ def local_size() -> int:
     return next((int(os.environ[name]) for name in _LOCAL_SIZE_VARIABLES if name in os.environ), nworkers())
 
 
-_keyval: Any = None  # under which a communicator of the user's keeps its channel until it is freed
+_keyval: int | None = None  # under which a communicator of the user's keeps its channel until it is freed
 _kept: dict[str, Channel] = {}  # the channels that live as long as the process
 
 
-def channel_of(comm: Any = None) -> Channel:
+def channel_of(comm: Comm = None) -> Channel:
     """Collective at its first call for a communicator: its channel.
 
     Args:
@@ -65,7 +70,7 @@ def channel_of(comm: Any = None) -> Channel:
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: channel.close())
     channel = comm.Get_attr(_keyval)
-    if channel is None:
+    if not isinstance(channel, Channel):
         channel = Channel(comm)
         comm.Set_attr(_keyval, channel)
     return channel

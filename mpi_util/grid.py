@@ -47,7 +47,7 @@ class ExperimentGrid:
     def __init__(self, name: str = ""):
         failure.install()
         self.keys: list[str] = []
-        self.vals: list[list] = []
+        self.vals: list[list[Any]] = []
         self.shs: list[str | None] = []
         self.in_names: list[bool] = []
         self.name(name)
@@ -144,9 +144,9 @@ class ExperimentGrid:
 
     def run(
         self,
-        thunk: Callable | str,
+        thunk: Callable[..., Any] | str,
         num_cpu: int | str = 1,
-        data_dir: str | os.PathLike | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
         datestamp: bool = False,
         max_parallel: int = 1,
     ) -> list[Result]:
@@ -193,9 +193,9 @@ class ExperimentGrid:
     def _experiment(
         self,
         variant: dict[str, Any],
-        thunk: Callable | str,
+        thunk: Callable[..., Any] | str,
         num_cpu: int | str,
-        data_dir: str | os.PathLike | None,
+        data_dir: str | os.PathLike[str] | None,
         datestamp: bool,
         at_once: int,
     ) -> Experiment:

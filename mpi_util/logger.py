@@ -13,7 +13,7 @@ import numpy as np
 
 from . import serialization_utils
 from .adapters import adapter_for
-from .comm import rank
+from .comm import Comm, rank
 from .errors import UsageError
 from .files import replace_file
 from .progress import Progress
@@ -47,13 +47,13 @@ class Logger:
 
     def __init__(
         self,
-        output_dir: str | os.PathLike | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
         output_fname: str = "progress.txt",
         exp_name: str | None = None,
         *,
         show: Callable[[dict[str, float]], None] | None = None,
         keep_rows: int | None = None,
-        comm: Any = None,
+        comm: Comm = None,
     ):
         """Opens the run's folder, on rank 0.
 
@@ -229,7 +229,7 @@ def _write(text: str) -> None:
 
 def _number(key: str, val: Any) -> int | float:
     """A Python number, which prints with all its digits."""
-    if type(val) in (int, float):
+    if type(val) is int or type(val) is float:
         return val
     array = real_numbers(val)
     if array is None or array.size != 1:

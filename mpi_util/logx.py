@@ -35,7 +35,7 @@ class EpochLogger(Logger):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.epoch_dict: dict[str, list] = {}
+        self.epoch_dict: dict[str, list[Any]] = {}
         self._wanted: dict[str, tuple[np.ndarray, dict[str, str]]] = {}  # samples; column -> which of the statistics
 
     def store(self, **kwargs: Any) -> None:
@@ -93,7 +93,8 @@ class EpochLogger(Logger):
 
     def get_stats(self, key: str) -> tuple[float, float]:
         """Collective: (mean, std) over all ranks of what has been stored under `key`, which stays stored."""
-        return mpi_statistics_scalar(self._stored(key), comm=self._comm)
+        mean, std = mpi_statistics_scalar(self._stored(key), comm=self._comm)
+        return mean, std
 
     def _stored(self, key: str) -> np.ndarray:
         return np.concatenate([np.ravel(value) for value in self.epoch_dict.get(key) or [[]]])

@@ -71,6 +71,6 @@ def lowest_rank_here(comm: Any, own_rank: int) -> int:
     if pretended:
         whole, here = here, here.Split(own_rank * pretended // comm.Get_size())
         whole.Free()
-    lowest = here.bcast(own_rank)
+    lowest: int = here.bcast(own_rank)
     here.Free()
     return lowest

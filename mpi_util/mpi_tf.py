@@ -12,20 +12,21 @@ in the same order.
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .adapters import adapter_for, framework, is_extension, place_name
 from .adapters.tensorflow import check_dtype
 from .averaging import average
+from .comm import Comm
 from .errors import UsageError, WeightsError
 from .weights import rank0_bcast_wts
 
 _turn = threading.Lock()  # a graph may run two operations at a time, but a rank can be in one collective call only
 
 
-def flat_concat(xs: Sequence) -> Any:
+def flat_concat(xs: Sequence[Any]) -> Any:
     """All values of some tensors or variables of one dtype as one tensor.
 
     Args:
@@ -38,7 +39,7 @@ def flat_concat(xs: Sequence) -> Any:
     return tf.concat([tf.reshape(x, (-1,)) for x in xs], axis=0)
 
 
-def assign_params_from_flat(x: Any, params: Sequence) -> Any:
+def assign_params_from_flat(x: Any, params: Sequence[Any]) -> Any:
     """Sets variables from what `flat_concat` has made of tensors of their shapes.
 
     Args:
@@ -54,7 +55,7 @@ def assign_params_from_flat(x: Any, params: Sequence) -> Any:
     return tf.group(*[param.assign(tf.reshape(part, param.shape)) for param, part in zip(params, parts)])
 
 
-def sync_params(params: Sequence, *, comm: Any = None) -> Any:
+def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
     """Collective when it acts: sets variables to rank 0's values. A rank that does not take part is waited for.
 
     Args:
@@ -77,7 +78,7 @@ def sync_params(params: Sequence, *, comm: Any = None) -> Any:
     return _as_it_is(_sync_operation)(tf, params, comm)
 
 
-def _sync_operation(tf: Any, params: list, comm: Any) -> Any:
+def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
     names = [place_name(i, param.name) for i, param in enumerate(params)]
     dtypes = [param.dtype.base_dtype for param in params]
     for name, dtype in zip(names, dtypes):
@@ -96,7 +97,7 @@ def _sync_operation(tf: Any, params: list, comm: Any) -> Any:
     return tf.group(*[param.assign(value) for param, value in zip(params, values)])
 
 
-def sync_all_params(*, comm: Any = None) -> Any:
+def sync_all_params(*, comm: Comm = None) -> Any:
     """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
 
     Raises:
@@ -108,7 +109,7 @@ def sync_all_params(*, comm: Any = None) -> Any:
     return sync_params(params, comm=comm)
 
 
-def average_gradients(optimizer: Any, *, comm: Any = None) -> Any:
+def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
     """Makes a Keras optimizer average the gradients over the ranks before it applies them.
 
     In `model.fit`, in `apply` and in `apply_gradients`, inside tf.function too; with Keras on TensorFlow or torch.
@@ -143,7 +144,7 @@ def average_gradients(optimizer: Any, *, comm: Any = None) -> Any:
     means = _tensorflow_means if on_tensorflow else _eager_means
     plain_apply = functools.partial(type(optimizer).apply, optimizer)
 
-    def apply(grads: Sequence, trainable_variables: Sequence | None = None) -> None:
+    def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         grads = list(grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -157,7 +158,7 @@ def average_gradients(optimizer: Any, *, comm: Any = None) -> Any:
 
 @functools.cache
 def _adam() -> type:
-    tf = framework("tensorflow")
+    tf: Any = framework("tensorflow")
 
     class MpiAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         """tf.compat.v1's Adam, which averages the gradients over the ranks, and after the update sends rank 0's values.
@@ -174,11 +175,11 @@ def _adam() -> type:
                 on some ranks only, or differ.
         """
 
-        def __init__(self, *args: Any, comm: Any = None, **kwargs: Any):
+        def __init__(self, *args: Any, comm: Comm = None, **kwargs: Any):
             super().__init__(*args, **kwargs)
             self.comm = comm
 
-        def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple]:
+        def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
             """As of tf.compat.v1, but each gradient is the mean over the ranks; None where no rank has one."""
             grads, variables = zip(*super().compute_gradients(*args, **kwargs))
             paths = [variable.name for variable in variables]
@@ -200,7 +201,7 @@ def _adam() -> type:
     return MpiAdamOptimizer
 
 
-def _tensorflow_means(op: str, grads: list, paths: list[str], comm: Any) -> list:
+def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
     """The mean of each gradient over the ranks, all as one operation; None where no rank has one."""
     tf = framework("tensorflow")
     grads = [tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
@@ -227,13 +228,13 @@ def _tensorflow_means(op: str, grads: list, paths: list[str], comm: Any) -> list
     return grads
 
 
-def _eager_means(op: str, grads: list, paths: list[str], comm: Any) -> list:
+def _eager_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
     """The mean of each gradient over the ranks, for tensors of any framework that have values now."""
     found = _host_means(op, [None if g is None else adapter_for(g).to_numbers(g) for g in grads], paths, comm)
     return [None if g is None else adapter_for(g).from_numbers(mean, g) for mean, g in zip(found, grads)]
 
 
-def _host_means(op: str, numbers: list, paths: list[str], comm: Any) -> list:
+def _host_means(op: str, numbers: list[Any], paths: list[str], comm: Comm) -> list[Any]:
     names = [place_name(i, path) for i, path in enumerate(paths)]
     copies = {name: None if array is None else np.array(array, order="C") for name, array in zip(names, numbers)}
     with _turn:
@@ -249,13 +250,17 @@ def _as_it_is(function: Any) -> Any:
     return framework("tensorflow").autograph.experimental.do_not_convert(function)
 
 
-def _variables(tf: Any, params: Sequence) -> list:
+def _variables(tf: Any, params: Sequence[Any]) -> list[Any]:
     """TensorFlow's variables, which Keras keeps in its own."""
     return [param if isinstance(param, tf.Variable) else param.value for param in params]
 
 
-def __getattr__(name: str) -> Any:
-    """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is asked for."""
-    if name == "MpiAdamOptimizer":
-        return _adam()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+MpiAdamOptimizer: Any  # a class
+
+if not TYPE_CHECKING:  # which would take it for a name of any spelling
+
+    def __getattr__(name: str) -> Any:
+        """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is asked for."""
+        if name == "MpiAdamOptimizer":
+            return _adam()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import comm as ranks
 from . import moments, reductions
-from .comm import channel_of
+from .comm import Comm, channel_of
 from .errors import BatchError, MpiUtilError, RankMismatchError
 from .gather import rank0_accum_batches
 
@@ -67,7 +67,7 @@ def num_procs() -> int:
     return ranks.nworkers()
 
 
-def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Any = None) -> None:
+def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) -> None:
     """Collective: combines the arrays of all ranks elementwise into `recvbuf`, on every rank, in rank order.
 
     Args:
@@ -93,7 +93,7 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Any = None) -
     target[...] = mpi_op(source, op, comm=comm).reshape(target.shape)
 
 
-def broadcast(x: Any, root: int = 0, *, comm: Any = None) -> None:
+def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
     """Collective: overwrites `x` on every rank with rank `root`'s values.
 
     Args:
@@ -117,7 +117,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Any = None) -> None:
             raise MpiUtilError(f"broadcast: root is a rank, 0 to {channel.size - 1}; got {root!r}")
         return root
 
-    def check(roots: list) -> list:
+    def check(roots: list[int]) -> list[None]:
         if len(set(roots)) > 1:
             raise RankMismatchError(f"broadcast: every rank must name the same root; ranks 0, 1, ... name {roots}")
         return [None] * channel.size
@@ -130,7 +130,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Any = None) -> None:
     reductions.bcast(array, comm=comm)
 
 
-def mpi_op(x: Any, op: Any, *, comm: Any = None) -> Any:
+def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
     """Collective: `x` combined elementwise over the ranks, on every rank, in rank order.
 
     Args:
@@ -150,17 +150,17 @@ def mpi_op(x: Any, op: Any, *, comm: Any = None) -> Any:
     return reductions.all_sum(x, comm=comm) if function is np.add else reductions.all_reduce(x, function, comm=comm)
 
 
-def mpi_sum(x: Any, *, comm: Any = None) -> Any:
+def mpi_sum(x: Any, *, comm: Comm = None) -> Any:
     """Collective: the elementwise sum over the ranks; see `mpi_op`."""
     return reductions.all_sum(x, comm=comm)
 
 
-def mpi_avg(x: Any, *, comm: Any = None) -> Any:
+def mpi_avg(x: Any, *, comm: Comm = None) -> Any:
     """Collective: the elementwise mean over the ranks; see `mpi_op`. Integers and bools give float64."""
     return reductions.all_mean(x, comm=comm)
 
 
-def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Any = None) -> tuple[float, ...]:
+def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[float, ...]:
     """Collective: mean and standard deviation of the samples of all ranks together, each sample counting once.
 
     Args:

@@ -17,7 +17,9 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 JOB_VARIABLE = "MPI_UTIL_JOB"
 ALL_IS_WELL = b"."  # what the parent writes to its guard when there is nothing left to do
@@ -82,7 +84,7 @@ def reaped_exit_status(pidfd: int) -> int | None:
     return struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)[0] if known else None
 
 
-def read_record(path: Path) -> dict:
+def read_record(path: Path) -> dict[str, Any]:
     """Reads a JSON object that a rank wrote in the job's folder; {} where there is none that can be read."""
     try:
         record = json.loads(path.read_text())
@@ -93,7 +95,7 @@ def read_record(path: Path) -> dict:
 
 def kill_processes(job_dir: str) -> None:
     """Kills whatever is left of the job, and removes the MPI shared memory that these processes had mapped."""
-    segments = set()
+    segments: set[str] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (pids := job_processes(job_dir)) and time.monotonic() < deadline:
         for pid in pids:
@@ -116,7 +118,7 @@ def end_job(job_dir: str) -> None:
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
-def _remove_segments(names) -> None:
+def _remove_segments(names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
             (_SHM / os.path.basename(name)).unlink()

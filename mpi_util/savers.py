@@ -8,6 +8,7 @@ import json
 import pickle
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
             dict/list/tuple of these, whose keys then come before the names, as in "pi/net.0.weight". Other things are
             passed over.
     """
-    found = {}
+    found: dict[str, np.ndarray] = {}
+    inner: Mapping[str, np.ndarray | None]
     for path, leaf in tree.walk(model):
         if hasattr(leaf, "state_dict"):
             inner = weights_of(dict(leaf.state_dict()))

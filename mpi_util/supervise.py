@@ -18,6 +18,7 @@ of 80 kills, that of the FIFOs in none.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import signal
@@ -26,7 +27,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from . import reap
 from .banners import BannerFilter
@@ -64,17 +67,17 @@ class Job:
         self.folder = tempfile.mkdtemp(prefix="mpi_util-")
         self._evidence = Evidence(n_ranks, Path(self.folder))
         self._selector = selectors.DefaultSelector()
-        self._streams = []
-        self._registered = set()
-        self._proxies = set()
-        self._descriptors = []
-        self._ended = {}  # rank -> wait status or None, in the order in which the ranks ended
-        self._rank_pidfds = {}
+        self._streams: list[_Stream] = []
+        self._registered: set[int] = set()
+        self._proxies: set[int] = set()
+        self._descriptors: list[int] = []
+        self._ended: dict[int, int | None] = {}  # rank -> wait status or None, in the order in which the ranks ended
+        self._rank_pidfds: dict[int, int] = {}
         self._open_fifos()
-        self._signalled_at = None
-        self._broken_at = None
+        self._signalled_at: float | None = None
+        self._broken_at: float | None = None
 
-    def run(self, command: list[str], environment: dict[str, str], stdin=None) -> Verdict:
+    def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
         """Starts the launcher and stays until nothing of the job is left: no process, no folder, no shared memory.
 
         Args:
@@ -104,7 +107,8 @@ class Job:
             guard.communicate(reap.ALL_IS_WELL)
 
     def _supervise(self) -> Verdict:
-        self._streams = [_Stream(self._launcher.stdout, _STDOUT), _Stream(self._launcher.stderr, _STDERR)]
+        pipes = (self._launcher.stdout, _STDOUT), (self._launcher.stderr, _STDERR)
+        self._streams = [_Stream(pipe, target) for pipe, target in pipes if pipe]
         for stream in self._streams:
             self._selector.register(stream.source, selectors.EVENT_READ, lambda stream=stream: self._pass_on(stream))
         self._watch(self._launcher.pid, lambda _: None)
@@ -148,7 +152,7 @@ class Job:
             fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             self._descriptors.append(fifo)
 
-            def end(rank=rank, fifo=fifo):
+            def end(rank: int = rank, fifo: int = fifo) -> None:
                 self._selector.unregister(fifo)
                 self._ended.setdefault(rank, None)
 
@@ -162,13 +166,13 @@ class Job:
                 continue
             self._registered.add(rank)
             if reap.belongs(pid, self.folder):
-                self._watch(pid, lambda pidfd, rank=rank, pid=pid: self._note_death(rank, pid, pidfd))
+                self._watch(pid, functools.partial(self._note_death, rank, pid))
                 parent = reap.stat_field(pid, reap.STAT_PARENT)
                 if parent and parent != self._launcher.pid and parent not in self._proxies:
                     self._proxies.add(parent)
                     self._watch(parent, self._note_breakage)
 
-    def _watch(self, pid: int, on_death) -> None:
+    def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
         try:
             pidfd = os.pidfd_open(pid)
@@ -176,7 +180,7 @@ class Job:
             return
         self._descriptors.append(pidfd)
 
-        def end():
+        def end() -> None:
             self._selector.unregister(pidfd)
             on_death(pidfd)
 
@@ -225,7 +229,7 @@ class Job:
                 stream.end_line()
 
     @contextlib.contextmanager
-    def _signals_caught(self):
+    def _signals_caught(self) -> Iterator[None]:
         """Within it, signals wake the selector. Only the main thread may catch them; in others they act as ever."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -268,7 +272,7 @@ class Job:
 class _Stream:
     """One output of the launcher on its way to ours, without the launcher's banners."""
 
-    def __init__(self, source, target: int):
+    def __init__(self, source: IO[bytes], target: int):
         self.source = source
         self.filter = BannerFilter()
         self._target = target

@@ -6,7 +6,7 @@ everybody is there and knows the plan.
 """
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
 def places(channel: Channel, ticket: Ticket | None, plans: Sequence[Any]) -> list[Place]:
     """Rank 0's answers to all ranks; those of other machines get no ticket."""
     live = channel.pool.live
-    made: dict[tuple, Place] = {}  # equal answers are one object, which is then pickled once
+    made: dict[tuple[bool, int], Place] = {}  # equal answers are one object, which is then pickled once
     keys = [(channel.machine[k] == channel.machine[0], id(plan)) for k, plan in enumerate(plans)]
     for (here, _), plan, key in zip(keys, plans, keys):
         made.setdefault(key, Place(ticket if here else None, live, plan))
@@ -99,7 +99,7 @@ def finish(channel: Channel, block: np.ndarray, ticket: Ticket | None, pieces: l
 class _Blocks:
     """An MPI datatype over pieces of memory anywhere in this process: one message without a packing copy of our own."""
 
-    def __init__(self, pieces):
+    def __init__(self, pieces: Iterable[tuple[int, int]]):
         from mpi4py import MPI
 
         split = [
@@ -110,10 +110,10 @@ class _Blocks:
         self.type = MPI.BYTE.Create_hindexed([n for _, n in split], [address for address, _ in split]).Commit()
         self.spec = [MPI.BOTTOM, 1, self.type]
 
-    def __enter__(self):
+    def __enter__(self) -> "_Blocks":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.type.Free()
 
 
@@ -121,7 +121,7 @@ def spread(
     channel: Channel,
     op: str,
     bring: Callable[[], Any],
-    check: Callable[[list], tuple[int, Any]],
+    check: Callable[[list[Any]], tuple[int, Any]],
     fill: Callable[[np.ndarray], Iterator[int]],
     take: Callable[[np.ndarray, Callable[[int], None]], None],
 ) -> Any:
@@ -141,7 +141,7 @@ def spread(
     """
     block, streams = np.empty(0, np.uint8), False
 
-    def decide(brought: list) -> list[Place]:
+    def decide(brought: list[Any]) -> list[Place]:
         nonlocal block, streams
         nbytes, answer = check(brought)
         ticket = None

@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .reap import read_record
 
@@ -104,7 +105,7 @@ def judge(evidence: Evidence) -> Verdict:
     return Verdict(status, f"mpi_util: {who} {_describe(code)}; {stopped}", evidence.banners)
 
 
-def failed_record(folder: Path) -> dict | None:
+def failed_record(folder: Path) -> dict[str, Any] | None:
     """Returns the earliest record of a rank that failed on its own account (failed-<k>), or None."""
     records = [read_record(path) | {"rank": int(path.name[7:])} for path in folder.glob("failed-*[0-9]")]
     return min(records, key=lambda record: record.get("time", float("inf")), default=None)
@@ -154,8 +155,7 @@ def _first_death(evidence: Evidence) -> _Failure | None:
             return _Failure(rank, code)
     if evidence.launcher_code > 0 and evidence.launcher_code not in _KILLED_CODES:
         return None
-    first = next(iter(codes), None)
-    if len(killed) > 1 and codes[first] == 0:
+    if len(killed) > 1 and codes[first := next(iter(codes))] == 0:
         return _Failure(first, 0)
     return _Failure(killed[0], -signal.SIGKILL) if killed else None
 

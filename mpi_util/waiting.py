@@ -59,7 +59,7 @@ class Doorbell:
 
 def wait_until(
     test: Callable[[], T | None],
-    bell: Doorbell | None = None,
+    sleep: Callable[[float], bool] | None = None,
     overdue: Callable[[], None] | None = None,
     overdue_s: float = 0.0,
 ) -> T:
@@ -67,7 +67,7 @@ def wait_until(
 
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
-        bell: sleep on this bell, because whoever makes `test` come true rings it.
+        sleep: sleeps for so many seconds, or until it is rung (then True) by whoever makes `test` come true.
         overdue: called once if the wait has lasted `overdue_s` seconds (0: never).
     """
     start = spun_from = time.perf_counter()
@@ -84,8 +84,8 @@ def wait_until(
         tests += 1
         if now - spun_from < SPIN_S or tests < SPIN_TESTS:
             os.sched_yield()
-        elif bell is None:
+        elif sleep is None:
             time.sleep(min(PAUSE_S, waited * LATENESS))
-        elif bell.sleep(min(RUNG_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
+        elif sleep(min(RUNG_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
             spun_from, tests = time.perf_counter(), 0
     return result

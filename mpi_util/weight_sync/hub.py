@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ _AGAIN_S = 0.05
 _HELLO_S = 5.0  # for what is not a worker, and says nothing
 _UNREAD = 64  # notes to one worker; a socket holds some 270 before it blocks
 _SPARE = 2  # sections that are kept beside those in use
+
+Fill = Callable[[np.ndarray], int]  # writes a version into a block of uint8, and returns its checksum
 
 
 class Event(NamedTuple):
@@ -93,7 +95,8 @@ class Hub:
     def _greet(self, wire: Wire) -> None:
         if wire.peer()[1] != os.getuid():
             raise EOFError  # what it says is not even read: it would be unpickled
-        end, hello = time.perf_counter() + _HELLO_S, []
+        end = time.perf_counter() + _HELLO_S
+        hello: list[tuple[Any, ...]] = []
         while not hello:
             hello = wire.receive(max(0.0, end - time.perf_counter()))
             if not hello and time.perf_counter() > end:
@@ -160,7 +163,7 @@ class Hub:
         self._untold.discard(worker)
         self._wires[worker].send_packed(note or self._note(section), ring=note is None)
 
-    def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable[[np.ndarray], int]) -> Section:
+    def publish(self, workers: list[int], version: int, layout: Layout, fill: Fill) -> Section:
         """Writes a version once, and tells these workers; those who are not there yet get it when they come.
 
         Args:
@@ -227,7 +230,7 @@ class Hub:
             of: wait for this worker's word: who needs the answers of several is then not woken by each.
         """
         with self._lock:
-            timeout, wire = 0 if self._events else timeout, self._wires.get(of)
+            timeout, wire = 0 if self._events else timeout, None if of is None else self._wires.get(of)
         if timeout and wire is not None:
             wire.wait(timeout)
             timeout = 0

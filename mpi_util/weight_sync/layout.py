@@ -73,7 +73,7 @@ def is_tensordict(thing: Any) -> bool:
     return any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__)
 
 
-def _joined(key: str | tuple) -> str:
+def _joined(key: str | tuple[str, ...]) -> str:
     return key if isinstance(key, str) else ".".join(key)
 
 
@@ -142,7 +142,7 @@ class Layout(NamedTuple):
             start += align(math.prod(slot.shape) * (NARROW.itemsize if narrow else slot.dtype.itemsize))
         return cls(tuple(entries), start, tuple(weights.aliases.items()))
 
-    def plan(self, weights: Weights, who: str, other: str, base: Weights | None = None) -> list[tuple[Entry, Slot]]:
+    def plan(self, weights: Weights, who: str, other: str, base: Weights | None = None) -> "Plan":
         """Each entry with the slot that has its values.
 
         Args:
@@ -168,19 +168,22 @@ class Layout(NamedTuple):
         used, tied = {id(slot) for _, slot in found}, dict(self.aliases)
         entries = {entry.name: entry for entry in self.entries}
         for name, slot in weights.slots.items():
-            entry = entries.get(tied.get(name, ""))
+            twin = entries.get(tied.get(name, ""))
             if id(slot) in used or name in weights.optional:
                 continue
-            if entry is None or (slot.dtype.str, tuple(slot.shape)) != (entry.dtype, entry.shape):
+            if twin is None or (slot.dtype.str, tuple(slot.shape)) != (twin.dtype, twin.shape):
                 raise WeightsError(
                     f"{who} and {other} differ, first at '{name}': {slot.dtype} {tuple(slot.shape)} in {who}, "
                     f"no such array in {other}"
                 )
-            found.append((entry, slot))
+            found.append((twin, slot))
         return found
 
 
-def pack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> int:
+Plan = list[tuple[Entry, Slot]]  # each entry with the slot that has its values
+
+
+def pack(plan: Plan, block: np.ndarray) -> int:
     """Writes the values into `block`, uint8 of the layout's size, and returns its checksum. The model is only read."""
     total = Checksum(block)
     for nbytes in _fill(plan, block):
@@ -188,7 +191,7 @@ def pack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> int:
     return total.end()
 
 
-def _fill(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> Iterator[int]:
+def _fill(plan: Plan, block: np.ndarray) -> Iterator[int]:
     """Writes the values; now and then gives the number of bytes up to which the block will not change any more."""
     for entry, slot in plan:
         place = entry.place(block)
@@ -207,7 +210,7 @@ def _fill(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> Iterator[int]:
             flat[start : start + _PART] = rounded(part) if entry.narrow else part
 
 
-def unpack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
+def unpack(plan: Plan, block: np.ndarray) -> None:
     """Sets a model's values, all of them or, if an error is raised, none.
 
     What can fail (a device, a framework) comes first, and is set back if it does; what is left are copies between two
@@ -236,7 +239,7 @@ def unpack(plan: list[tuple[Entry, Slot]], block: np.ndarray) -> None:
             np.copyto(slot.host, entry.place(block).reshape(-1))
 
 
-def _flush(pairs: list[tuple[Entry, Slot]]) -> None:
+def _flush(pairs: Plan) -> None:
     for flush in {slot.flush for _, slot in pairs if slot.flush}:
         flush()
 
@@ -252,13 +255,13 @@ class Plans:
         self._thing: Any = None
         self._weights: Weights | None = None
         self._layout: Layout | None = None
-        self._plan: list[tuple[Entry, Slot]] = []
-        self._holders: list[tuple[dict, int]] = []
-        self._tensors: list[tuple[dict, str, Any, int, Any]] = []
+        self._plan: Plan = []
+        self._holders: list[tuple[dict[str, Any], int]] = []
+        self._tensors: list[tuple[dict[str, Any], str, Any, int, Any]] = []
 
     def weights(self, thing: Any) -> Weights:
         """`Weights(thing)`, or the last ones if they are of the same module with the same tensors in their places."""
-        if thing is not self._thing or not self._unchanged():
+        if self._weights is None or thing is not self._thing or not self._unchanged():
             self.forget()
             self._weights = Weights(thing)
             if hasattr(thing, "named_parameters") and not is_tensordict(thing):
@@ -279,11 +282,11 @@ class Plans:
     def _unchanged(self) -> bool:
         """True if the module has the same tensors, in the same memory, in the same places."""
         return all(len(held) == n for held, n in self._holders) and all(
-            held.get(name) is tensor and tensor.data_ptr() == place and tensor.shape == shape
+            tensor.data_ptr() == place and tensor.shape == shape and held.get(name) is tensor
             for held, name, tensor, place, shape in self._tensors
         )
 
-    def plan(self, thing: Any, layout: Layout, who: str, other: str, base: Weights | None = None) -> list:
+    def plan(self, thing: Any, layout: Layout, who: str, other: str, base: Weights | None = None) -> Plan:
         """`layout.plan(...)`."""
         weights = self.weights(thing)
         if self._layout is not layout:

@@ -4,13 +4,14 @@ import atexit
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..channel import Channel
-from ..comm import channel_of
+from ..comm import Comm, channel_of
 from ..errors import SyncTimeoutError, UsageError
 from ..waiting import wait_until
-from .hub import Event, Hub
+from .hub import Event, Fill, Hub
 from .layout import Layout
 from .port import Address, Port
 from .relay import CARD, DOWN, LEFT, PING, UP, Parcel, Relay, keep_until_sent, pass_on
@@ -38,12 +39,13 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         others: see `WeightSyncScheme`. Under common launchers a rank that is killed ends the job, whatever `on_dead`.
     """
 
-    def __init__(self, *args: Any, comm: Any = None, sender: int = 0, **kwargs: Any):
+    def __init__(self, *args: Any, comm: Comm = None, sender: int = 0, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._channel = channel_of(comm)
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
-        self._root, self._relay = sender, None
+        self._root = sender
+        self._relay: Relay | None = None
         self._address: Address | None = None
         self._comm = _duplicate(self._channel)
         if self._channel.rank != sender:
@@ -93,15 +95,16 @@ class MPIWeightSyncScheme(WeightSyncScheme):
                     wait_until(self._comm.isend((address, senders_who), k, CARD).Test)
         return address
 
-    def _card(self, source: int, who: str) -> tuple:
+    def _card(self, source: int, who: str) -> tuple[Address, str]:
         """Where the hub is; sleeps until `source` has said it."""
         end = None if self.timeout is None else time.perf_counter() + self.timeout
         message = wait_until(
             lambda: self._comm.improbe(source, CARD) or (end is not None and time.perf_counter() > end)
         )
-        if message is True:
+        if isinstance(message, bool):
             raise SyncTimeoutError(f"rank {source} has not begun to send {who} within {self.timeout:g} s")
-        return message.recv()
+        card: tuple[Address, str] = message.recv()
+        return card
 
 
 class Ranks:
@@ -134,7 +137,7 @@ class Ranks:
         self._pending = [request for request in self._pending if not request.Test()]
         self._pending.append(self._comm.isend(message, rank, tag))
 
-    def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable) -> None:
+    def publish(self, workers: list[int], version: int, layout: Layout, fill: Fill) -> None:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
         self.hub.open()
         section = self.hub.publish([k for k in workers if k in self._home], version, layout, fill)
@@ -144,12 +147,15 @@ class Ranks:
                 ready.append(worker)
             else:
                 self._owed[worker] = section, layout
-                section.users.append(lambda worker=worker: self._owed.get(worker, (None,))[0] is section)
+                section.users.append(partial(self._owes, worker, section))
         if ready:
             self._last = section, layout, version, ready
             under_way = self._pass_on(section, layout, ready)
             end = time.perf_counter() + _PATIENCE_S
             wait_until(lambda: not any(needs() for needs in under_way) or time.perf_counter() > end)
+
+    def _owes(self, worker: int, section: Section) -> bool:
+        return self._owed.get(worker, (None,))[0] is section
 
     def _pass_on(self, section: Section, layout: Layout, workers: list[int]) -> list[Callable[[], bool]]:
         path = [self._root, *sorted({self._leader[k] for k in workers})]

@@ -2,11 +2,11 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..errors import UsageError
-from .hub import Event, Hub
+from .hub import Event, Fill, Hub
 from .layout import Layout
 from .port import Address, Port
 from .scheme import WeightSyncScheme
@@ -37,9 +37,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
                     rollout()
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        self._address: Address | None = None
-        super().__init__(*args, **kwargs)
+    _address = Address("", b"")  # of the sender's hub, once there is one
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_verify", "_address")
@@ -61,7 +59,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         super().shutdown()
 
     def _check_receiver(self, worker: int) -> None:
-        if self._address is None:
+        if not self._address.name:
             raise UsageError(
                 "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
             )
@@ -80,9 +78,9 @@ class Processes:
 
     def __init__(self, workers: list[int], who: str):
         self.hub = Hub(workers, who)
-        self._children: dict[int, Any] = {}  # by process id: children of this process that are no workers yet
+        self._children: dict[int, BaseProcess] = {}  # by process id: children of this process that are no workers yet
 
-    def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable) -> None:
+    def publish(self, workers: list[int], version: int, layout: Layout, fill: Fill) -> None:
         """Writes once into shared memory, and tells the workers."""
         self.hub.open()
         self.hub.publish(workers, version, layout, fill)
@@ -99,7 +97,7 @@ class Processes:
         if not workers:
             return {}
         known = set(self.hub.pids.values())
-        self._children |= {child.pid: child for child in multiprocessing.active_children()}
+        self._children |= {child.pid: child for child in multiprocessing.active_children() if child.pid}
         strangers = [child for pid, child in self._children.items() if pid not in known]
         ended = [child for child in strangers if not child.is_alive()]
         if not ended or len(strangers) - len(ended) >= len(workers):

@@ -5,7 +5,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,8 @@ class Port:
 
     def layout(self, timeout: float | None) -> Layout | None:
         """What the sender's weights look like; None if the sender is not ready in time."""
-        end, welcome = None if timeout is None else time.perf_counter() + timeout, []
+        end = None if timeout is None else time.perf_counter() + timeout
+        welcome: list[tuple[Any, ...]] = []
         while not welcome:
             welcome = self._receive(None if end is None else max(0.0, end - time.perf_counter()))
             if not welcome and (self.stopped or (end is not None and time.perf_counter() >= end)):
@@ -69,9 +70,10 @@ class Port:
         if kind == "stop":
             raise WorkerLeftError(f"the sender of {self._who} has shut down")
         self._take_in(welcome[1:])
-        return content
+        layout: Layout = content
+        return layout
 
-    def _receive(self, timeout: float | None) -> list[tuple]:
+    def _receive(self, timeout: float | None) -> list[tuple[Any, ...]]:
         try:
             return self._wire.receive(timeout)
         except EOFError:
@@ -79,7 +81,7 @@ class Port:
                 raise WorkerLeftError(f"the sender of {self._who} has ended without shutdown()") from None
             return []
 
-    def _take_in(self, messages: list[tuple]) -> None:
+    def _take_in(self, messages: list[tuple[Any, ...]]) -> None:
         for message in messages:
             if message[0] == "stop":
                 self.stopped = True

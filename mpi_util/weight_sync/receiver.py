@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from .bits import checksum
 from .gate import Closed, Gate
-from .layout import Layout, Plans, Weights, pack, unpack
+from .layout import Layout, Plan, Plans, Weights, pack, unpack
 from .port import Note, Port
 from .sharing import Sharing
 
@@ -55,8 +55,8 @@ class Receiver:
         self.failure: Exception | None = None
         self._on_update = on_update
         self._coalesce, self._verify = coalesce, verify
-        self._port: Port | None = None
-        self._layout: Layout | None = None
+        self._port: Port  # from `connect` on
+        self._layout = Layout((), 0, ())  # the sender's, once it has said it
         self._plans = Plans()
         self._sharing = Sharing(model) if share else None
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
@@ -78,14 +78,15 @@ class Receiver:
 
     def _take_first(self, port: Port, timeout: float | None) -> None:
         end = None if timeout is None else time.perf_counter() + timeout
-        self._layout = port.layout(timeout)
-        if self._layout is None:
+        layout = port.layout(timeout)
+        if layout is None:
             raise SyncTimeoutError(f"worker {self.worker}: the sender of {self.who} was not ready within {timeout} s")
+        self._layout = layout
         if self.model is None:
-            self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in self._layout.entries}
+            self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
         try:
             self._plan()
-            if self._sharing is not None and any(entry.narrow for entry in self._layout.entries):
+            if self._sharing is not None and any(entry.narrow for entry in layout.entries):
                 raise UsageError(
                     "share=True and wire_dtype= exclude each other: what travels is not what the model has"
                 )
@@ -95,7 +96,7 @@ class Receiver:
         if self.receive(None if end is None else max(0.0, end - time.perf_counter())) is None:
             raise SyncTimeoutError(f"worker {self.worker}: no first weights of {self.who} within {timeout} s")
 
-    def _plan(self) -> list:
+    def _plan(self) -> Plan:
         mine, senders = f"worker {self.worker}'s model", "the sender's"
         return self._plans.plan(self.model, self._layout, mine, senders)
 
@@ -169,7 +170,7 @@ class Receiver:
 
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""
-        if self._layout is None:
+        if not self._layout.entries:
             raise UsageError("apply_weights before connect()")
         block = np.empty(self._layout.nbytes, np.uint8)
         plan = self._layout.plan(Weights(weights), "the weights given", "the model", Weights(self.model))
@@ -201,13 +202,14 @@ class Receiver:
     def close(self) -> None:
         """Leaves in order, within `_JOIN_S` seconds."""
         self.gate.close()
-        if self._port is not None:
-            self._port.close()
+        port: Port | None = getattr(self, "_port", None)
+        if port is not None:
+            port.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
-        if self._port is not None and (self._thread is None or not self._thread.is_alive()):
+        if port is not None and (self._thread is None or not self._thread.is_alive()):
             if self._sharing is not None and self.version:
                 self._sharing.part()
             self._held.close()
-            self._port.drop()
+            port.drop()
         self._plans.forget()

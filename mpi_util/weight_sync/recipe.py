@@ -22,7 +22,7 @@ class Recipe:
         weights: Any,
         context: Any,
         params_map: dict[int, Any] | None,
-        devices: list | None,
+        devices: list[Any] | None,
         device_map_fn: Callable[[int, Any], Any] | None,
         num_workers: int | None,
     ):
@@ -45,7 +45,7 @@ class Recipe:
             raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
         if params_map is not None and not all(isinstance(k, int) and k >= 0 for k in params_map):
             raise UsageError(f"init_on_sender: the keys of params_map= are worker indices, not {list(params_map)}")
-        self._model_id, self._params_map, self._device_map_fn = model_id, params_map, device_map_fn
+        self._model_id, self._params_map, self._device_map_fn = model_id or "", params_map, device_map_fn
         self._thing = model if model is not None else weights
         self._context = None if context is None else _weak(context)
         self.workers = self._count(given, num_workers)

@@ -62,9 +62,13 @@ def pass_on(
             receive(part)
             requests += [comm.Isend(part, k, bulk_tag(parcel.version)) for k in following]
     finally:
-        users = [lambda request=request: not request.Test() for request in requests]
+        users = [_under_way(request) for request in requests]
         keep_until_sent(users)
     return users
+
+
+def _under_way(request: Any) -> Callable[[], bool]:
+    return lambda: not request.Test()
 
 
 def bulk_tag(version: int) -> int:
@@ -125,7 +129,7 @@ class Relay:
             self._tell([event for event in self.hub.poll(0 if message else pause) if event.kind != "new"])
         self.hub.close()
 
-    def _handle(self, message: tuple, source: int) -> None:
+    def _handle(self, message: tuple[Any, ...], source: int) -> None:
         if message[0] == "stop":
             self._stop.set()
         else:
@@ -139,7 +143,12 @@ class Relay:
 
     def _receive(self, part: np.ndarray, source: int, version: int) -> None:
         request, end = self._comm.Irecv(part, source, bulk_tag(version)), time.perf_counter() + _STALLED_S
-        wait_until(lambda: self._answer_pings() or request.Test() or self._stop.is_set() or time.perf_counter() > end)
+
+        def over() -> bool:
+            self._answer_pings()
+            return bool(request.Test()) or self._stop.is_set() or time.perf_counter() > end
+
+        wait_until(over)
         if not request.Test():
             request.Cancel()
             request.Wait()
@@ -151,12 +160,13 @@ class Relay:
         mine = [worker for worker in here if parcel.version > self._newest.get(worker, 0)]  # paths differ in length
         receive = partial(self._receive, source=source, version=parcel.version)
 
-        users: list[Callable[[], bool]] | None = None
+        users: list[Callable[[], bool]] = []
+        begun = False
 
         def fill(block: np.ndarray) -> int:
-            nonlocal users
-            users = []
-            users += pass_on(self._comm, parcel, block, receive)
+            nonlocal begun
+            begun = True
+            users.extend(pass_on(self._comm, parcel, block, receive))
             if checksum(block) != parcel.checksum:
                 raise WeightsError(f"version {parcel.version} came with bytes that are not its own")
             return parcel.checksum
@@ -168,7 +178,7 @@ class Relay:
             return  # the sender will notice, and send it on another path
         except Exception:
             text = traceback.format_exc()
-            if users is None:  # no memory for the bytes; the others are to get them
+            if not begun:  # no memory for the bytes; the others are to get them
                 with contextlib.suppress(_StalledError):
                     pass_on(self._comm, parcel, np.empty(parcel.nbytes, np.uint8), receive)
             self._tell([Event("error", worker, parcel.version, text) for worker in mine])

@@ -69,7 +69,7 @@ class WeightSyncScheme:
         weights: Any = None,
         context: Any = None,
         params_map: dict[int, Any] | None = None,
-        devices: list | None = None,
+        devices: list[Any] | None = None,
         device_map_fn: Callable[[int, Any], Any] | None = None,
         num_workers: int | None = None,
         ctx: Any = None,

@@ -1,12 +1,12 @@
 """The sender's side of a scheme: who gets what, who has answered, who is gone."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
-from .hub import Event
+from .hub import Event, Fill
 from .layout import Layout, Plans, Weights, pack
 from .recipe import Recipe
 
@@ -16,14 +16,16 @@ _LOOK_S = 1.0  # how often a sender that waits looks whether the workers live
 class Transport(Protocol):
     """How the sender reaches its workers."""
 
-    def publish(self, workers: list[int], version: int, layout: Layout, fill: Callable) -> None:
+    def publish(self, workers: list[int], version: int, layout: Layout, fill: Fill) -> None:
         """Brings a version to these workers; `fill` writes it into a block and returns its checksum."""
 
     def poll(self, timeout: float, of: int | None = None) -> list[Event]:
         """What workers have told, waiting for it, or for what worker `of` tells, up to `timeout` seconds."""
+        ...
 
     def missing(self, workers: list[int]) -> dict[int, str]:
         """Those of these workers, which have never come, that cannot come any more, with the reason."""
+        ...
 
     def close(self) -> None:
         """Ends in order."""
@@ -116,7 +118,7 @@ class Sender:
             if everybody and not workers:
                 raise self._left_error(self._gone)
             return workers
-        workers = [worker_ids] if hasattr(worker_ids, "__index__") else list(worker_ids)
+        workers = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
         unknown = [worker for worker in workers if worker not in everybody]
         if unknown:
             raise UsageError(f"send: there is no worker {unknown[0]}; there are {everybody}")

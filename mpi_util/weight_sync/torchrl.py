@@ -17,7 +17,7 @@ from ..adapters import framework
 from .multiprocess import MultiProcessWeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so
-base = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
+base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
 
 
 @base.register_weight_sync_backend("mpi_util")

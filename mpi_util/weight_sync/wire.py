@@ -71,7 +71,7 @@ class Wire:
 
     def send_with_bell(self, *message: Any) -> None:
         """The first message, with which the other end gets this one's bell."""
-        socket.send_fds(self.sock, [packed(*message)], [self._bell])
+        socket.send_fds(self.sock, [packed(*message)], [] if self._bell is None else [self._bell])
 
     def send_packed(self, data: bytes, ring: bool = True) -> None:
         """Sends what `packed` has made: the same message to several.
@@ -100,7 +100,7 @@ class Wire:
             sleeping.register(self._bell, select.POLLIN)
         return bool(sleeping.poll(None if timeout is None else timeout * 1e3))
 
-    def receive(self, timeout: float | None) -> list[tuple]:
+    def receive(self, timeout: float | None) -> list[tuple[Any, ...]]:
         """Waits for messages, and returns all that are there; none if `timeout` (seconds, None: never) is over.
 
         Raises:
