@@ -41,12 +41,14 @@ class Policy:
         self.sess.run(self.init)
 
     def sample(self, obs: np.ndarray) -> np.ndarray:
-        return self.sess.run(self.pi, {self.obs: obs[None]})[0]
+        action: np.ndarray = self.sess.run(self.pi, {self.obs: obs[None]})[0]
+        return action
 
     def update(self, observes: np.ndarray, actions: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
         feed = {self.obs: observes, self.act: actions, self.adv: advantages}
         logp, *params = self.sess.run([self.logp, *self.params], feed)
         feed.update({self.logp_old: logp, self.beta_ph: self.beta, **dict(zip(self.old, params))})
+        kl = entropy = 0.0
         for _ in range(self.epochs):
             self.sess.run(self.train, feed)
             kl, entropy = self.sess.run([self.kl, self.entropy], feed)
@@ -67,7 +69,7 @@ class ValueFunction:
         self.g = tf.Graph()
         with self.g.as_default():
             tf.set_random_seed(seed)
-            self.obs = tf.placeholder(tf.float32, (None, *env.observation_space.shape))
+            self.obs = tf.placeholder(tf.float32, (None, *(env.observation_space.shape or ())))
             self.ret = tf.placeholder(tf.float32, (None,))
             self.v = tf.squeeze(core_tf1.mlp(self.obs, [*hidden_sizes, 1]), axis=1)
             self.loss = tf.reduce_mean((self.v - self.ret) ** 2)
@@ -77,16 +79,21 @@ class ValueFunction:
         self.sess.run(self.init)
 
     def predict(self, observes: np.ndarray) -> np.ndarray:
-        return self.sess.run(self.v, {self.obs: observes})
+        values: np.ndarray = self.sess.run(self.v, {self.obs: observes})
+        return values
 
     def fit(self, observes: np.ndarray, disc_sum_rew: np.ndarray) -> dict[str, float]:
         feed = {self.obs: observes, self.ret: disc_sum_rew}
+        loss = 0.0
         for _ in range(self.epochs):
             _, loss = self.sess.run([self.train, self.loss], feed)
         return {"val_loss": loss}
 
 
-def run_episode(env: gym.Env, policy: Policy) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+Episode = tuple[np.ndarray, np.ndarray, np.ndarray, bool]
+
+
+def run_episode(env: gym.Env, policy: Policy) -> Episode:
     """Plays one episode.
 
     Returns:
@@ -102,9 +109,9 @@ def run_episode(env: gym.Env, policy: Policy) -> tuple[np.ndarray, np.ndarray, n
     return np.array(observes, np.float32), np.array(actions), np.array(rewards, np.float32), terminated
 
 
-def build_batch(episodes: list, val_func: ValueFunction, gamma: float, lam: float) -> dict[str, np.ndarray]:
+def build_batch(episodes: list[Episode], val_func: ValueFunction, gamma: float, lam: float) -> dict[str, np.ndarray]:
     """What this rank's episodes bring to the update."""
-    parts = {"observes": [], "actions": [], "advantages": [], "disc_sum_rew": []}
+    parts: dict[str, list[np.ndarray]] = {"observes": [], "actions": [], "advantages": [], "disc_sum_rew": []}
     for observes, actions, rewards, terminated in episodes:
         values = val_func.predict(observes)
         if terminated:
@@ -137,7 +144,7 @@ def main() -> None:
     policy = Policy(env, [64, 64], seed)
     val_func = ValueFunction(env, [64, 64], seed)
 
-    def send_weights():
+    def send_weights() -> None:
         mpi_util.rank0_bcast_wts(val_func.sess, val_func.g, "val")  # 8
         mpi_util.rank0_bcast_wts(policy.sess, policy.g, "policy")
 

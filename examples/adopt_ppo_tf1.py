@@ -5,8 +5,12 @@
 The loss is that of arXiv 1707.06347, eq. 7; an epoch's policy steps end when the new policy is too far from the old.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import core
 import core_tf1
+import gymnasium as gym
 import tensorflow.compat.v1 as tf
 
 import mpi_util
@@ -18,23 +22,23 @@ tf.disable_v2_behavior()
 
 
 def ppo(
-    env_fn,
-    ac_kwargs=None,
-    seed=0,
-    steps_per_epoch=2000,
-    epochs=20,
-    gamma=0.99,
-    lam=0.97,
-    clip_ratio=0.2,
-    pi_lr=3e-4,
-    vf_lr=1e-3,
-    train_pi_iters=80,
-    train_v_iters=80,
-    target_kl=0.01,
-    save_freq=10,
-    check=False,
-    logger_kwargs=None,
-):
+    env_fn: Callable[[], gym.Env],
+    ac_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    steps_per_epoch: int = 2000,
+    epochs: int = 20,
+    gamma: float = 0.99,
+    lam: float = 0.97,
+    clip_ratio: float = 0.2,
+    pi_lr: float = 3e-4,
+    vf_lr: float = 1e-3,
+    train_pi_iters: int = 80,
+    train_v_iters: int = 80,
+    target_kl: float = 0.01,
+    save_freq: int = 10,
+    check: bool = False,
+    logger_kwargs: dict[str, Any] | None = None,
+) -> None:
     """Trains, and leaves table, configuration and model in the logger's folder.
 
     Args:
@@ -62,9 +66,10 @@ def ppo(
     sess = core_tf1.session(obs_ph, ac, logger)
     buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
 
-    def update():
+    def update() -> None:
         inputs = dict(zip(phs, buf.get().values()))
         pi_l_old, v_l_old, ent = sess.run([pi_loss, v_loss, ac.entropy], feed_dict=inputs)
+        i = 0
         for i in range(train_pi_iters):
             _, kl = sess.run([train_pi, approx_kl], feed_dict=inputs)
             if mpi_avg(kl) > 1.5 * target_kl:

@@ -5,7 +5,11 @@
 The loss is that of arXiv 1707.06347, eq. 7; an epoch's policy steps end when the new policy is too far from the old.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import core
+import gymnasium as gym
 import torch
 from core_torch import ActorCritic, count_vars
 
@@ -16,23 +20,23 @@ from mpi_util.mpi_tools import mpi_avg
 
 
 def ppo(
-    env_fn,
-    ac_kwargs=None,
-    seed=0,
-    steps_per_epoch=2000,
-    epochs=20,
-    gamma=0.99,
-    lam=0.97,
-    clip_ratio=0.2,
-    pi_lr=3e-4,
-    vf_lr=1e-3,
-    train_pi_iters=80,
-    train_v_iters=80,
-    target_kl=0.01,
-    save_freq=10,
-    check=False,
-    logger_kwargs=None,
-):
+    env_fn: Callable[[], gym.Env],
+    ac_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    steps_per_epoch: int = 2000,
+    epochs: int = 20,
+    gamma: float = 0.99,
+    lam: float = 0.97,
+    clip_ratio: float = 0.2,
+    pi_lr: float = 3e-4,
+    vf_lr: float = 1e-3,
+    train_pi_iters: int = 80,
+    train_v_iters: int = 80,
+    target_kl: float = 0.01,
+    save_freq: int = 10,
+    check: bool = False,
+    logger_kwargs: dict[str, Any] | None = None,
+) -> None:
     """Trains, and leaves table, configuration and model in the logger's folder.
 
     Args:
@@ -54,7 +58,7 @@ def ppo(
     logger.setup_pytorch_saver(ac)
     buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
 
-    def compute_loss_pi(data):
+    def compute_loss_pi(data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
         pi = ac.pi(data["obs"])
         logp = pi.log_prob(data["act"])
         ratio = torch.exp(logp - data["logp"])
@@ -68,32 +72,33 @@ def ppo(
             }
         return loss, info
 
-    def compute_loss_v(data):
-        return ((ac.v(data["obs"]) - data["ret"]) ** 2).mean()
+    def compute_loss_v(data: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.mean((ac.v(data["obs"]) - data["ret"]) ** 2)
 
-    def update():
+    def update() -> None:
         data = {key: torch.as_tensor(value) for key, value in buf.get().items()}
+        pi_losses: list[float] = []
+        v_losses: list[float] = []
+        info: dict[str, float] = {}
         for i in range(train_pi_iters):
             pi_optimizer.zero_grad()
             loss_pi, info = compute_loss_pi(data)
-            if i == 0:
-                loss_pi_before = loss_pi.item()
+            pi_losses.append(loss_pi.item())
             if mpi_avg(info["KL"]) > 1.5 * target_kl:
                 logger.log(f"Early stopping at step {i}: the policy has moved far enough")
                 break
             loss_pi.backward()
             mpi_avg_grads(ac.pi)
             pi_optimizer.step()
-        for j in range(train_v_iters):
+        for _ in range(train_v_iters):
             vf_optimizer.zero_grad()
             loss_v = compute_loss_v(data)
-            if j == 0:
-                loss_v_before = loss_v.item()
+            v_losses.append(loss_v.item())
             loss_v.backward()
             mpi_avg_grads(ac.v)
             vf_optimizer.step()
-        logger.store(LossPi=loss_pi_before, DeltaLossPi=loss_pi.item() - loss_pi_before, StopIter=i)
-        logger.store(LossV=loss_v_before, DeltaLossV=loss_v.item() - loss_v_before, **info)
+        logger.store(LossPi=pi_losses[0], DeltaLossPi=pi_losses[-1] - pi_losses[0], StopIter=len(pi_losses) - 1)
+        logger.store(LossV=v_losses[0], DeltaLossV=v_losses[-1] - v_losses[0], **info)
 
     core.train(env, ac.step, buf, update, logger, epochs, steps_per_epoch, save_freq, columns=("ClipFrac", "StopIter"))
     if check:

@@ -7,12 +7,16 @@ A folder with tf1_save needs TensorFlow, one with pyt_save torch. It unpickles w
 
 import argparse
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mpi_util.logx import EpochLogger, restore_tf_graph
 
 
-def load_tf_policy(folder: Path):
+def load_tf_policy(folder: Path) -> Callable[[np.ndarray], Any]:
     """A function of an observation that returns an action."""
     import tensorflow.compat.v1 as tf
 
@@ -21,7 +25,7 @@ def load_tf_policy(folder: Path):
     return lambda obs: sess.run(model["pi"], {model["x"]: obs[None]})[0]
 
 
-def load_torch_policy(folder: Path):
+def load_torch_policy(folder: Path) -> Callable[[np.ndarray], Any]:
     """A function of an observation that returns an action."""
     import torch
 

@@ -6,8 +6,12 @@ Source: arXiv 1502.05477, section 6 and appendix C. Gradient, Hessian-vector pro
 ranks, so that all ranks take the same step.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import core
 import core_tf1
+import gymnasium as gym
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -21,7 +25,7 @@ EPS = 1e-8
 tf.disable_v2_behavior()
 
 
-def conjugate_gradient(product, b, iterations):
+def conjugate_gradient(product: Callable[[np.ndarray], np.ndarray], b: np.ndarray, iterations: int) -> np.ndarray:
     """Solves product(x) = b for x, where `product` multiplies by a symmetric positive matrix."""
     x, r, p = np.zeros_like(b), b.copy(), b.copy()
     rr = r @ r
@@ -36,24 +40,24 @@ def conjugate_gradient(product, b, iterations):
 
 
 def trpo(
-    env_fn,
-    ac_kwargs=None,
-    seed=0,
-    steps_per_epoch=2000,
-    epochs=20,
-    gamma=0.99,
-    lam=0.97,
-    delta=0.01,
-    vf_lr=1e-3,
-    train_v_iters=80,
-    damping_coeff=0.1,
-    cg_iters=10,
-    backtrack_iters=10,
-    backtrack_coeff=0.8,
-    save_freq=10,
-    check=False,
-    logger_kwargs=None,
-):
+    env_fn: Callable[[], gym.Env],
+    ac_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    steps_per_epoch: int = 2000,
+    epochs: int = 20,
+    gamma: float = 0.99,
+    lam: float = 0.97,
+    delta: float = 0.01,
+    vf_lr: float = 1e-3,
+    train_v_iters: int = 80,
+    damping_coeff: float = 0.1,
+    cg_iters: int = 10,
+    backtrack_iters: int = 10,
+    backtrack_coeff: float = 0.8,
+    save_freq: int = 10,
+    check: bool = False,
+    logger_kwargs: dict[str, Any] | None = None,
+) -> None:
     """Trains, and leaves table, configuration and model in the logger's folder.
 
     Args:
@@ -85,23 +89,24 @@ def trpo(
     sess = core_tf1.session(obs_ph, ac, logger)
     buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
 
-    def update():
+    def update() -> None:
         inputs = dict(zip(phs, buf.get().values()))
         inputs.update(zip(ac.old, sess.run(ac.params, feed_dict=inputs)))
         g, pi_l_old, v_l_old, ent = sess.run([gradient, pi_loss, v_loss, ac.entropy], feed_dict=inputs)
         g, pi_l_old = mpi_avg(g), mpi_avg(pi_l_old)
 
-        def hessian_times(x):
+        def hessian_times(x: np.ndarray) -> np.ndarray:
             return mpi_avg(sess.run(hvp, feed_dict={**inputs, vector_ph: x}))
 
         x = conjugate_gradient(hessian_times, g, cg_iters)
         step = np.sqrt(2 * delta / (x @ hessian_times(x) + EPS)) * x
         old_params = sess.run(get_pi_params)
 
-        def try_step(scale):
+        def try_step(scale: float) -> tuple[float, float]:
             sess.run(set_pi_params, feed_dict={vector_ph: old_params - scale * step})
             return mpi_avg(sess.run([ac.d_kl, pi_loss], feed_dict=inputs))
 
+        i = 0
         for i in range(backtrack_iters):
             kl, pi_l_new = try_step(backtrack_coeff**i)
             if kl <= delta and pi_l_new <= pi_l_old:

@@ -3,8 +3,12 @@
 python examples/adopt_vpg_tf1.py --env CartPole-v1 --cpu 4
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import core
 import core_tf1
+import gymnasium as gym
 import tensorflow.compat.v1 as tf
 
 import mpi_util
@@ -15,20 +19,20 @@ tf.disable_v2_behavior()
 
 
 def vpg(
-    env_fn,
-    ac_kwargs=None,
-    seed=0,
-    steps_per_epoch=2000,
-    epochs=20,
-    gamma=0.99,
-    lam=0.97,
-    pi_lr=3e-3,
-    vf_lr=1e-3,
-    train_v_iters=80,
-    save_freq=10,
-    check=False,
-    logger_kwargs=None,
-):
+    env_fn: Callable[[], gym.Env],
+    ac_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    steps_per_epoch: int = 2000,
+    epochs: int = 20,
+    gamma: float = 0.99,
+    lam: float = 0.97,
+    pi_lr: float = 3e-3,
+    vf_lr: float = 1e-3,
+    train_v_iters: int = 80,
+    save_freq: int = 10,
+    check: bool = False,
+    logger_kwargs: dict[str, Any] | None = None,
+) -> None:
     """Trains, and leaves table, configuration and model in the logger's folder.
 
     Args:
@@ -52,7 +56,7 @@ def vpg(
     sess = core_tf1.session(obs_ph, ac, logger)
     buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
 
-    def update():
+    def update() -> None:
         inputs = dict(zip(phs, buf.get().values()))
         pi_l_old, v_l_old, ent = sess.run([pi_loss, v_loss, ac.entropy], feed_dict=inputs)
         sess.run(train_pi, feed_dict=inputs)

@@ -3,7 +3,11 @@
 python examples/adopt_vpg_torch.py --env CartPole-v1 --cpu 4
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import core
+import gymnasium as gym
 import torch
 from core_torch import ActorCritic, count_vars
 
@@ -13,20 +17,20 @@ from mpi_util.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_para
 
 
 def vpg(
-    env_fn,
-    ac_kwargs=None,
-    seed=0,
-    steps_per_epoch=2000,
-    epochs=20,
-    gamma=0.99,
-    lam=0.97,
-    pi_lr=3e-3,
-    vf_lr=1e-3,
-    train_v_iters=80,
-    save_freq=10,
-    check=False,
-    logger_kwargs=None,
-):
+    env_fn: Callable[[], gym.Env],
+    ac_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    steps_per_epoch: int = 2000,
+    epochs: int = 20,
+    gamma: float = 0.99,
+    lam: float = 0.97,
+    pi_lr: float = 3e-3,
+    vf_lr: float = 1e-3,
+    train_v_iters: int = 80,
+    save_freq: int = 10,
+    check: bool = False,
+    logger_kwargs: dict[str, Any] | None = None,
+) -> None:
     """Trains, and leaves table, configuration and model in the logger's folder.
 
     Args:
@@ -47,21 +51,23 @@ def vpg(
     logger.setup_pytorch_saver(ac)
     buf = core.Buffer(env, core.share_of_steps(steps_per_epoch), gamma, lam)
 
-    def take_step(module, optimizer, compute_loss):
+    def take_step(
+        module: torch.nn.Module, optimizer: torch.optim.Optimizer, compute_loss: Callable[[], torch.Tensor]
+    ) -> None:
         optimizer.zero_grad()
         loss = compute_loss()
         loss.backward()
         mpi_avg_grads(module)
         optimizer.step()
 
-    def update():
+    def update() -> None:
         data = {key: torch.as_tensor(value) for key, value in buf.get().items()}
 
-        def compute_loss_pi():
-            return -(ac.pi(data["obs"]).log_prob(data["act"]) * data["adv"]).mean()
+        def compute_loss_pi() -> torch.Tensor:
+            return -torch.mean(ac.pi(data["obs"]).log_prob(data["act"]) * data["adv"])
 
-        def compute_loss_v():
-            return ((ac.v(data["obs"]) - data["ret"]) ** 2).mean()
+        def compute_loss_v() -> torch.Tensor:
+            return torch.mean((ac.v(data["obs"]) - data["ret"]) ** 2)
 
         with torch.no_grad():
             before = compute_loss_pi().item(), compute_loss_v().item()

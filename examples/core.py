@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -11,8 +12,11 @@ from mpi_util.logx import EpochLogger
 from mpi_util.mpi_tools import mpi_fork, mpi_statistics_scalar, num_procs, proc_id
 from mpi_util.run_utils import setup_logger_kwargs
 
+# an observation -> an action, its value and its log-probability
+Step = Callable[[np.ndarray], tuple[Any, Any, Any]]
 
-def command_line(doc: str, exp_name: str) -> argparse.ArgumentParser:
+
+def command_line(doc: str | None, exp_name: str) -> argparse.ArgumentParser:
     """The options that all programs have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="CartPole-v1", help="of Gymnasium (default: CartPole-v1)")
@@ -31,7 +35,7 @@ def command_line(doc: str, exp_name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(doc: str, exp_name: str, algorithm: Callable) -> None:
+def main(doc: str | None, exp_name: str, algorithm: Callable[..., None]) -> None:
     """Reads the options, starts the ranks, and trains on them."""
     args = command_line(doc, exp_name).parse_args()
     mpi_fork(args.cpu)
@@ -55,7 +59,7 @@ def make_env(name: str) -> gym.Env:
     return env if flat else gym.wrappers.FlattenObservation(env)  # which cannot be pickled, so not everywhere
 
 
-def seeded_env(env_fn: Callable[[], gym.Env], seed: int, set_framework_seed: Callable[[int], None]) -> gym.Env:
+def seeded_env(env_fn: Callable[[], gym.Env], seed: int, set_framework_seed: Callable[[int], object]) -> gym.Env:
     """This rank's environment. It, NumPy and the framework get this rank's seed."""
     seed += 10000 * proc_id()
     set_framework_seed(seed)
@@ -88,16 +92,16 @@ class Buffer:
 
     def __init__(self, env: gym.Env, size: int, gamma: float, lam: float):
         discrete = isinstance(env.action_space, gym.spaces.Discrete)
-        self.obs = np.zeros((size, *env.observation_space.shape), np.float32)
-        self.act = np.zeros((size, *env.action_space.shape), np.int64 if discrete else np.float32)
+        self.obs = np.zeros((size, *(env.observation_space.shape or ())), np.float32)
+        self.act = np.zeros((size, *(env.action_space.shape or ())), np.int64 if discrete else np.float32)
         self.rew, self.val, self.logp, self.adv, self.ret = np.zeros((5, size), np.float32)
         self.gamma, self.lam, self.size = gamma, lam, size
         self.n = self.start = 0  # steps that are here; where the current episode starts
 
-    def store(self, obs, act, rew, val, logp) -> None:
+    def store(self, obs: np.ndarray, act: Any, rew: SupportsFloat, val: Any, logp: Any) -> None:
         """Adds a step."""
         i = self.n
-        self.obs[i], self.act[i], self.rew[i], self.val[i], self.logp[i] = obs, act, rew, val, logp
+        self.obs[i], self.act[i], self.rew[i], self.val[i], self.logp[i] = obs, act, float(rew), val, logp
         self.n += 1
 
     def finish_path(self, last_val: float) -> None:
@@ -125,7 +129,7 @@ class Buffer:
         return {"obs": self.obs, "act": self.act, "adv": adv, "ret": self.ret, "logp": self.logp}
 
 
-def collect(env: gym.Env, step: Callable, buf: Buffer, logger: EpochLogger) -> None:
+def collect(env: gym.Env, step: Step, buf: Buffer, logger: EpochLogger) -> None:
     """Fills the buffer. The last episode is cut where the buffer is full.
 
     Args:
@@ -138,7 +142,7 @@ def collect(env: gym.Env, step: Callable, buf: Buffer, logger: EpochLogger) -> N
         next_obs, rew, terminated, truncated, _ = env.step(act)
         buf.store(obs, act, rew, val, logp)
         logger.store(VVals=val)
-        obs, ep_ret, ep_len = next_obs, ep_ret + rew, ep_len + 1
+        obs, ep_ret, ep_len = next_obs, ep_ret + float(rew), ep_len + 1
         if terminated or truncated or buf.n == buf.size:
             buf.finish_path(0.0 if terminated else step(obs)[1])
             if terminated or truncated:
@@ -148,7 +152,7 @@ def collect(env: gym.Env, step: Callable, buf: Buffer, logger: EpochLogger) -> N
 
 def train(
     env: gym.Env,
-    step: Callable,
+    step: Step,
     buf: Buffer,
     update: Callable[[], None],
     logger: EpochLogger,

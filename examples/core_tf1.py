@@ -1,16 +1,20 @@
 """Actor and critic as tf.compat.v1 graphs, for the TensorFlow programs of this folder."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from core import Step
 from gymnasium import Env
 from gymnasium.spaces import Discrete, Space
 
 import mpi_util
 from mpi_util.logx import EpochLogger
 from mpi_util.mpi_tf import sync_all_params
+
+Policy = tuple[Any, Any, Any, Any, Any, list[Any], list[Any]]  # pi, logp, logp_pi, entropy, d_kl, params, old
 
 
 @dataclass
@@ -32,21 +36,21 @@ class ActorCritic:
     v: Any
     entropy: Any
     d_kl: Any
-    params: list
-    old: list
+    params: list[Any]
+    old: list[Any]
 
 
-def placeholders(observation_space: Space, action_space: Space) -> list:
+def placeholders(observation_space: Space[Any], action_space: Space[Any]) -> list[Any]:
     """For observations, actions, advantages, returns and old log-probabilities, in the order of Buffer.get."""
     act_dtype = tf.int32 if isinstance(action_space, Discrete) else tf.float32
     return [
-        tf.placeholder(tf.float32, (None, *observation_space.shape), name="obs"),
-        tf.placeholder(act_dtype, (None, *action_space.shape), name="act"),
+        tf.placeholder(tf.float32, (None, *(observation_space.shape or ())), name="obs"),
+        tf.placeholder(act_dtype, (None, *(action_space.shape or ())), name="act"),
         *(tf.placeholder(tf.float32, (None,), name=name) for name in ("adv", "ret", "logp_old")),
     ]
 
 
-def mlp(x, sizes):
+def mlp(x: Any, sizes: list[int]) -> Any:
     """Dense layers with tanh between them."""
     for i, size in enumerate(sizes):
         with tf.variable_scope(f"dense{i}"):
@@ -58,12 +62,12 @@ def mlp(x, sizes):
     return x
 
 
-def categorical_policy(obs, act, n_actions, hidden_sizes):
-    """Of Discrete actions. Returns pi, logp, logp_pi, entropy, d_kl, params, old."""
+def categorical_policy(obs: Any, act: Any, n_actions: int, hidden_sizes: list[int]) -> Policy:
+    """Of Discrete actions."""
     logp_all = tf.nn.log_softmax(mlp(obs, [*hidden_sizes, n_actions]))
     old = tf.placeholder(tf.float32, (None, n_actions))
 
-    def logp_of(actions):
+    def logp_of(actions: Any) -> Any:
         return tf.reduce_sum(tf.one_hot(actions, n_actions) * logp_all, axis=1)
 
     pi = tf.squeeze(tf.random.categorical(logp_all, 1), axis=1)
@@ -72,13 +76,13 @@ def categorical_policy(obs, act, n_actions, hidden_sizes):
     return pi, logp_of(act), logp_of(pi), entropy, d_kl, [logp_all], [old]
 
 
-def gaussian_policy(obs, act, act_dim, hidden_sizes):
-    """Of Box actions, with deviations that do not depend on the state. Returns as categorical_policy."""
+def gaussian_policy(obs: Any, act: Any, act_dim: int, hidden_sizes: list[int]) -> Policy:
+    """Of Box actions, with deviations that do not depend on the state."""
     mu = mlp(obs, [*hidden_sizes, act_dim])
     log_std = tf.get_variable("log_std", initializer=np.full(act_dim, -0.5, np.float32)) + tf.zeros_like(mu)
     old_mu, old_log_std = (tf.placeholder(tf.float32, (None, act_dim)) for _ in range(2))
 
-    def logp_of(actions):
+    def logp_of(actions: Any) -> Any:
         z = (actions - mu) * tf.exp(-log_std)
         return -tf.reduce_sum(z**2 / 2 + log_std + np.log(2 * np.pi) / 2, axis=1)
 
@@ -89,14 +93,14 @@ def gaussian_policy(obs, act, act_dim, hidden_sizes):
     return pi, logp_of(act), logp_of(pi), entropy, d_kl, [mu, log_std], [old_mu, old_log_std]
 
 
-def policy(obs, act, action_space, hidden_sizes):
+def policy(obs: Any, act: Any, action_space: Space[Any], hidden_sizes: list[int]) -> Policy:
     """The policy for the kind of actions."""
     if isinstance(action_space, Discrete):
         return categorical_policy(obs, act, int(action_space.n), hidden_sizes)
-    return gaussian_policy(obs, act, action_space.shape[0], hidden_sizes)
+    return gaussian_policy(obs, act, math.prod(action_space.shape or ()), hidden_sizes)
 
 
-def actor_critic(obs, act, action_space: Space, hidden_sizes) -> ActorCritic:
+def actor_critic(obs: Any, act: Any, action_space: Space[Any], hidden_sizes: list[int]) -> ActorCritic:
     """Two networks, whose variables are in the scopes pi and v."""
     with tf.variable_scope("pi"):
         pi, logp, logp_pi, entropy, d_kl, params, old = policy(obs, act, action_space, hidden_sizes)
@@ -105,7 +109,7 @@ def actor_critic(obs, act, action_space: Space, hidden_sizes) -> ActorCritic:
     return ActorCritic(pi, logp, logp_pi, v, entropy, d_kl, params, old)
 
 
-def networks(env: Env, logger: EpochLogger, hidden_sizes) -> tuple[list, ActorCritic]:
+def networks(env: Env, logger: EpochLogger, hidden_sizes: list[int]) -> tuple[list[Any], ActorCritic]:
     """(placeholders, networks) for an environment."""
     phs = placeholders(env.observation_space, env.action_space)
     ac = actor_critic(phs[0], phs[1], env.action_space, hidden_sizes)
@@ -113,7 +117,7 @@ def networks(env: Env, logger: EpochLogger, hidden_sizes) -> tuple[list, ActorCr
     return phs, ac
 
 
-def session(obs, ac: ActorCritic, logger: EpochLogger) -> tf.Session:
+def session(obs: Any, ac: ActorCritic, logger: EpochLogger) -> tf.Session:
     """Collective: a session in which all ranks have the same values; `logger` saves them."""
     sess = tf.Session(config=mpi_util.tf_config)
     sess.run(tf.global_variables_initializer())
@@ -122,11 +126,12 @@ def session(obs, ac: ActorCritic, logger: EpochLogger) -> tf.Session:
     return sess
 
 
-def stepper(sess, obs, ac: ActorCritic):
+def stepper(sess: tf.Session, obs: Any, ac: ActorCritic) -> Step:
     """A function of one observation that returns a sampled action, the state's value, the action's log-probability."""
 
-    def step(o):
-        return tuple(out[0] for out in sess.run((ac.pi, ac.v, ac.logp_pi), {obs: o[None]}))
+    def step(o: np.ndarray) -> tuple[Any, Any, Any]:
+        pi, v, logp_pi = sess.run((ac.pi, ac.v, ac.logp_pi), {obs: o[None]})
+        return pi[0], v[0], logp_pi[0]
 
     return step
 

@@ -1,12 +1,14 @@
 """Actor and critic for the torch programs of this folder."""
 
 import itertools
+import math
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete, Space
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
 
 def mlp(sizes: list[int]) -> nn.Sequential:
@@ -34,7 +36,7 @@ class GaussianActor(nn.Module):
         self.net = mlp([obs_dim, *hidden_sizes, act_dim])
         self.log_std = nn.Parameter(torch.full((act_dim,), -0.5))
 
-    def forward(self, obs: torch.Tensor) -> Independent:
+    def forward(self, obs: torch.Tensor) -> Distribution:
         return Independent(Normal(self.net(obs), self.log_std.exp()), 1)
 
 
@@ -46,28 +48,30 @@ class Critic(nn.Module):
         self.net = mlp([obs_dim, *hidden_sizes, 1])
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.net(obs).squeeze(-1)
+        values: torch.Tensor = self.net(obs)
+        return values.squeeze(-1)
 
 
 class ActorCritic(nn.Module):
     """pi(obs) is a distribution over actions, v(obs) a value."""
 
-    def __init__(self, observation_space: Space, action_space: Space, hidden_sizes: list[int]):
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any], hidden_sizes: list[int]):
         super().__init__()
-        obs_dim = observation_space.shape[0]
+        obs_dim = math.prod(observation_space.shape or ())
+        self.pi: nn.Module
         if isinstance(action_space, Discrete):
             self.pi = CategoricalActor(obs_dim, int(action_space.n), hidden_sizes)
         else:
-            self.pi = GaussianActor(obs_dim, action_space.shape[0], hidden_sizes)
+            self.pi = GaussianActor(obs_dim, math.prod(action_space.shape or ()), hidden_sizes)
         self.v = Critic(obs_dim, hidden_sizes)
 
     @torch.no_grad()
     def step(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A sampled action for one observation, the state's value, the action's log-probability."""
-        obs = torch.as_tensor(obs, dtype=torch.float32)
-        pi = self.pi(obs)
+        x = torch.as_tensor(obs, dtype=torch.float32)
+        pi = self.pi(x)
         act = pi.sample()
-        return act.numpy()[()], self.v(obs).numpy(), pi.log_prob(act).numpy()  # [()]: a number, if it is one
+        return act.numpy()[()], self.v(x).numpy(), pi.log_prob(act).numpy()  # [()]: a number, if it is one
 
 
 def count_vars(module: nn.Module) -> int:
