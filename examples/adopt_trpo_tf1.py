@@ -96,7 +96,8 @@ def trpo(
         g, pi_l_old = mpi_avg(g), mpi_avg(pi_l_old)
 
         def hessian_times(x: np.ndarray) -> np.ndarray:
-            return mpi_avg(sess.run(hvp, feed_dict={**inputs, vector_ph: x}))
+            product: np.ndarray = mpi_avg(sess.run(hvp, feed_dict={**inputs, vector_ph: x}))
+            return product
 
         x = conjugate_gradient(hessian_times, g, cg_iters)
         step = np.sqrt(2 * delta / (x @ hessian_times(x) + EPS)) * x
@@ -104,7 +105,8 @@ def trpo(
 
         def try_step(scale: float) -> tuple[float, float]:
             sess.run(set_pi_params, feed_dict={vector_ph: old_params - scale * step})
-            return mpi_avg(sess.run([ac.d_kl, pi_loss], feed_dict=inputs))
+            d_kl, loss = mpi_avg(sess.run([ac.d_kl, pi_loss], feed_dict=inputs))
+            return d_kl, loss
 
         i = 0
         for i in range(backtrack_iters):

@@ -4,6 +4,8 @@ All ranks collect rollouts; `rank0_accum_batches` gathers them to rank 0; rank 0
 because the others sleep; `rank0_bcast_wts` sends the weights back. Importing this starts no MPI and no framework.
 """
 
+from typing import TYPE_CHECKING, Any, Literal
+
 from . import comm as _comm
 from . import tensorflow_setup as _tensorflow_setup
 from .console import msg, print0
@@ -33,6 +35,10 @@ from .timing import Phases, steps_sec, timeit
 from .weights import all_avg_wts, chksum, rank0_bcast_wts
 
 __version__ = "0.1.0"
+
+rank: int
+nworkers: int
+tf_config: Any  # a tf.compat.v1.ConfigProto
 
 __all__ = [
     "BatchError",
@@ -77,7 +83,7 @@ __all__ = [
 ]
 
 
-def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
+def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
     What stands above it runs in every rank, and in the process that waits. In a rank it changes these things of the
@@ -107,10 +113,12 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
     return side
 
 
-def __getattr__(name: str):
-    """`rank`, `nworkers` and `tf_config` are right whenever they are read: before and after MPI starts, or without."""
-    if name in ("rank", "nworkers"):
-        return getattr(_comm, name)()
-    if name == "tf_config":
-        return _tensorflow_setup.tf_config()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """`rank`, `nworkers`, `tf_config`: right whenever they are read, before and after MPI starts, or without."""
+        if name in ("rank", "nworkers"):
+            return getattr(_comm, name)()
+        if name == "tf_config":
+            return _tensorflow_setup.tf_config()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
 class Views(list[np.ndarray]):
     """Arrays over some memory, in the order of the names. Callers may keep their own views of it in `more`."""
 
-    more: Any = None
+    more: list[Any] | None = None
 
 
 class Layout(NamedTuple):

@@ -155,7 +155,7 @@ def gather_round(
     op: str,
     bring: Callable[[], tuple[bytes, int, Any]],
     lay: Callable[[Board], None],
-    check: Callable[[Sequence[Any]], None],
+    check: Callable[[Sequence[Any]], object],
 ) -> Board | None:
     """Collective: all ranks lay down what they bring on the channel's board, which is made and enlarged as needed.
 

@@ -10,7 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from . import failure, threads
 from .cores import usable_cores
@@ -22,6 +22,9 @@ from .waiting import Doorbell, wait_until
 _MESSAGE_TAG, _TICKET_TAG = 1, 2
 _CALL, _REPLY, _ERROR, _DATA, _LEAVE, _NOTICE = range(6)
 _INTERRUPTED_S = 0.5
+
+Brought = TypeVar("Brought")
+Answer = TypeVar("Answer")
 
 
 class Channel:
@@ -100,9 +103,9 @@ class Channel:
     def agree(
         self,
         op: str,
-        bring: Callable[[], Any] = lambda: None,
-        decide: Callable[[list], Sequence] = lambda brought: [None] * len(brought),
-    ) -> Any:
+        bring: Callable[[], Brought],
+        decide: Callable[[list[Brought]], Sequence[Answer]],
+    ) -> Answer:
         """Collective: rank 0 looks at what all ranks bring and answers each of them.
 
         Args:
@@ -120,22 +123,25 @@ class Channel:
             RankLeftError: a rank ended while others are in this call.
         """
         self.enter(op)
-        own_error = None
+        own_error: Exception | None = None
+        mine: tuple[int, Any]
         try:
             mine = (_CALL, (op, self._calls, failure.call_site(), bring()))
         except Exception as error:
             own_error = error
-            mine = (_ERROR, _portable(op, self.rank, error, name_rank=True))
-            mine[1].silent = True  # this rank reports it
+            portable = _portable(op, self.rank, error, name_rank=True)
+            portable.silent = True  # this rank reports it
+            mine = (_ERROR, portable)
         if self.rank:
             self.tell(0, *mine)
-            kind, answer = self._hear(0, op)
+            kind, payload = self._hear(0, op)
             if kind == _ERROR:
                 self.board = None
-                raise own_error or answer
+                raise own_error or payload
+            answer: Answer = payload
             return answer
         try:
-            heard = [mine, *(self._hear(k, op) for k in range(1, self.size))]
+            heard: list[tuple[int, Any]] = [mine, *(self._hear(k, op) for k in range(1, self.size))]
             for kind, payload in heard:
                 if kind == _ERROR:
                     raise payload
@@ -149,7 +155,7 @@ class Channel:
         self._send_answers(messages)
         return answers[0]
 
-    def _pickle_answers(self, answers: Sequence) -> list[bytes]:
+    def _pickle_answers(self, answers: Sequence[Any]) -> list[bytes]:
         """One message for each other rank; an answer that several get, as the same object, is pickled once."""
         messages: list[bytes] = []
         for k in range(1, self.size):
@@ -217,14 +223,15 @@ class Channel:
 
     def _hear(self, source: int, op: str) -> tuple[int, Any]:
         """(kind, payload) of the next message from `source`; a rank that has ended instead is an error."""
-        kind, payload = (_LEAVE, self.left[source]) if source in self.left else self.next_message(source)
-        if kind == _LEAVE:
+        if source not in self.left and (message := self.next_message(source)):
+            kind, payload = message
+            if kind == _NOTICE:
+                waits_here = payload[1] >= self._calls  # else it has been served since
+                return (_CALL, (*payload, None)) if waits_here else self._hear(source, op)
+            if kind != _LEAVE:
+                return kind, payload
             self.left[source] = payload
-            raise self._left_error(op, source)
-        if kind == _NOTICE:
-            waits_here = payload[1] >= self._calls  # else it has been served since
-            return (_CALL, (*payload, None)) if waits_here else self._hear(source, op)
-        return kind, payload
+        raise self._left_error(op, source)
 
     def _left_error(self, op: str, source: int) -> RankLeftError:
         status = self.left[source]
@@ -291,7 +298,7 @@ class Channel:
         if self._early.get(source):
             return self._early[source].pop(0)
 
-        def arrived():
+        def arrived() -> Any:
             for channel in _serving:
                 channel.poll_tickets()
             return self.comm.improbe(source, _MESSAGE_TAG) or (end is not None and time.perf_counter() > end)

@@ -63,8 +63,8 @@ def channel_of(comm: Comm = None) -> Channel:
     failure.on_leave(_leave_all)
     if comm == MPI.COMM_WORLD:
         if "world" not in _kept:
-            channel = _kept["world"] = Channel(comm)
-            threads.start(channel.rank == 0, channel.pids_here())
+            world_channel = _kept["world"] = Channel(comm)
+            threads.start(world_channel.rank == 0, world_channel.pids_here())
         return _kept["world"]
     global _keyval
     if _keyval is None:

@@ -1,15 +1,16 @@
 """Divides numbered work among the ranks: dealt to whichever is free, or in equal shares."""
 
+import contextlib
 import fcntl
+import mmap
 import operator
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 from . import threads
 from .channel import Channel
-from .comm import channel_of, nworkers, rank
+from .comm import Comm, channel_of, nworkers, rank
 from .errors import RankMismatchError, UsageError
 from .shared import Segment
 
@@ -40,7 +41,7 @@ def share(n: int) -> range:
     return range(first, first + each + (rank() < remainder))
 
 
-def deal(n: int, *, comm: Any = None) -> "Deal":
+def deal(n: int, *, comm: Comm = None) -> "Deal":
     """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
     A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. The
@@ -98,16 +99,17 @@ class _Counter:
     def __init__(self, channel: Channel):
         self._channel = channel
         self._rounds = 0
-        self._map = self._lock = self._segment = ticket = None
+        self._map: mmap.mmap | bytearray = bytearray()  # empty on a machine without rank 0
+        self._lock: int | None = None
+        self._segment: Segment | None = None
         if channel.rank == 0:
-            try:
+            self._map = bytearray(_ROUNDS * _SLOT.size)
+            with contextlib.suppress(OSError):
                 self._segment = Segment(_ROUNDS * _SLOT.size) if channel.size > 1 else None
-            except OSError:
-                self._segment = None
-            ticket = self._segment and self._segment.ticket
-            self._map = self._segment.map if ticket else bytearray(_ROUNDS * _SLOT.size)
+            self._map = self._segment.map if self._segment else self._map
             self._map[:] = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
-        ticket = channel.agree("deal", decide=lambda brought: [ticket] * channel.size)
+        mine = self._segment.ticket if self._segment else None
+        ticket = channel.agree("deal", lambda: None, lambda brought: [mine] * channel.size)
         if ticket is not None and channel.leader == 0:
             self._map = channel.attached.map(ticket) if channel.rank else self._map
             # a lock belongs to an open file, so each process opens the file itself
@@ -121,7 +123,7 @@ class _Counter:
 
     def take(self, question: tuple[int, int]) -> int | None:
         """The next number of a round, or None. `question`: the round, and how many it deals."""
-        answer = self._take_here(question) if self._map is not None else self._channel.ask_ticket(question)
+        answer = self._take_here(question) if self._map else self._channel.ask_ticket(question)
         if isinstance(answer, str):
             raise RankMismatchError(answer)
         return answer
@@ -140,17 +142,17 @@ class _Counter:
             if number >= n:
                 return None
             _DEALT.pack_into(self._map, place, number_of_round, n, number + 1)
-            return number
+            return int(number)
 
     def close_round(self, number_of_round: int) -> None:
         """Takes no lock, so that a signal handler may call it."""
         _CLOSED.pack_into(self._map, number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT, number_of_round)
 
     def is_closed(self, number_of_round: int) -> bool:
-        if self._map is None:
+        if not self._map:
             return False
         place = number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT
-        return _CLOSED.unpack_from(self._map, place)[0] == number_of_round
+        return bool(_CLOSED.unpack_from(self._map, place)[0] == number_of_round)
 
     def serve(self) -> None:
         self._channel.poll_tickets()
@@ -173,6 +175,6 @@ class _Locked:
         if self.fd is not None:
             fcntl.flock(self.fd, fcntl.LOCK_EX)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.fd is not None:
             fcntl.flock(self.fd, fcntl.LOCK_UN)

@@ -33,7 +33,7 @@ class WeightsError(MpiUtilError):
     """A model holds nothing that mpi_util can read or write, or weights that cannot be written in place."""
 
 
-class MissingFrameworkError(MpiUtilError):
+class MissingFrameworkError(MpiUtilError, AttributeError):  # so that hasattr(mpi_util, "tf_config") is False then
     """A function needs a framework that is not installed; the message names the extra that brings it."""
 
     status = 2

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from . import reap
 from .errors import MpiUtilError
@@ -173,7 +173,7 @@ def _watch_exit_status() -> None:
     """Remembers the status given to sys.exit: when atexit functions run, Python no longer knows it."""
     original = sys.exit
 
-    def exit(status: Any = None, /) -> None:
+    def exit(status: Any = None, /) -> NoReturn:
         _State.status = 0 if status is None else status if isinstance(status, int) else 1
         _State.reason = "" if status is None or isinstance(status, int) else str(status).partition("\n")[0]
         original(status)
@@ -259,7 +259,7 @@ def _say_ended(*_: Any) -> None:
     _note(f"ended-{env_rank()}", {})
 
 
-def _note(name: str, content: dict, again: bool = False) -> None:
+def _note(name: str, content: dict[str, Any], again: bool = False) -> None:
     """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
     job = os.environ.get("MPI_UTIL_JOB")
     if not job or (name.startswith("failed") and not again and os.path.exists(os.path.join(job, name))):

@@ -3,18 +3,21 @@
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from . import pickles, threads, tree
 from .adapters import adapter_for
 from .channel import Channel
-from .comm import channel_of
+from .comm import Comm, channel_of
 from .errors import BatchError, RankMismatchError
 from .shared import align
-from .transport import finish, lease, places, put, spread, write
+from .transport import Place, finish, lease, places, put, spread, write
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 _SMALL = 1 << 16  # bytes; a leaf up to this is copied, so that keeping it does not keep the whole block
 
@@ -34,16 +37,25 @@ class _Kind(NamedTuple):
         return f"{self.dtype} scalar" if self.scalar else tree.describe(np.dtype(self.dtype), self.trailing)
 
 
+_Packed = tuple[tuple[_Kind, ...], list[np.ndarray]]  # a segment: what its leaves are, and each as an array with rows
+
+
 class _Header(NamedTuple):
     """What a rank brings to the agreement."""
 
     kinds: tuple[_Kind, ...] | None  # None: this rank has no segment
     indexed: bool  # whether an index is given
-    index: list[int]  # each segment's place in the whole
+    order: list[int]  # each segment's place in the whole
     rows: list[list[int]]  # of each segment, of each leaf
 
 
-def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> Any:
+@overload  # the types are those of rank 0's result; the others get `batch` itself
+def rank0_accum_batches(batch: Mapping[K, float], *, index: None = None, comm: Comm = None) -> dict[K, np.ndarray]: ...
+@overload
+def rank0_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
+@overload
+def rank0_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
+def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> Any:
     """Collective: joins the batches of all ranks, row after row, on rank 0. A rank that does not call it is waited for.
 
     Args:
@@ -71,7 +83,11 @@ def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm:
     return _to_rank0(channel_of(comm), "rank0_accum_batches", batch, index)
 
 
-def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> list:
+@overload
+def rank0_gather(obj: T, *, index: None = None, comm: Comm = None) -> list[T]: ...
+@overload
+def rank0_gather(obj: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> list[T]: ...
+def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> list[Any]:
     """Collective: the objects of all ranks in a list on rank 0. A rank that does not call it is waited for.
 
     For trajectories and whatever else `rank0_accum_batches` does not join: the objects stay as they are.
@@ -95,7 +111,13 @@ def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Any = No
     return own if channel.rank else list(gathered)
 
 
-def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Any = None) -> Any:
+@overload
+def all_accum_batches(batch: Mapping[K, float], *, index: None = None, comm: Comm = None) -> dict[K, np.ndarray]: ...
+@overload
+def all_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
+@overload
+def all_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
+def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> Any:
     """Collective: `rank0_accum_batches`, but every rank gets the joined rows, in arrays of its own.
 
     Args, Raises: as `rank0_accum_batches`.
@@ -116,11 +138,11 @@ def _to_rank0(channel: Channel, op: str, batch: Any, index: Sequence[int] | None
     return joined
 
 
-def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> tuple[Any, dict, Any]:
+def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> tuple[Any, dict[str, Any], Any]:
     """(what this rank returns; on rank 0 the joined leaves by path, and an example of the structure)."""
     segments = [batch] if index is None else list(batch)
-    packed: list = []
-    block = layout = None
+    packed: list[_Packed] = []
+    leased: list[tuple[_Layout, np.ndarray]] = []  # on rank 0
 
     def bring() -> _Header:
         order = [channel.rank] if index is None else [operator.index(i) for i in index]
@@ -133,10 +155,10 @@ def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | No
         kinds = packed[0][0] if packed else None
         return _Header(kinds, index is not None, order, [[len(a) for a in arrays] for _, arrays in packed])
 
-    def decide(headers: list) -> list:
-        nonlocal block, layout
+    def decide(headers: list[_Header]) -> list[Place]:
         layout = _Layout(op, headers)
         block, ticket = lease(channel, layout.nbytes)
+        leased.append((layout, block))
         plans = [(starts, k == layout.shower) for k, starts in enumerate(layout.starts)]
         return places(channel, ticket, plans)
 
@@ -148,6 +170,7 @@ def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | No
         if shows:
             channel.send(0, _skeleton(segments[0]))
         return batch, {}, None
+    layout, block = leased[0]
     write(block, pieces)
     finish(channel, block, place.ticket, layout.pieces)
     example = channel.receive(layout.shower, op) if layout.shower else _skeleton(segments[0]) if segments else {}
@@ -170,7 +193,7 @@ def _rebuild(example: Any, leaves: dict[str, Any]) -> Any:
     return tree.rebuild(example, {path: _restore(leaf, like[path]) for path, leaf in leaves.items()})
 
 
-def _pack(op: str, segment: Any) -> tuple[tuple[_Kind, ...], list[np.ndarray]]:
+def _pack(op: str, segment: Any) -> _Packed:
     """What the leaves of a segment are, and each as an array with rows."""
     kinds, arrays = [], []
     for path, leaf in tree.walk(segment):
@@ -210,7 +233,7 @@ def _as_array(op: str, path: str, leaf: Any) -> np.ndarray:
         raise BatchError(f"{op}: '{path}' {error}") from None
 
 
-def _check_alike(op: str, packed: list) -> None:
+def _check_alike(op: str, packed: list[_Packed]) -> None:
     for i, (kinds, _) in enumerate(packed):
         if kinds != packed[0][0]:
             path, here, there = _first_difference(kinds, packed[0][0])
@@ -230,12 +253,12 @@ class _Layout:
     Leaves lie one after another, each aligned; within a leaf the segments in the order of their index.
     """
 
-    def __init__(self, op: str, headers: list):
+    def __init__(self, op: str, headers: list[_Header]):
         _check_indexed(op, [h.indexed for h in headers])
         # plain integers: for some hundred pieces that is twice as fast as arrays of them
         self.kinds, first = _agreed_kinds(op, headers)
         self.shower = first if headers[0].kinds is None else 0  # the rank that shows rank 0 the structure
-        order = sorted((i, k, j) for k, h in enumerate(headers) for j, i in enumerate(h.index))
+        order = sorted((i, k, j) for k, h in enumerate(headers) for j, i in enumerate(h.order))
         _check_unique(op, order)
         self.rows = [headers[k].rows[j] for _, k, j in order]  # of each segment in the order of the whole, of each leaf
         row_bytes = [_row_bytes(kind) for kind in self.kinds]
@@ -244,8 +267,12 @@ class _Layout:
         for total, size in zip(self.totals, row_bytes):
             self.bases.append(self.nbytes)
             self.nbytes += align(total * size)
-        self.starts: list[list] = [[None] * len(h.index) for h in headers]  # of each rank, segment, leaf: byte offset
-        self.pieces: list[list] = [[] for _ in headers]  # of each rank: (byte offset, number of bytes), as it puts them
+        self.starts: list[list[list[int]]] = [
+            [[]] * len(h.order) for h in headers
+        ]  # of each rank, segment, leaf: byte offset
+        self.pieces: list[list[tuple[int, int]]] = [
+            [] for _ in headers
+        ]  # of each rank: (byte offset, number of bytes), as it puts them
         cursor = list(self.bases)
         for (_, k, j), rows in zip(order, self.rows):
             self.starts[k][j] = list(cursor)
@@ -289,7 +316,7 @@ def _row_bytes(kind: _Kind) -> int:
     return np.dtype(kind.dtype or np.uint8).itemsize * math.prod(kind.trailing)
 
 
-def _agreed_kinds(op: str, headers: list) -> tuple[tuple[_Kind, ...], int]:
+def _agreed_kinds(op: str, headers: list[_Header]) -> tuple[tuple[_Kind, ...], int]:
     """(the leaves that all ranks bring, the first rank that has any). Raises RankMismatchError where they differ."""
     first = next((k for k, h in enumerate(headers) if h.kinds is not None), 0)
     kinds = headers[first].kinds or ()
@@ -299,7 +326,7 @@ def _agreed_kinds(op: str, headers: list) -> tuple[tuple[_Kind, ...], int]:
     return kinds, first
 
 
-def _mismatch(op: str, headers: list, path: str, here: str, there: str, k: int, first: int) -> str:
+def _mismatch(op: str, headers: list[_Header], path: str, here: str, there: str, k: int, first: int) -> str:
     """The message of a mismatch: the first leaf that differs, and what each rank has there."""
     rows = []
     for j, h in enumerate(headers):
@@ -319,7 +346,7 @@ def _restore(leaf: Any, like: Any) -> Any:
     return leaf
 
 
-def _copy_to_all(channel: Channel, joined: Any, leaves: dict, example: Any, segments: list) -> Any:
+def _copy_to_all(channel: Channel, joined: Any, leaves: dict[str, Any], example: Any, segments: list[Any]) -> Any:
     """Sends rank 0's joined leaves to all ranks and rebuilds them there, in the order of this rank's own keys."""
     arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
     others = {path: leaf for path, leaf in leaves.items() if path not in arrays}
@@ -337,7 +364,7 @@ def _copy_to_all(channel: Channel, joined: Any, leaves: dict, example: Any, segm
         wait_for(len(block))
         copy = block.copy()
 
-    def check(brought: list) -> tuple[int, Any]:
+    def check(brought: list[None]) -> tuple[int, Any]:
         return nbytes, (places, others, example)
 
     places, others, example = spread(channel, "all_accum_batches", lambda: None, check, fill, take)

@@ -7,6 +7,7 @@ its children.
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from . import threads
 from .errors import LaunchError
@@ -108,7 +110,7 @@ _FAMILIES = (
 )
 
 
-def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> str:
+def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
     """Runs this script on n ranks: starts it again under the MPI launcher and waits for it.
 
     Call it early: what stands above the call runs in the parent as well as in every rank. With n == 1 MPI is neither
@@ -184,7 +186,7 @@ def _write_whole_lines() -> None:
     print() on its own, and the lines of several ranks come out entangled.
     """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
@@ -202,7 +204,7 @@ def _own_arguments() -> list[str]:
     return sys.orig_argv[1:]
 
 
-def _stdin_for_ranks():
+def _stdin_for_ranks() -> int | None:
     """Returns the ranks' stdin: ours, but not a terminal in whose background we run (a launcher reads keys)."""
     try:
         in_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()

@@ -17,7 +17,7 @@ import numpy as np
 from . import threads
 from .adapters import framework
 from .averaging import Description, Views, reduce
-from .comm import local_size
+from .comm import Comm, local_size
 from .cores import usable_cores
 from .errors import BatchError
 from .weights import rank0_bcast_wts
@@ -36,7 +36,7 @@ def setup_pytorch_for_mpi() -> None:
     threads.fix_torch(max(1, usable_cores() // local_size()))
 
 
-def sync_params(module: Any, *, comm: Any = None) -> None:
+def sync_params(module: Any, *, comm: Comm = None) -> None:
     """Collective: every rank's module gets rank 0's parameters and buffers, as one block.
 
     Args:
@@ -51,7 +51,7 @@ def sync_params(module: Any, *, comm: Any = None) -> None:
     rank0_bcast_wts(module, comm=comm)
 
 
-def mpi_avg_grads(module: Any, *, comm: Any = None) -> None:
+def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
     """Collective: the gradient of each parameter becomes its mean over the ranks, the same bits on every rank.
 
     All gradients move as one block and are added up in rank order; 16-bit ones in float32. Those on a GPU go through
@@ -66,12 +66,12 @@ def mpi_avg_grads(module: Any, *, comm: Any = None) -> None:
         MissingFrameworkError: no torch.
     """
     torch = framework("torch")
-    grads: list = []
+    grads: list[Any] = []
     staged: _Staged | None = None
 
     def describe() -> Description:
         nonlocal staged
-        description = []
+        description: list[tuple[str, np.dtype | None, tuple[int, ...] | None]] = []
         for name, parameter in module.named_parameters():
             grad = parameter.grad
             if grad is None:
@@ -137,7 +137,7 @@ def _kind(torch: Any, name: str, grad: Any) -> _Kind:
     return kind
 
 
-def _tensors(torch: Any, views: Views) -> list:
+def _tensors(torch: Any, views: Views) -> list[Any]:
     """The arrays as tensors."""
     if views.more is None:
         views.more = [torch.from_numpy(view) for view in views]
@@ -151,7 +151,7 @@ class _Staged:
         on_host: tensors, one for each gradient.
     """
 
-    def __init__(self, torch: Any, grads: list):
+    def __init__(self, torch: Any, grads: list[Any]):
         self._grads, self._torch = grads, torch
         self.on_host = [torch.empty(0)] * len(grads)
         self._runs = []

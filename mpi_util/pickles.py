@@ -1,6 +1,7 @@
 """Python objects as bytes, arrays in them as raw memory that is not copied when it is read (pickle protocol 5)."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +11,11 @@ from .shared import align
 _SMALL = 1 << 16  # bytes; what is not larger is copied, so that an object does not keep a whole block
 
 
-def pack(op: str, items: list) -> np.ndarray:
+def pack(op: str, items: list[Any]) -> np.ndarray:
     """The items as bytes: the number of parts, the size of each, the pickle, and the arrays' memory, aligned."""
     buffers: list[pickle.PickleBuffer] = []
     try:
-        parts = [pickle.dumps(list(items), 5, buffer_callback=buffers.append)]
+        parts: list[bytes | memoryview] = [pickle.dumps(list(items), 5, buffer_callback=buffers.append)]
     except Exception as error:  # of whatever object
         raise BatchError(f"{op}: pickle does not take this: {error}") from None
     arrays = [np.frombuffer(part, np.uint8) for part in [*parts, *(buffer.raw() for buffer in buffers)]]
@@ -27,12 +28,13 @@ def pack(op: str, items: list) -> np.ndarray:
     return packed
 
 
-def unpack(packed: np.ndarray) -> list:
+def unpack(packed: np.ndarray) -> list[Any]:
     """The items of `pack`; large arrays among them are views of `packed`."""
-    packed = packed if len(packed) > _SMALL else bytearray(packed)
-    sizes = np.frombuffer(packed, np.int64, 1 + int(np.frombuffer(packed, np.int64, 1)[0]))
+    memory = packed.data if len(packed) > _SMALL else memoryview(bytearray(packed.data))
+    sizes = np.frombuffer(memory, np.int64, 1 + int(np.frombuffer(memory, np.int64, 1)[0]))
     start, parts = align(sizes.nbytes), []
     for size in sizes[1:].tolist():
-        parts.append(memoryview(packed)[start : start + size])
+        parts.append(memory[start : start + size])
         start += align(size)
-    return pickle.loads(parts[0], buffers=parts[1:])
+    items: list[Any] = pickle.loads(parts[0], buffers=parts[1:])
+    return items

@@ -1,20 +1,26 @@
 """Sums, means and copies over the ranks. The order of summation is that of the ranks, so the bits never vary."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from .adapters import adapter_for
-from .comm import channel_of
+from .comm import Comm, channel_of
 from .errors import RankMismatchError
 from .gather import rank0_accum_batches
 from .transport import spread
 
+T = TypeVar("T")
+
 _SMALL = 2048  # bytes; up to this an array travels within the agreement itself
 
 
-def all_sum(x: Any, *, comm: Any = None) -> Any:
+@overload
+def all_sum(x: int, *, comm: Comm = None) -> np.int64: ...
+@overload
+def all_sum(x: T, *, comm: Comm = None) -> T: ...
+def all_sum(x: Any, *, comm: Comm = None) -> Any:
     """Collective: the elementwise sum over the ranks, on every rank, added in rank order.
 
     Args:
@@ -31,7 +37,11 @@ def all_sum(x: Any, *, comm: Any = None) -> Any:
     return _reduce("all_sum", x, comm, result_dtype=lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype)
 
 
-def all_mean(x: Any, *, comm: Any = None) -> Any:
+@overload
+def all_mean(x: float, *, comm: Comm = None) -> np.float64: ...
+@overload
+def all_mean(x: T, *, comm: Comm = None) -> T: ...
+def all_mean(x: Any, *, comm: Comm = None) -> Any:
     """Collective: the elementwise mean over the ranks, on every rank: their sum in rank order, divided by their number.
 
     Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
@@ -41,7 +51,7 @@ def all_mean(x: Any, *, comm: Any = None) -> Any:
     )
 
 
-def all_reduce(x: Any, op: np.ufunc, *, comm: Any = None) -> Any:
+def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
     """Collective: `x` combined elementwise over the ranks, on every rank, in rank order.
 
     Args:
@@ -59,7 +69,7 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Any = None) -> Any:
     return _reduce(f"all_reduce({op.__name__})", x, comm, op)
 
 
-def bcast(x: Any, *, comm: Any = None) -> Any:
+def bcast(x: T, *, comm: Comm = None) -> T:
     """Collective: rank 0's `x` on every rank.
 
     Args:
@@ -75,33 +85,34 @@ def bcast(x: Any, *, comm: Any = None) -> Any:
     """
     channel = channel_of(comm)
     in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject
+    array: Any = x  # if it is one
 
-    def bring() -> tuple | None:
-        return (x.dtype, x.shape) if in_place else None
+    def bring() -> tuple[Any, ...] | None:
+        return (array.dtype, array.shape) if in_place else None
 
-    def check(brought: list) -> tuple[int, Any]:
+    def check(brought: list[Any]) -> tuple[int, Any]:
         _all_same("bcast", brought)
-        return (x.nbytes, None) if in_place else (0, x)
+        return (array.nbytes, None) if in_place else (0, x)
 
     def view(block: np.ndarray) -> np.ndarray:
-        return np.ndarray(x.shape, x.dtype, block)
+        return np.ndarray(array.shape, array.dtype, block)
 
     def fill(block: np.ndarray) -> Iterator[int]:
-        np.copyto(view(block), x)
-        yield x.nbytes
+        np.copyto(view(block), array)
+        yield array.nbytes
 
     def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        wait_for(x.nbytes)
-        np.copyto(x, view(block))
+        wait_for(array.nbytes)
+        np.copyto(array, view(block))
 
-    value = spread(channel, "bcast", bring, check, fill, take)
+    value: T = spread(channel, "bcast", bring, check, fill, take)
     return x if in_place or channel.rank == 0 else value
 
 
 def _reduce(
     name: str,
     x: Any,
-    comm: Any,
+    comm: Comm,
     op: np.ufunc = np.add,
     result_dtype: Callable[[np.dtype], np.dtype] = lambda dtype: dtype,
     divide: bool = False,
@@ -109,7 +120,7 @@ def _reduce(
     channel = channel_of(comm)
     array = np.empty(0)
 
-    def bring() -> tuple:
+    def bring() -> tuple[np.dtype, tuple[int, ...], np.ndarray | None]:
         nonlocal array
         array = adapter_for(x).to_numbers(x)
         return array.dtype, array.shape, array if array.nbytes <= _SMALL else None
@@ -123,7 +134,7 @@ def _reduce(
             op(total, one, out=total)
         return np.asarray(total / channel.size if divide else total).astype(dtype, copy=False)
 
-    def decide(brought: list) -> list:
+    def decide(brought: list[Any]) -> list[np.ndarray | None]:
         _all_same(name, [b[:2] for b in brought])
         if array.nbytes <= _SMALL:
             return [combine([values for *_, values in brought])] * channel.size
@@ -138,7 +149,7 @@ def _reduce(
     return adapter_for(x).from_numbers(result, x)
 
 
-def _all_same(op: str, found: list) -> None:
+def _all_same(op: str, found: list[Any]) -> None:
     if any(f != found[0] for f in found):
         table = "\n".join(f"  rank {k}: {f[0]} {f[1]}" if f else f"  rank {k}: no array" for k, f in enumerate(found))
         raise RankMismatchError(f"{op}: every rank must bring the same dtype and shape:\n{table}")

@@ -1,13 +1,13 @@
 """Running means and deviations (normalisers) that each rank updates with its own samples, merged over the ranks."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .adapters import adapter_for
-from .comm import channel_of
+from .comm import Comm, channel_of
 from .errors import BatchError, RankMismatchError
 from .moments import merge
 
@@ -24,10 +24,10 @@ class _State(NamedTuple):
 
 
 # By the object's id: the object, and its state when it was merged last.
-_merged: dict[int, tuple[Any, _State]] = {}
+_merged: dict[int, tuple[Callable[[], Any], _State]] = {}
 
 
-def merge_moments(holder: Any, *, comm: Any = None) -> None:
+def merge_moments(holder: Any, *, comm: Comm = None) -> None:
     """Collective: normalisers that ranks have updated apart become one: the last merged state and what each rank added.
 
     Call it once per iteration, as after a rollout. Where ranks start from a state that is not empty, such as that of a
@@ -80,8 +80,8 @@ def _state(rms: Any) -> _State:
 
 def _last(rms: Any) -> _State | None:
     """The state at the last merge, unless the object has been reset since."""
-    known, state = _merged.get(id(rms), (lambda: None, None))
-    return state if known() is rms and state.n <= float(rms.count) else None
+    found = _merged.get(id(rms))
+    return found[1] if found and found[0]() is rms and found[1].n <= float(rms.count) else None
 
 
 def _merge_all(brought: list[dict[str, tuple[_State, _State | None]]]) -> dict[str, _State]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from .adapters import framework
@@ -77,7 +78,7 @@ def pool_threads() -> int:
     return usable_cores() if rank() == 0 else 1
 
 
-def local_rank(environment: dict, otherwise: int) -> int:
+def local_rank(environment: Mapping[str, str], otherwise: int) -> int:
     """The rank's number among the ranks of its machine, as the launcher tells it in the environment."""
     return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), otherwise)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .channel import Channel
+from .channel import Answer, Channel
 from .console import print0_once
 from .errors import RankLeftError
 from .shared import ALIGN, Ticket, private
@@ -121,10 +121,10 @@ def spread(
     channel: Channel,
     op: str,
     bring: Callable[[], Any],
-    check: Callable[[list[Any]], tuple[int, Any]],
+    check: Callable[[list[Any]], tuple[int, Answer]],
     fill: Callable[[np.ndarray], Iterator[int]],
     take: Callable[[np.ndarray, Callable[[int], None]], None],
-) -> Any:
+) -> Answer:
     """Collective: rank 0 fills a block of bytes, every other rank takes from it.
 
     Args:
@@ -161,7 +161,8 @@ def spread(
         if streams:
             _progress(block)[0] = _FAILED
         raise
-    nbytes, answer = place.plan
+    nbytes: int = place.plan[0]
+    answer: Answer = place.plan[1]
     if nbytes and channel.rank == 0:
         _send_to_machines(channel, block, place.ticket)
     elif nbytes:

@@ -17,7 +17,7 @@ from .errors import BatchError
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
-class Objects(list):
+class Objects(list[Any]):
     """A list whose items are data, whatever they are: a leaf."""
 
 
@@ -26,7 +26,7 @@ def is_joined_list(node: Any) -> bool:
     return isinstance(node, (str, bytes, Objects)) or (isinstance(node, list) and all(map(_is_plain, node)))
 
 
-def find_list(tree: Any, path: str = "") -> tuple[str, list] | None:
+def find_list(tree: Any, path: str = "") -> tuple[str, list[Any]] | None:
     """(path, list) of the first list that is no leaf; None if there is none."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else ()
     if isinstance(tree, list) and not is_joined_list(tree):
@@ -62,14 +62,14 @@ def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:
         items = {key: rebuild(item, leaves, f"{path}/{key}" if path else str(key)) for key, item in tree.items()}
         return items if type(tree) is dict else _like_mapping(tree, items)
     if isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
-        items = [rebuild(item, leaves, f"{path}/{i}" if path else str(i)) for i, item in enumerate(tree)]
+        rows = [rebuild(item, leaves, f"{path}/{i}" if path else str(i)) for i, item in enumerate(tree)]
         if hasattr(tree, "_fields"):
-            return type(tree)(*items)
-        return items if isinstance(tree, list) else tuple(items)
+            return type(tree)(*rows)
+        return rows if isinstance(tree, list) else tuple(rows)
     return leaves[path]
 
 
-def _like_mapping(tree: dict, items: dict) -> dict:
+def _like_mapping(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """A mapping of `tree`'s own class (OrderedDict, defaultdict) that holds `items`."""
     copy = tree.copy()
     copy.update(items)

@@ -1,7 +1,8 @@
 """Sends, averages and compares the weights of anything that has weights."""
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,19 @@ import numpy as np
 from . import board, tree
 from .adapters import KeptSlots, Slot, slots
 from .channel import Channel
-from .comm import channel_of
+from .comm import Comm, channel_of
 from .errors import RankMismatchError
 from .gather import rank0_accum_batches
 from .shared import align
 from .transport import spread
 
 _PART_BYTES = 1 << 20
+_DIFFERENT = -1  # in place of a version
+
+_Names = list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each array
 
 
-def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any = None) -> int:
+def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
     Everything moves as one block, whatever the number of arrays. The values are written in place, on the device where
@@ -46,7 +50,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any
     return channel.version
 
 
-def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any = None) -> None:
+def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
     Integers and booleans (step counters, masks) are not averaged: all get rank 0's.
@@ -54,14 +58,9 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Any = N
     Args, Raises: as `rank0_bcast_wts`.
     """
     channel = channel_of(comm)
-    block: _Block | None = None
-
-    def build() -> _Block:
-        nonlocal block
-        block = block or _block_of(model, graph)
-        return block
-
+    build = functools.cache(lambda: _block_of(model, graph))
     _agree_and_send(channel, "all_avg_wts", build, send=False)
+    block = build()
     own = {slot.name: slot.number(values)[None] for slot, values in zip(block.slots, block.read_all())}
     stacked = rank0_accum_batches(own, comm=comm)
     if channel.rank == 0:
@@ -97,7 +96,7 @@ class _Block:
 
     def __init__(self, found: list[Slot]):
         self.slots = found
-        self.names = [(slot.name, slot.dtype.str, slot.shape) for slot in self.slots]
+        self.names: _Names = [(slot.name, slot.dtype.str, slot.shape) for slot in self.slots]
         self.signature = tree.digest(self.names)
         self.starts, self.nbytes = [], 0
         for slot in self.slots:
@@ -170,9 +169,9 @@ def _block_of(model: Any, graph: Any) -> _Block:
     found = slots(model, graph)
     if not isinstance(found, KeptSlots):
         return _Block(found)
-    if found.block is None:
-        found.block = _Block(found)
-    return found.block
+    block: _Block = found.block or _Block(found)
+    found.block = block
+    return block
 
 
 def _parts(flat: np.ndarray) -> list[slice]:
@@ -183,37 +182,33 @@ def _parts(flat: np.ndarray) -> list[slice]:
 
 def _agree_and_send(channel: Channel, op: str, build: Callable[[], _Block], send: bool = True) -> int:
     """Agrees that the models are alike and, if `send`, gives everybody rank 0's values. Returns the version."""
-    block: _Block | None = None
-
-    def bring() -> bytes:
-        nonlocal block
-        block = block or build()
-        return block.signature
-
-    if board.possible(channel) and _send_on_board(channel, op, bring, lambda: block, send):
+    block = functools.cache(build)  # what it raises is raised within the agreement
+    if board.possible(channel) and _send_on_board(channel, op, block, send):
         return channel.version + 1
 
-    def check(signatures: list) -> tuple[int, Any]:
-        if any(signature != block.signature for signature in signatures):
-            return 0, None  # ask for the names
-        return block.nbytes if send else 0, channel.version + 1
+    def check(signatures: list[bytes]) -> tuple[int, int]:
+        if any(signature != block().signature for signature in signatures):
+            return 0, _DIFFERENT  # ask for the names
+        return block().nbytes if send else 0, channel.version + 1
 
     version = spread(
-        channel, op, bring, check, lambda memory: block.fill(memory), lambda memory, wait: block.take(memory, wait)
+        channel,
+        op,
+        lambda: block().signature,
+        check,
+        lambda memory: block().fill(memory),
+        lambda memory, wait: block().take(memory, wait),
     )
-    if version is None:
-        channel.agree(op, lambda: block.names, lambda models: _check_alike(op, models))
+    if version == _DIFFERENT:
+        channel.agree(op, lambda: block().names, lambda models: _check_alike(op, models))
     return version
 
 
-def _send_on_board(
-    channel: Channel, op: str, bring: Callable[[], bytes], block: Callable[[], _Block], send: bool
-) -> bool:
+def _send_on_board(channel: Channel, op: str, block: Callable[[], _Block], send: bool) -> bool:
     """Agrees on the board, and sends what is small there. False if there is no board, or still something to be sent."""
 
     def describe() -> tuple[bytes, int, Any]:
-        signature = bring()
-        return tree.digest(op, signature), 0, block().names
+        return tree.digest(op, block().signature), 0, block().names
 
     def lay(there: board.Board) -> None:
         if send and channel.rank == 0 and block().nbytes <= board.SMALL:
@@ -227,12 +222,12 @@ def _send_on_board(
     return True
 
 
-def _check_alike(op: str, models: list) -> None:
-    """Raises the RankMismatchError that names the first array that is not alike on all ranks."""
+def _check_alike(op: str, models: Sequence[_Names]) -> Sequence[None]:
+    """Raises the RankMismatchError that names the first array that is not alike on all ranks, if there is one."""
     reference = dict.fromkeys(models[0])
     k, other = next(((k, other) for k, other in enumerate(models) if other != models[0]), (0, None))
     if other is None:
-        return
+        return [None] * len(models)
     different = [*(a for a in other if a not in reference), *(a for a in models[0] if a not in other)]
     name = different[0][0] if different else other[0][0]
     table = []

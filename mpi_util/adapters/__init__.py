@@ -1,15 +1,4 @@
-"""Adapters read and write the arrays of a framework's objects. A framework is imported inside functions only.
-
-Each adapter module has
-    to_array(leaf) -> np.ndarray     the tensor's values, or bits, in host memory (a view where possible)
-    from_array(array, like)          a tensor of the same kind as `like` over `array`'s memory (where possible)
-    to_numbers(leaf) -> np.ndarray   the tensor's values in a dtype that NumPy can calculate with
-    from_numbers(array, like)        a tensor of the same kind as `like`, and on its device, with these values
-    token(leaf)                      something small, to be sent, that can stand for `like`
-    slots(model) -> list[Slot]       what the model's weights are, and how to read and write each
-and, if its tensors can be written in place,
-    tensor_slot(name, tensor)        the slot of one
-"""
+"""Adapters read and write the arrays of a framework's objects. A framework is imported inside functions only."""
 
 import functools
 import importlib
@@ -17,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +15,22 @@ from ..errors import MissingFrameworkError, WeightsError
 _EXTRAS = {"torch": ("PyTorch", "torch"), "tensorflow": ("TensorFlow", "tf"), "keras": ("Keras", "tf")}
 _EXTRAS |= {"tensordict": ("TensorDict", "torchrl"), "torchrl": ("TorchRL", "torchrl")}
 _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
+
+
+class Adapter(Protocol):
+    """What each adapter module has; with tensors that can be written in place also `tensor_slot` (see `slot_maker`).
+
+    A tensor's values come in host memory, as a view where possible, in a dtype that travels (bits of one that NumPy
+    lacks) or as numbers that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
+    array's memory where possible, or as numbers on `like`'s device. A token is small, is sent, and stands for `like`.
+    """
+
+    def to_array(self, leaf: Any) -> np.ndarray: ...
+    def from_array(self, array: np.ndarray, like: Any) -> Any: ...
+    def to_numbers(self, leaf: Any) -> np.ndarray: ...
+    def from_numbers(self, array: np.ndarray, like: Any) -> Any: ...
+    def token(self, leaf: Any) -> Any: ...
+    def slots(self, model: Any) -> "list[Slot]": ...
 
 
 def _same(array: np.ndarray) -> np.ndarray:
@@ -82,13 +87,19 @@ def framework(module: str) -> ModuleType:
         ) from None
 
 
-def adapter_for(thing: Any) -> ModuleType:
+def adapter_for(thing: Any) -> Adapter:
     """The adapter of the framework that `thing` (a model or a tensor) comes from."""
-    return _adapter_of(type(thing))
+    kind: type = type(thing)
+    return _adapter_of(kind)
+
+
+def slot_maker(tensor: Any) -> Callable[[str, Any], Slot] | None:
+    """`tensor_slot(name, tensor)` of its adapter; None if such tensors cannot be written in place."""
+    return getattr(adapter_for(tensor), "tensor_slot", None)
 
 
 @functools.cache  # asked for every leaf of every batch
-def _adapter_of(kind: type) -> ModuleType:
+def _adapter_of(kind: type) -> Adapter:
     roots = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
     if "keras" in roots:  # asked first: its classes derive from those of the framework below it
         from . import keras

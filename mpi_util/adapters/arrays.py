@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import tree
 from ..errors import BatchError, WeightsError
-from . import Slot, adapter_for
+from . import Slot, slot_maker
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -53,13 +53,13 @@ def slots(model: Any) -> list[Slot]:
         )
     found = []
     for path, leaf in tree.walk(model):
-        adapter = adapter_for(leaf)
+        make = slot_maker(leaf)
         if isinstance(leaf, np.ndarray):
             if leaf.dtype.hasobject or not leaf.flags.writeable:
                 raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
             found.append(_array_slot(path, leaf))
-        elif hasattr(adapter, "tensor_slot"):
-            found.append(adapter.tensor_slot(path, leaf))
+        elif make is not None:
+            found.append(make(path, leaf))
         else:
             raise WeightsError(
                 f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)"

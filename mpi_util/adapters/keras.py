@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BatchError, WeightsError
-from . import Slot, adapter_for, as_bits, extension_slot, place_name
+from . import Slot, adapter_for, as_bits, extension_slot, place_name, slot_maker
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -65,20 +65,19 @@ def tensor_slot(name: str, variable: Any) -> Slot:
 
     if not isinstance(variable, keras.Variable):
         raise WeightsError(f"'{name}' is a {type(variable).__name__}; only variables can be written in place")
-    backend = adapter_for(variable.value)
-    if hasattr(backend, "tensor_slot"):
-        return backend.tensor_slot(name, variable.value)
-    return api_slot(name, variable)
+    make = slot_maker(variable.value)
+    return api_slot(name, variable) if make is None else make(name, variable.value)
 
 
 def api_slot(name: str, variable: Any) -> Slot:
     """The slot of a variable whose backend (JAX, NumPy) replaces its tensor at each change."""
     import keras
 
-    values = keras.ops.convert_to_numpy(variable)
+    values: Any = keras.ops.convert_to_numpy(variable)
 
     def read(out: np.ndarray) -> None:
-        np.copyto(out, as_bits(keras.ops.convert_to_numpy(variable)))
+        now: Any = keras.ops.convert_to_numpy(variable)
+        np.copyto(out, as_bits(now))
 
     def write(bits: np.ndarray) -> None:
         variable.assign(bits.view(values.dtype).copy())  # the backend may keep the array that it is given

@@ -1,15 +1,18 @@
 """torch: modules (parameters and buffers), optimizers (their state), and single tensors."""
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import WeightsError
 from . import KeptSlots, Slot
 
+if TYPE_CHECKING:
+    import torch
 
-def to_array(leaf: Any) -> np.ndarray:
+
+def to_array(leaf: "torch.Tensor") -> np.ndarray:
     """The values of a tensor in host memory: a view of a CPU tensor, a copy from any other device.
 
     bfloat16, which NumPy lacks, comes as the uint16 of its bits.
@@ -17,7 +20,7 @@ def to_array(leaf: Any) -> np.ndarray:
     return _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
 
 
-def from_array(array: np.ndarray, like: Any) -> Any:
+def from_array(array: np.ndarray, like: "torch.Tensor") -> "torch.Tensor":
     """A CPU tensor over `array`'s memory, of `like`'s dtype where its values came as bits."""
     import torch
 
@@ -25,12 +28,12 @@ def from_array(array: np.ndarray, like: Any) -> Any:
     return tensor.view(like.dtype) if _travels_as_bits(like) else tensor
 
 
-def to_numbers(leaf: Any) -> np.ndarray:
+def to_numbers(leaf: "torch.Tensor") -> np.ndarray:
     """The values of a tensor in host memory; bfloat16 and 8-bit floats as float32."""
     return to_array(leaf.float() if _travels_as_bits(leaf) else leaf)
 
 
-def from_numbers(array: np.ndarray, like: Any) -> Any:
+def from_numbers(array: np.ndarray, like: "torch.Tensor") -> "torch.Tensor":
     """A tensor with these values on `like`'s device, of its dtype where NumPy does not know that."""
     import torch
 
@@ -38,7 +41,7 @@ def from_numbers(array: np.ndarray, like: Any) -> Any:
     return tensor.to(like.dtype) if _travels_as_bits(like) else tensor
 
 
-def token(leaf: Any) -> Any:
+def token(leaf: "torch.Tensor") -> "torch.Tensor":
     """An empty tensor of the same dtype."""
     import torch
 
@@ -71,7 +74,7 @@ def slots(model: Any) -> list[Slot]:
 
 
 # By module: what its slots were made from, and they. To make them takes longer than to send the weights of a small one.
-_made: Any = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Any, tuple[Any, Any, KeptSlots]] = weakref.WeakKeyDictionary()
 
 
 def _module_slots(module: Any) -> list[Slot]:
@@ -88,14 +91,14 @@ def forget(module: Any) -> None:
     _made.pop(module, None)
 
 
-def tensor_slot(name: str, tensor: Any) -> Slot:
+def tensor_slot(name: str, tensor: "torch.Tensor") -> Slot:
     """The slot of one tensor, on whatever device it lives."""
     import torch
 
     bits = _bits(tensor.detach())
     on_host = bits.device.type == "cpu" and bits.is_contiguous()
-    host = bits.view(-1).numpy() if on_host else None
-    dtype = host.dtype if on_host else torch.empty(0, dtype=bits.dtype).numpy().dtype
+    host: np.ndarray | None = bits.view(-1).numpy() if on_host else None
+    dtype = host.dtype if host is not None else torch.empty(0, dtype=bits.dtype).numpy().dtype
 
     def read(out: np.ndarray) -> None:
         torch.from_numpy(out).copy_(bits)
@@ -115,7 +118,7 @@ def tensor_slot(name: str, tensor: Any) -> Slot:
     return Slot(name, dtype, tuple(bits.shape), host, read, write, number, as_bits)
 
 
-def _travels_as_bits(tensor: Any) -> bool:
+def _travels_as_bits(tensor: "torch.Tensor") -> bool:
     """NumPy has no such dtype: bfloat16 and the 8-bit floats."""
     return tensor.is_floating_point() and str(tensor.dtype).removeprefix("torch.") not in (
         "float16",
@@ -124,7 +127,7 @@ def _travels_as_bits(tensor: Any) -> bool:
     )
 
 
-def _bits(tensor: Any) -> Any:
+def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
     """The tensor, or a view of the bits of one whose dtype NumPy does not know."""
     import torch
 

@@ -11,7 +11,7 @@ from .tensorflow import check_dtype
 
 def slots(session: Any, graph: Any) -> list[Slot]:
     """All global variables of the graph by name: trainable ones, BatchNorm's statistics, optimizer state, counters."""
-    if not hasattr(session, "run") or getattr(session, "graph", None) is not graph:
+    if not hasattr(session, "run") or id(getattr(session, "graph", None)) != id(graph):
         raise WeightsError("give a tf.compat.v1 session and the graph that it runs")
     variables = sorted(graph.get_collection("variables"), key=lambda variable: variable.name)
     values = _Values(session, variables)
@@ -25,7 +25,7 @@ class _Values:
     finalized one will do.
     """
 
-    def __init__(self, session: Any, variables: list):
+    def __init__(self, session: Any, variables: list[Any]):
         self.session, self.variables = session, variables
         self.values: list[np.ndarray] | None = None
         self.pending: dict[int, np.ndarray] = {}
@@ -51,12 +51,13 @@ class _Values:
         """The values of all variables."""
         import tensorflow as tf
 
-        if self.values is None:
+        values = self.values
+        if values is None:
             try:
-                self.values = self.session.run(self.variables)
+                self.values = values = list(self.session.run(self.variables))
             except tf.errors.FailedPreconditionError:
                 raise WeightsError("the session's variables have no values yet: run their initializer first") from None
-        return self.values
+        return values
 
     def flush(self) -> None:
         """Sets the variables that have been written."""

@@ -81,15 +81,14 @@ def _leaf_slots(leaves: Iterable[tuple[str, Any]]) -> list[Slot]:
     """Slots to read from; what holds writable arrays can be written too."""
     found = []
     for name, leaf in leaves:
-        adapter = adapters.adapter_for(leaf)
         try:
-            if hasattr(adapter, "tensor_slot"):
-                found.append(adapter.tensor_slot(name, leaf)._replace(name=name))
+            if (make := adapters.slot_maker(leaf)) is not None:
+                found.append(make(name, leaf)._replace(name=name))
                 continue
         except WeightsError:
             pass  # a tensor that only lets itself be read
         try:
-            found.append(_array_slot(name, adapter.to_array(leaf), leaf))
+            found.append(_array_slot(name, adapters.adapter_for(leaf).to_array(leaf), leaf))
         except BatchError as error:
             raise WeightsError(f"weights '{name}' {error}") from None
     tree.check_paths([slot.name for slot in found])
