@@ -10,12 +10,12 @@ from .channel import Channel, open_channels
 from .launch import env_rank, env_size, under_launcher
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Intracomm
+    from mpi4py import MPI
 
 # What launchers tell each rank of the number of ranks on its machine: hydra (MPICH, Intel MPI), Open MPI.
 _LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
-Comm: TypeAlias = "Intracomm | None"  # what comm= takes; None: the world
+Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
 
 
 def world() -> Comm:

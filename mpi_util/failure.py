@@ -85,7 +85,7 @@ def during(phase: str, **details: Any) -> Iterator[None]:
         _State.where = before
 
 
-def stop_all(status: int, reason: str) -> None:
+def stop_all(status: int, reason: str) -> NoReturn:
     """Ends every rank now. The launcher's parent reports `reason` and exits with `status`."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal came within a flush
@@ -98,7 +98,7 @@ def stop_all(status: int, reason: str) -> None:
     os._exit(status)
 
 
-def fail(line: str, status: int = 1) -> None:
+def fail(line: str, status: int = 1) -> NoReturn:
     """Ends the whole job because of something that this rank found: one line, no traceback. Does not return."""
     _report(line)
     stop_all(status, line)
