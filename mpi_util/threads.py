@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from .cores import usable_cores
 
@@ -114,7 +115,7 @@ class _Threads:
                 users = any(name in os.environ and name not in self._variables for name in variables)
                 self._pools[path] = None if users else _library(path, functions, expected)
 
-    def _find_torch(self, torch: ModuleType, expected: set[int] | None = None) -> None:
+    def _find_torch(self, torch: Any, expected: set[int] | None = None) -> None:
         """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
         put = torch.set_num_threads
         free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
@@ -143,14 +144,15 @@ class _TorchFinder:
         self._searching = True
         spec = importlib.util.find_spec(name)
         self._searching = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            execute = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
                 self._then(module)
 
-            spec.loader.exec_module = exec_module
+            loader.exec_module = exec_module
         return spec
 
 
