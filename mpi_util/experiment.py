@@ -205,7 +205,7 @@ def run_packed(path: str) -> None:
 
 def _env_fn(env_name: str) -> Callable[[], Any]:
     try:
-        import gymnasium
+        gymnasium = importlib.import_module("gymnasium")
     except ModuleNotFoundError:
         raise UsageError("env_name needs gymnasium: pip install gymnasium, or give env_fn instead") from None
     return lambda: gymnasium.make(env_name)

@@ -10,6 +10,7 @@ in the same order.
 """
 
 import functools
+import importlib
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,7 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
 def _adam() -> type:
     tf: Any = framework("tensorflow")
 
-    class MpiAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
+    class MpiAdamOptimizer(tf.compat.v1.train.AdamOptimizer):  # type: ignore[misc]  # it has no types
         """tf.compat.v1's Adam, which averages the gradients over the ranks, and after the update sends rank 0's values.
 
         Each step is collective. A rank's operations that are collective must not run side by side: where one
@@ -208,9 +209,8 @@ def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -
     present = [i for i, grad in enumerate(grads) if grad is not None]
     if tf.executing_eagerly() or not present:
         return _eager_means(op, grads, paths, comm)
-    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext  # no public function tells it
-
-    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    context = importlib.import_module("tensorflow.python.ops.control_flow_util")  # no public function tells it
+    if context.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise UsageError(
             f"{op}: XLA cannot average over ranks; compile the model, or the function, with jit_compile=False"
         )

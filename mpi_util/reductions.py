@@ -1,7 +1,7 @@
 """Sums, means and copies over the ranks. The order of summation is that of the ranks, so the bits never vary."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -11,14 +11,8 @@ from .errors import RankMismatchError
 from .gather import rank0_accum_batches
 from .transport import spread
 
-
-class _HasShape(Protocol):
-    @property
-    def shape(self) -> Any: ...
-
-
 T = TypeVar("T")
-Array = TypeVar("Array", bound=_HasShape)  # of any framework
+Array = TypeVar("Array", bound=Iterable[Any])  # of any framework: no number is iterable
 
 _SMALL = 2048  # bytes; up to this an array travels within the agreement itself
 
@@ -49,7 +43,9 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
 @overload
 def all_mean(x: Array, *, comm: Comm = None) -> Array: ...
 @overload
-def all_mean(x: float, *, comm: Comm = None) -> np.float64: ...
+def all_mean(x: int, *, comm: Comm = None) -> np.float64: ...
+@overload
+def all_mean(x: T, *, comm: Comm = None) -> T: ...
 def all_mean(x: Any, *, comm: Comm = None) -> Any:
     """Collective: the elementwise mean over the ranks, on every rank: their sum in rank order, divided by their number.
 

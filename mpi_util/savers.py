@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import tree
-from .adapters import adapter_for
+from .adapters import adapter_for, framework
 from .errors import UsageError
 from .files import publish, replace_file, replace_folder, write_npz
 
@@ -74,8 +74,7 @@ class TorchSaver:
         self.what = what_to_save
 
     def __call__(self, folder: Path, itr: str) -> str:
-        import torch
-
+        torch = framework("torch")
         place = folder / "pyt_save"
         place.mkdir(exist_ok=True)
         _save_weights(place / f"model{itr}.npz", weights_of(self.what))
@@ -115,8 +114,7 @@ class SessionSaver:
         return ""
 
     def _fill(self, folder: Path) -> None:
-        import tensorflow as tf
-
+        tf = framework("tensorflow")
         saved_model = tf.compat.v1.saved_model
         names = {
             kind: {key: tensor.name for key, tensor in tensors.items()}
@@ -145,8 +143,7 @@ def restore_tf_graph(sess: Any, fpath: str | Path) -> dict[str, Any]:
     Returns:
         The tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
     """
-    import tensorflow as tf
-
+    tf = framework("tensorflow")
     info, pickled = Path(fpath, "model_info.json"), Path(fpath, "model_info.pkl")
     names = json.loads(info.read_text()) if info.exists() else pickle.loads(pickled.read_bytes())
     saved_model = tf.compat.v1.saved_model

@@ -5,7 +5,6 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -70,8 +69,8 @@ class KeptSlots(list[Slot]):
     block: Any = None
 
 
-def framework(module: str) -> ModuleType:
-    """The framework's module: "torch", "tensorflow", "keras", "tensordict" or "torchrl".
+def framework(module: str) -> Any:
+    """The framework's module: "torch", "tensorflow", "keras", "tensordict" or "torchrl"; without types.
 
     Raises:
         MissingFrameworkError: it is not installed.

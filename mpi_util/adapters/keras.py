@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BatchError, WeightsError
-from . import Slot, adapter_for, as_bits, extension_slot, place_name, slot_maker
+from . import Slot, adapter_for, as_bits, extension_slot, framework, place_name, slot_maker
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -35,8 +35,7 @@ def token(leaf: Any) -> Any:
 
 def slots(model: Any) -> list[Slot]:
     """Weights of a layer or model (BatchNorm's statistics too), or all variables of an optimizer or a metric."""
-    import keras
-
+    keras = framework("keras")
     if isinstance(model, keras.Variable):
         return [tensor_slot("variable", model)]
     name = type(model).__name__
@@ -61,8 +60,7 @@ def slots(model: Any) -> list[Slot]:
 
 def tensor_slot(name: str, variable: Any) -> Slot:
     """The slot of one variable: that of the tensor which the backend keeps for it, if that can be written in place."""
-    import keras
-
+    keras = framework("keras")
     if not isinstance(variable, keras.Variable):
         raise WeightsError(f"'{name}' is a {type(variable).__name__}; only variables can be written in place")
     make = slot_maker(variable.value)
@@ -71,8 +69,7 @@ def tensor_slot(name: str, variable: Any) -> Slot:
 
 def api_slot(name: str, variable: Any) -> Slot:
     """The slot of a variable whose backend (JAX, NumPy) replaces its tensor at each change."""
-    import keras
-
+    keras = framework("keras")
     values: Any = keras.ops.convert_to_numpy(variable)
 
     def read(out: np.ndarray) -> None:
@@ -86,8 +83,7 @@ def api_slot(name: str, variable: Any) -> Slot:
 
 
 def _value(leaf: Any) -> Any:
-    import keras
-
+    keras = framework("keras")
     if not isinstance(leaf, keras.Variable):
         raise BatchError(f"is a {type(leaf).__name__}, which has no values")
     return leaf.value

@@ -1,57 +1,51 @@
 """torch: modules (parameters and buffers), optimizers (their state), and single tensors."""
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import WeightsError
-from . import KeptSlots, Slot
-
-if TYPE_CHECKING:
-    import torch
+from . import KeptSlots, Slot, framework
 
 
-def to_array(leaf: "torch.Tensor") -> np.ndarray:
+def to_array(leaf: Any) -> np.ndarray:
     """The values of a tensor in host memory: a view of a CPU tensor, a copy from any other device.
 
     bfloat16, which NumPy lacks, comes as the uint16 of its bits.
     """
-    return _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
+    array: np.ndarray = _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
+    return array
 
 
-def from_array(array: np.ndarray, like: "torch.Tensor") -> "torch.Tensor":
+def from_array(array: np.ndarray, like: Any) -> Any:
     """A CPU tensor over `array`'s memory, of `like`'s dtype where its values came as bits."""
-    import torch
-
+    torch = framework("torch")
     tensor = torch.from_numpy(array)
     return tensor.view(like.dtype) if _travels_as_bits(like) else tensor
 
 
-def to_numbers(leaf: "torch.Tensor") -> np.ndarray:
+def to_numbers(leaf: Any) -> np.ndarray:
     """The values of a tensor in host memory; bfloat16 and 8-bit floats as float32."""
     return to_array(leaf.float() if _travels_as_bits(leaf) else leaf)
 
 
-def from_numbers(array: np.ndarray, like: "torch.Tensor") -> "torch.Tensor":
+def from_numbers(array: np.ndarray, like: Any) -> Any:
     """A tensor with these values on `like`'s device, of its dtype where NumPy does not know that."""
-    import torch
-
+    torch = framework("torch")
     tensor = torch.from_numpy(np.asarray(array)).to(like.device)
     return tensor.to(like.dtype) if _travels_as_bits(like) else tensor
 
 
-def token(leaf: "torch.Tensor") -> "torch.Tensor":
+def token(leaf: Any) -> Any:
     """An empty tensor of the same dtype."""
-    import torch
-
+    torch = framework("torch")
     return torch.empty(0, dtype=leaf.dtype)
 
 
 def slots(model: Any) -> list[Slot]:
     """Parameters and buffers of a module (shared ones once), or every tensor of an optimizer's state."""
-    import torch
-
+    torch = framework("torch")
     if isinstance(model, torch.nn.Module):
         return _module_slots(model)
     if isinstance(model, torch.optim.Optimizer):
@@ -91,10 +85,9 @@ def forget(module: Any) -> None:
     _made.pop(module, None)
 
 
-def tensor_slot(name: str, tensor: "torch.Tensor") -> Slot:
+def tensor_slot(name: str, tensor: Any) -> Slot:
     """The slot of one tensor, on whatever device it lives."""
-    import torch
-
+    torch = framework("torch")
     bits = _bits(tensor.detach())
     on_host = bits.device.type == "cpu" and bits.is_contiguous()
     host: np.ndarray | None = bits.view(-1).numpy() if on_host else None
@@ -110,15 +103,16 @@ def tensor_slot(name: str, tensor: "torch.Tensor") -> Slot:
         return Slot(name, dtype, tuple(bits.shape), host, read, write)
 
     def number(values: np.ndarray) -> np.ndarray:
-        return torch.from_numpy(values).view(tensor.dtype).float().numpy()
+        numbers: np.ndarray = torch.from_numpy(values).view(tensor.dtype).float().numpy()
+        return numbers
 
     def as_bits(numbers: np.ndarray) -> np.ndarray:
-        return _bits(torch.from_numpy(numbers).to(tensor.dtype)).numpy()
+        return to_array(torch.from_numpy(numbers).to(tensor.dtype))
 
     return Slot(name, dtype, tuple(bits.shape), host, read, write, number, as_bits)
 
 
-def _travels_as_bits(tensor: "torch.Tensor") -> bool:
+def _travels_as_bits(tensor: Any) -> bool:
     """NumPy has no such dtype: bfloat16 and the 8-bit floats."""
     return tensor.is_floating_point() and str(tensor.dtype).removeprefix("torch.") not in (
         "float16",
@@ -127,10 +121,9 @@ def _travels_as_bits(tensor: "torch.Tensor") -> bool:
     )
 
 
-def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
+def _bits(tensor: Any) -> Any:
     """The tensor, or a view of the bits of one whose dtype NumPy does not know."""
-    import torch
-
+    torch = framework("torch")
     if not _travels_as_bits(tensor):
         return tensor
     return tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import BatchError, WeightsError
 from ..shared import ALIGN
-from . import Slot, as_bits, extension_slot, is_extension, place_name
+from . import Slot, as_bits, extension_slot, framework, is_extension, place_name
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -19,8 +19,7 @@ def to_array(leaf: Any) -> np.ndarray:
 
 def from_array(array: np.ndarray, like: Any) -> Any:
     """A CPU tensor over `array`'s memory if TensorFlow can use it as it lies, else a copy."""
-    import tensorflow as tf
-
+    tf = framework("tensorflow")
     aligned = array.ctypes.data % ALIGN == 0  # TensorFlow's kernels rely on it
     shareable = aligned and array.flags.c_contiguous and array.flags.writeable and array.dtype != bool
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if shareable else tf.constant(array)
@@ -36,8 +35,7 @@ def to_numbers(leaf: Any) -> np.ndarray:
 
 def from_numbers(array: np.ndarray, like: Any) -> Any:
     """A tensor with these values on `like`'s device, of its dtype where NumPy lacks that."""
-    import tensorflow as tf
-
+    tf = framework("tensorflow")
     numpy_dtype = np.dtype(like.dtype.as_numpy_dtype)
     with tf.device(like.device):
         return tf.constant(np.asarray(array, numpy_dtype if is_extension(numpy_dtype) else None))
@@ -50,8 +48,7 @@ def token(leaf: Any) -> Any:
 
 def slots(model: Any) -> list[Slot]:
     """The variable itself, or all variables of a tf.Module, or those of a tf.compat.v1 session's graph."""
-    import tensorflow as tf
-
+    tf = framework("tensorflow")
     if isinstance(model, (tf.Variable, tf.Tensor)):
         return [tensor_slot("variable", model)]
     if isinstance(model, tf.Module):
@@ -68,8 +65,7 @@ def slots(model: Any) -> list[Slot]:
 
 def tensor_slot(name: str, variable: Any) -> Slot:
     """The slot of one variable, on whatever device it lives."""
-    import tensorflow as tf
-
+    tf = framework("tensorflow")
     if not isinstance(variable, tf.Variable):
         raise WeightsError(
             f"'{name}' is a {type(variable).__name__}, which cannot be written in place; use a tf.Variable"
@@ -104,8 +100,7 @@ def _dtype(like: Any) -> Any:
 
 
 def _values(leaf: Any) -> np.ndarray:
-    import tensorflow as tf
-
+    tf = framework("tensorflow")
     tensor = leaf.value() if isinstance(leaf, tf.Variable) else leaf
     if not isinstance(tensor, tf.Tensor):
         raise BatchError(f"is a {type(leaf).__name__}; make it a dense tf.Tensor")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WeightsError
-from . import Slot, as_bits, extension_slot
+from . import Slot, as_bits, extension_slot, framework
 from .tensorflow import check_dtype
 
 
@@ -49,8 +49,7 @@ class _Values:
 
     def read(self) -> list[np.ndarray]:
         """The values of all variables."""
-        import tensorflow as tf
-
+        tf = framework("tensorflow")
         values = self.values
         if values is None:
             try:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ..adapters import framework
 from ..adapters.pytorch import forget
 from ..errors import UsageError
 from .layout import Layout
@@ -33,8 +34,7 @@ class Sharing:
 
     def point_into(self, layout: Layout, block: np.ndarray) -> None:
         """Every tensor's values are those in `block`, which must stay as it is until the next call."""
-        import torch
-
+        torch = framework("torch")
         forget(self._model)  # what the adapter remembers of it would keep its former memory
         pointed = set()
         tied = {name: other for other, name in layout.aliases}

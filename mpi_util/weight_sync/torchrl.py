@@ -21,7 +21,7 @@ base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
 
 
 @base.register_weight_sync_backend("mpi_util")
-class TorchRLWeightSyncScheme(base.WeightSyncScheme):
+class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # it has no types
     """A `MultiProcessWeightSyncScheme` behind torchrl's interface.
 
     Args:
