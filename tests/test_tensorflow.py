@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 import mpi_util
-from mpi_util import tensorflow_setup
+from mpi_util import mpi_tf, tensorflow_setup
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -41,6 +41,12 @@ def test_without_the_framework_one_line_says_what_to_install(code, line):
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode and done.stderr.splitlines()[-1].endswith(f"MissingFrameworkError: this needs {line}")
     assert mpi_util.MissingFrameworkError.status == 2
+
+
+def test_without_tensorflow_what_needs_it_is_no_attribute(monkeypatch):
+    for name in ("tensorflow", "keras"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert not hasattr(mpi_util, "tf_config") and not hasattr(mpi_tf, "MpiAdamOptimizer")
 
 
 def test_mpi_tf_loads_no_framework():
