@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -17,6 +17,7 @@ from .shared import align
 from .transport import Place, finish, lease, places, put, spread, write
 
 T = TypeVar("T")
+Numbers = float | Mapping[Any, float]  # they become arrays
 
 _SMALL = 1 << 16  # bytes; a leaf up to this is copied, so that keeping it does not keep the whole block
 
@@ -49,6 +50,10 @@ class _Header(NamedTuple):
 
 
 @overload  # the types are those of rank 0's result; the others get `batch` itself
+def rank0_accum_batches(
+    batch: Numbers | Sequence[Numbers], *, index: Sequence[int] | None = None, comm: Comm = None
+) -> Any: ...
+@overload
 def rank0_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def rank0_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
@@ -108,6 +113,10 @@ def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Comm = N
     return own if channel.rank else list(gathered)
 
 
+@overload
+def all_accum_batches(
+    batch: Numbers | Sequence[Numbers], *, index: Sequence[int] | None = None, comm: Comm = None
+) -> Any: ...
 @overload
 def all_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
