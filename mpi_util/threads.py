@@ -55,10 +55,11 @@ class _Pool:
 
     def set(self, n: int) -> None:
         """Changes the number, unless it is the user's."""
-        if self.n is not None:
-            self.n = n if self.get() == self.n else None
-        if self.n is not None:
+        if self.n is not None and self.get() == self.n:
             self.put(n)
+            self.n = n
+        else:
+            self.n = None
 
 
 class _Threads:
@@ -117,11 +118,9 @@ class _Threads:
 
     def _find_torch(self, torch: Any, expected: set[int] | None = None) -> None:
         """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
-        put = torch.set_num_threads
+        get, put = torch.get_num_threads, torch.set_num_threads
         free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
-        self._pools["torch"] = (
-            _Pool(torch.get_num_threads, put, expected or {torch.get_num_threads()}) if free else None
-        )
+        self._pools["torch"] = _Pool(get, put, expected or {get()}) if free else None
 
         @functools.wraps(put)
         def set_num_threads(n: int) -> None:
