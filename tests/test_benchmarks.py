@@ -19,6 +19,7 @@ PROGRAMS = {
     "learning": "--repeats 2 --jobs 2 --only PPO/Hopper-v4 --steps 4096",
     "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO/Hopper-v4",
     "memory": "--repeats 1 --ranks 2",
+    "examples": "--repeats 1 --only same_bits --iterations 2 --options=--episodes=10",
     "sleeping": "--repeats 1 --episodes 2",
 }
 
