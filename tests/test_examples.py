@@ -1,4 +1,4 @@
-"""The programs of examples/ run as their README says, on several ranks, which stay in step."""
+"""The programs of examples/ run as their README says, on several ranks, which stay in step or have the same bits."""
 
 import csv
 import json
@@ -12,6 +12,7 @@ from conftest import ROOT, mpi_environment, run
 
 from mpi_util.logx import load_weights
 
+slow = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 STEPS, EPOCHS = 201, 2  # shares of different sizes on 2 and 4 ranks
@@ -104,8 +105,115 @@ def test_program_of_2017(env, n):
         assert set(found) == set(range(n)) and len(set(found.values())) == 1
 
 
+# Settings with which a program learns something in seconds. All but vector_envs promise the same bits at any size.
+TEACHING = {
+    "same_bits": "--iterations 5",
+    "gather_ppo_torch": "--episodes 12 --stop_at 40",
+    "cross_entropy": "--candidates 30 --iterations 12",
+    "keras_reinforce": "--episodes 20 --iterations 5",
+    "vector_envs": "--iterations 5",
+    "gpu_on_rank0": "--episodes 10 --iterations 6 --hidden 32",
+}
+SLEEPING = "--env benchmarks.sleeping_env:Sleeping-v0"  # actions are Box, and the id names its module
+SHORT = {
+    "same_bits": "--episodes 4 --iterations 1",
+    "gather_ppo_torch": "--episodes 4 --total_steps 80",
+    "cross_entropy": "--candidates 6 --elite 2 --iterations 1",
+    "keras_reinforce": "--episodes 4 --iterations 1",
+    "vector_envs": "--num_envs 3 --num_steps 30 --iterations 2",
+    "gpu_on_rank0": "--episodes 4 --iterations 1 --hidden 8",
+}
+
+
+def read(out: str) -> tuple[list[float], str]:
+    """The mean returns that a program printed, and the checksum of its weights, which is its last line."""
+    returns = [float(x) for x in re.findall(r"^iteration \d+: return (\S+?),? ", out, re.MULTILINE)]
+    return returns, re.fullmatch(r"checksum (\w{16})", out.splitlines()[-1])[1]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("same_bits", "gather_ppo_torch") else pytest.param(name, marks=slow) for name in TEACHING]
+)
+def test_it_learns_and_has_the_same_bits_on_one_rank_and_on_three(name):
+    alone, three = (start(name, "--nprocs", n, *TEACHING[name].split()) for n in (1, 3))
+    returns, weights = read(alone)
+    assert len(returns) >= 3 and returns[-1] > 1.3 * returns[0]
+    if name == "vector_envs":
+        assert read(three)[0][-1] > 1.3 * read(three)[0][0]
+    else:
+        assert read(three) == (returns, weights)
+    if name == "gather_ppo_torch":
+        assert returns[-2] < 40 <= returns[-1]  # rank 0 said stop, and all ranks did
+    if name == "gpu_on_rank0":
+        assert {f"[rank {k}] has CUDA open: False" for k in (1, 2)} <= set(three.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_it_takes_actions_of_any_kind_and_any_environment(name, mpi):
+    runs = [read(start(name, "--nprocs", n, *f"{SLEEPING} {SHORT[name]}".split(), mpi=mpi)) for n in (1, 2)]
+    assert all(returns for returns, _ in runs)
+    assert name == "vector_envs" or runs[0] == runs[1]
+
+
+def code(text: str) -> list[str]:
+    """The lines, without the marks and what follows them."""
+    return [line.partition("  # +")[0].rstrip() for line in text.splitlines()]
+
+
+def adopting() -> tuple[list[str], list[str]]:
+    """The diffs of docs/adopting.md, and the other lines of code in it."""
+    text = (ROOT / "docs" / "adopting.md").read_text()
+    plain = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    return re.findall(r"```diff\n(.*?)```", text, re.DOTALL), plain.splitlines()
+
+
+def before() -> str:
+    """gather_ppo_torch.py as it was for one process, by the diffs of docs/adopting.md."""
+    program = "\n".join(code((EXAMPLES / "gather_ppo_torch.py").read_text())) + "\n"
+    for diff in adopting()[0]:
+        old, new = ("".join(f"{x[1:]}\n" for x in diff.splitlines() if x[0] in kept) for kept in ("- ", "+ "))
+        assert program.count(new) == 1, f"not in the program, or twice:\n{new}"
+        program = program.replace(new, old)
+    return program
+
+
+def test_what_adopting_shows_is_in_the_programs():
+    marked = [
+        line.partition("  # +")[0]
+        for line in (EXAMPLES / "gather_ppo_torch.py").read_text().splitlines()
+        if "  # +" in line
+    ]
+    diffs, plain = adopting()
+    assert sorted(marked) == sorted(line[1:] for diff in diffs for line in diff.splitlines() if line[0] == "+")
+    compile(before(), "before", "exec")
+    assert "mpi_util." not in before()
+    everywhere = {line.strip() for name in TEACHING for line in code((EXAMPLES / f"{name}.py").read_text())}
+    assert plain and not {line.strip() for line in plain} - {line.partition("  #")[0] for line in everywhere}
+
+
+@pytest.mark.slow
+def test_the_program_before_adopting_learns_too(tmp_path):
+    program = tmp_path / "before.py"
+    program.write_text(before())
+    done = run([sys.executable, program, *TEACHING["gather_ppo_torch"].split()], 150)
+    assert done.status == 0, done.err
+    returns = [float(x) for x in re.findall(r"return (\S+),", done.out)]
+    assert returns[-1] >= 40 > returns[0]
+
+
 def test_every_program_is_tried_and_in_the_readme():
-    programs = {path.stem for path in EXAMPLES.glob("adopt_*.py")}
-    assert programs == {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
+    shared = {"core", "core_tf1", "core_torch"}
+    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo"}
+    adopted = {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
+    assert programs == adopted | set(TEACHING) and set(SHORT) == set(TEACHING)
     readme = (EXAMPLES / "README.md").read_text()
     assert all(f"`{program}.py`" in readme for program in programs)
+
+
+def test_the_table_of_the_readme_is_the_one_that_the_benchmark_prints():
+    done = run([sys.executable, "-m", "benchmarks.examples", "--table"], 60)
+    readme = (EXAMPLES / "README.md").read_text()
+    rows = done.out.splitlines()[2:]
+    assert len(rows) >= len(TEACHING) and all(row.rsplit("|", 3)[0] in readme for row in rows)  # but for the figures
