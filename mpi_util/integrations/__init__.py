@@ -1,0 +1,1 @@
+"""Other libraries' programs on N ranks. Each module imports its library; importing this package imports none."""

@@ -1,0 +1,323 @@
+"""Stable-Baselines3's on-policy algorithms (PPO, A2C; sb3-contrib's TRPO, MaskablePPO) on N ranks.
+
+    import mpi_util
+    if mpi_util.mpi_fork(4) == "parent":
+        sys.exit()
+    from stable_baselines3 import PPO
+    from mpi_util.integrations.sb3 import parallel
+
+    model = parallel(PPO)("MlpPolicy", make_env, n_steps=2048, seed=1)
+    model.learn(1_000_000)
+
+Every rank runs the whole program, with environments and a copy of the policy of its own (so, unlike in train.py, every
+rank loads torch). The ranks collect side by side, rank 0 gets all rows and calls SB3's `train()`, alone and with all
+cores, and the others get its weights. With one rank all is SB3's own code, to the bit.
+"""
+
+import copy
+import functools
+import inspect
+import io
+import itertools
+import operator
+import os
+import pathlib
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.save_util import open_path
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.vec_env import VecEnv
+
+from .. import threads
+from ..comm import nworkers, rank
+from ..deal import share
+from ..errors import BatchError, UsageError
+from ..failure import during
+from ..gather import all_accum_batches, rank0_accum_batches, rank0_gather
+from ..reductions import all_sum, bcast
+from ..running import merge_moments
+from ..seeding import rank_seed
+from ..weights import rank0_bcast_wts
+
+Model = TypeVar("Model", bound=OnPolicyAlgorithm)
+Model_co = TypeVar("Model_co", covariant=True)
+
+
+class ParallelClass(Protocol[Model_co]):
+    """What `parallel` returns: a subclass of the algorithm that takes a function for `env`, and `divide`."""
+
+    def __call__(self, policy: Any, env: Any, *args: Any, divide: bool = True, **settings: Any) -> Model_co: ...
+    def load(self, path: Any, env: Any = None, *args: Any, **settings: Any) -> Model_co: ...
+
+
+def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
+    """A subclass of an on-policy algorithm whose models collect on all ranks and train on rank 0. Not collective.
+
+    What differs from the algorithm's own interface:
+
+    - Every rank makes the model, with the same settings, and calls `learn` and `load`: these are collective. `save` and
+      the logger write on rank 0 and do nothing elsewhere; neither waits for anybody.
+    - env: also a function that returns an environment or a VecEnv, called on every rank. `mpi_util.rank` may decide
+      what it builds; each rank has as many environments, of the same spaces.
+    - n_steps: of each environment, all ranks together: rows a rollout = n_steps * n_envs, as without mpi_util. The
+      first ranks take the remainder. divide=False: n_steps of each rank. `model.n_steps` is that of all ranks.
+    - seed: rank 0 takes it as it is, the others `mpi_util.rank_seed(seed)`, so the first weights are SB3's.
+    - device "auto": rank 0's accelerator; the other ranks stay on the CPU.
+    - num_timesteps, the schedules and total_timesteps count the steps of all ranks.
+    - Callbacks run on rank 0, and may be None elsewhere; False stops all ranks at the end of the rollout. A call of
+      on_step stands for a step of every rank, as if rank 0 had all environments: divide `eval_freq` and `save_freq`
+      by the number of ranks. `locals` and `training_env` are rank 0's own; in on_rollout_end `rollout_buffer` and
+      `ep_info_buffer` hold what all ranks have collected.
+    - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward: merged after each rollout, by
+      `mpi_util.merge_moments`.
+
+    Args:
+        algorithm: PPO, A2C, TRPO, MaskablePPO, or another subclass of OnPolicyAlgorithm with a flat rollout buffer.
+
+    Raises:
+        UsageError: the algorithm is off-policy or recurrent.
+    """
+    name = getattr(algorithm, "__name__", repr(algorithm))
+    if not (inspect.isclass(algorithm) and issubclass(algorithm, OnPolicyAlgorithm)):
+        raise UsageError(f"parallel({name}): only on-policy algorithms collect on N ranks: PPO, A2C, TRPO, MaskablePPO")
+    if any(base.__name__ == "RecurrentPPO" for base in algorithm.__mro__):
+        raise UsageError(f"parallel({name}): recurrent policies train on sequences; take PPO with stacked frames")
+    return _subclass(algorithm)
+
+
+@functools.cache
+def _subclass(algorithm: type) -> Any:
+    if issubclass(algorithm, _Parallel):
+        return algorithm
+    members = {"__doc__": algorithm.__doc__, "__module__": __name__}
+    return type(algorithm)(f"Parallel{algorithm.__name__}", (_Parallel, algorithm), members)
+
+
+class _Parallel:
+    """Overrides of OnPolicyAlgorithm. SB3 calls `collect_rollouts` and `train` in turn, on every rank."""
+
+    def __init__(self, policy: Any, env: Any, *args: Any, divide: bool = True, **settings: Any):
+        if not divide:
+            default = inspect.signature(super().__init__).parameters["n_steps"].default
+            settings["n_steps"] = nworkers() * settings.get("n_steps", default)
+        if rank() and settings.get("device", "auto") == "auto" and get_device("auto").type != "cpu":
+            settings["device"] = "cpu"
+        if rank() and "verbose" in settings:
+            settings["verbose"] = 0
+        with warnings.catch_warnings():
+            if rank():
+                warnings.simplefilter("ignore")  # rank 0 gives the same
+            super().__init__(policy, _made(env), *args, **settings)
+
+    def _setup_model(self) -> None:
+        if self.n_steps < nworkers():
+            raise UsageError(f"n_steps={self.n_steps} is less than a step for each of {nworkers()} ranks")
+        if rank() == 0:
+            threads.alone()  # as SB3 has them: with another number of threads the first weights differ in the last bit
+        super()._setup_model()
+        self._ended: list[tuple] = []  # episodes: (num_timesteps, infos, dones) of the steps at which any ended
+        self._own_buffer = self.rollout_buffer
+        if nworkers() > 1:
+            self._own_buffer = copy.copy(self.rollout_buffer)
+            self._own_buffer.buffer_size = len(share(self.n_steps))  # its arrays are made at the next reset()
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Seeds this rank, its environments and its action space: rank 0 with `seed`, others with one of their own."""
+        super().set_random_seed(rank_seed(seed) if rank() and seed is not None else seed)
+
+    def set_logger(self, logger: Logger) -> None:
+        """Takes a logger on rank 0. The others keep one that writes nothing."""
+        super().set_logger(Logger(None, []) if rank() else logger)
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Takes another environment, VecEnv, or function that makes one: on this rank only."""
+        super().set_env(_made(env), force_reset)
+
+    def learn(self, *args: Any, **settings: Any) -> Any:
+        """Collective: trains, with SB3's arguments. Every rank has the final weights, num_timesteps and _n_updates."""
+        super().learn(*args, **settings)
+        if nworkers() > 1:
+            rank0_bcast_wts(self.policy)
+            self._n_updates = bcast(self._n_updates)
+        return self
+
+    def _setup_learn(self, *args: Any, **settings: Any) -> tuple[int, BaseCallback]:
+        if rank():
+            self.set_logger(None)
+        if nworkers() > 1:
+            _check_monitors(self.env)
+            try:
+                merge_moments(self.env)  # before the reset: what ranks have loaded alike counts once
+                self._has_moments = True
+            except BatchError:
+                self._has_moments = False
+        return super()._setup_learn(*args, **settings)
+
+    def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:
+        if rank():
+            return super()._init_callback(None)
+        callback = super()._init_callback(callback, progress_bar)
+        for part in _parts(callback):
+            if type(part) is ProgressBarCallback:
+                part.__class__ = _ProgressBar
+        return callback
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any
+    ) -> bool:
+        """Collective: this rank's steps; then rank 0 has the rows of all in `rollout_buffer`.
+
+        Returns: False on every rank if rank 0's callback has stopped the training.
+        """
+        if nworkers() == 1:
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
+        callback.on_rollout_start()
+        rank0_bcast_wts(self.policy)  # after the callback, which may have changed them
+        steps, episodes = _Steps(self, callback), (self.ep_info_buffer.copy(), self.ep_success_buffer.copy())
+        with during("rollout"):
+            own = self._own_buffer
+            going = super().collect_rollouts(env, steps, own, own.buffer_size, *more)
+        stopped, taken = all_sum(np.array([not going, steps.n_calls * env.num_envs]))
+        self.num_timesteps = steps.start + int(taken)
+        self._gather_episodes(*episodes)
+        if self._has_moments:
+            merge_moments(env)
+        if stopped:
+            return False
+        rows = rank0_accum_batches(_rows(own))  # the last call before train(): rank 0 has all cores until the next
+        if rank() == 0:
+            size = len(rows["advantages"])
+            state = {"buffer_size": size, "n_envs": 1, "pos": size, "full": True, "generator_ready": False}
+            vars(rollout_buffer).update(rows | state)
+            callback.update_locals({"rollout_buffer": rollout_buffer})
+        callback.on_rollout_end()
+        return True
+
+    def _update_info_buffer(self, infos: list[dict], dones: np.ndarray | None = None) -> None:
+        super()._update_info_buffer(infos, dones)
+        if nworkers() > 1 and np.any(dones):
+            kept = [{key: info[key] for key in ("episode", "is_success") if key in info} for info in infos]
+            self._ended.append((self.num_timesteps, kept, dones))
+
+    def _gather_episodes(self, infos_before: deque, successes_before: deque) -> None:
+        """Rank 0's buffers become as if it had had all environments: all ranks' episodes, in the order of steps."""
+        all_ended = rank0_gather(self._ended)
+        self._ended = []
+        if rank() == 0:
+            self.ep_info_buffer, self.ep_success_buffer = infos_before, successes_before
+            for _, infos, dones in sorted(itertools.chain(*all_ended), key=operator.itemgetter(0)):
+                super()._update_info_buffer(infos, dones)
+
+    def train(self) -> None:
+        """SB3's update, on rank 0; the others go on to the next collective call and sleep there."""
+        if rank() == 0:
+            with during("update"):
+                super().train()
+
+    def save(self, path: Any, *args: Any, **settings: Any) -> None:
+        """Saves on rank 0 (and wherever `path` is no path but an open file). Not collective.
+
+        The file is plain SB3's: `PPO.load` reads it as well. A rank that is to read it must wait for rank 0, as the
+        `load` of this class does.
+        """
+        if rank() == 0 or not isinstance(path, (str, pathlib.Path)):
+            super().save(path, *args, **settings)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_own_buffer", "_ended", "_has_moments"]
+
+    @classmethod
+    def load(cls, path: Any, env: Any = None, *args: Any, **settings: Any) -> Any:
+        """Collective: every rank gets the model that rank 0 reads. Args: SB3's; env: also a function."""
+        if nworkers() > 1:
+            found = bcast(_read(path) if rank() == 0 else None)
+            if isinstance(found, Exception):
+                raise found
+            path = io.BytesIO(found)
+        if rank():
+            settings["custom_objects"] = {**(settings.get("custom_objects") or {}), "verbose": 0}
+        return super().load(path, _made(env), *args, **settings)
+
+
+class _Steps(BaseCallback):
+    """Stands before the callback during a rollout: num_timesteps grows by a step of every rank at a time."""
+
+    def __init__(self, model: Any, callback: BaseCallback):
+        super().__init__()
+        self.model, self.callback = model, callback
+        self.start = model.num_timesteps
+
+    def update_locals(self, locals_: dict[str, Any]) -> None:
+        self.callback.update_locals(locals_)
+
+    def on_step(self) -> bool:
+        self.n_calls += 1
+        steps = min(self.n_calls * nworkers(), self.model.n_steps)  # at the last one some ranks may have none
+        self.model.num_timesteps = self.start + steps * self.model.n_envs
+        return self.callback.on_step()
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class _ProgressBar(ProgressBarCallback):
+    """Counts the steps of all ranks."""
+
+    def _on_step(self) -> bool:
+        self.pbar.update(self.num_timesteps - self.model._num_timesteps_at_start - self.pbar.n)
+        return True
+
+
+def _parts(callback: BaseCallback) -> Iterator[BaseCallback]:
+    yield callback
+    for part in getattr(callback, "callbacks", []):
+        yield from _parts(part)
+
+
+def _made(env: Any) -> Any:
+    return env() if callable(env) and not isinstance(env, (gym.Env, VecEnv)) else env
+
+
+def _check_monitors(env: Any) -> None:
+    """Collective: ranks that write the same Monitor file would overwrite each other's lines."""
+    files, inside = [], [env]
+    while inside:
+        members = vars(inside.pop())
+        if members.get("results_writer"):
+            files.append(os.path.realpath(members["results_writer"].file_handler.name))
+        inside += [members[key] for key in ("venv", "env") if members.get(key)] + list(members.get("envs", []))
+    path, n = Counter(all_accum_batches(files)).most_common(1)[0] if all_sum(len(files)) else ("", 0)
+    if n > 1:
+        raise UsageError(
+            f"{n} environments write the Monitor file {path}; each needs its own, on every rank: Monitor(env, "
+            f"f'logs/{{mpi_util.rank}}'), or make_vec_env(..., start_index=mpi_util.rank * n_envs)"
+        )
+
+
+def _rows(buffer: Any) -> dict[str, Any]:
+    """Every array of a rollout buffer, shape (buffer_size, n_envs, ...), as (buffer_size * n_envs, 1, ...)."""
+    found: dict[str, Any] = {}
+    shape = (buffer.buffer_size, buffer.n_envs)
+    for name, value in vars(buffer).items():
+        arrays = value if isinstance(value, dict) else {"": value}
+        if all(isinstance(a, np.ndarray) and a.shape[:2] == shape for a in arrays.values()):
+            # in the order of SB3's swap_and_flatten
+            rows = {key: a.swapaxes(0, 1).reshape(-1, 1, *a.shape[2:]) for key, a in arrays.items()}
+            found[name] = rows if isinstance(value, dict) else rows[""]
+    return found
+
+
+def _read(path: Any) -> bytes | Exception:
+    """The bytes of a saved model, or what went wrong, which is then raised on every rank."""
+    try:
+        return open_path(path, "r", suffix="zip").read()
+    except Exception as error:
+        return error
