@@ -38,6 +38,25 @@ class Clock(BaseCallback):
         self.at.append(time.perf_counter())
 
 
+def settings(rows: int) -> dict:
+    """Of the learner, all but n_steps. Args: rows: of a minibatch."""
+    return {
+        "policy": "MlpPolicy",  # 2x64 tanh, for the policy and for the value function
+        "learning_rate": LR,
+        "batch_size": rows,
+        "n_epochs": EPOCHS,
+        "gamma": GAMMA,
+        "gae_lambda": LAM,
+        "device": "cpu",
+        "seed": 0,
+    }
+
+
+def normalised(envs) -> VecNormalize:
+    """The environments with observations scaled by running moments."""
+    return VecNormalize(envs, norm_reward=False, gamma=GAMMA)
+
+
 def main() -> None:
     """Trains, and writes steps per second over whole iterations after the first --skip."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -54,18 +73,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     makers = [lambda: gym.make(args.env, disable_env_checker=True)] * args.envs
     envs = SubprocVecEnv(makers) if args.workers > 1 else DummyVecEnv(makers)
-    model = PPO(
-        "MlpPolicy",  # 2x64 tanh, for the policy and for the value function
-        VecNormalize(envs, norm_reward=False, gamma=GAMMA),
-        learning_rate=LR,
-        n_steps=args.steps // args.envs,
-        batch_size=args.rows,
-        n_epochs=EPOCHS,
-        gamma=GAMMA,
-        gae_lambda=LAM,
-        device="cpu",
-        seed=0,
-    )
+    model = PPO(env=normalised(envs), n_steps=args.steps // args.envs, **settings(args.rows))
     clock = Clock()
     model.learn(args.steps * args.iterations, callback=clock)
     envs.close()
