@@ -81,6 +81,9 @@ class Noted(callbacks.BaseCallback):
         buffer = self.locals["rollout_buffer"]
         assert buffer is self.model.rollout_buffer and buffer.full
         episodes = [info["r"] for info in self.model.ep_info_buffer]
+        with torch.no_grad():
+            values = self.model.policy.predict_values(torch.as_tensor(buffer.observations).flatten(0, 1)).numpy()
+        assert np.allclose(values, buffer.values.reshape(-1, 1), atol=1e-5), "collected with other weights"
         obs = buffer.observations.reshape(-1, *buffer.observations.shape[2:])
         self.rollouts.append((obs.copy(), episodes, self.model.num_timesteps))
 
@@ -207,6 +210,13 @@ def check_save_and_load():
     again.set_env(lambda: make_vec_env("Pendulum-v1", 2))
     again.learn(62)
     assert again.num_timesteps == 62
+    if RANK == 0:
+        model.get_vec_normalize_env().save(FOLDER / "normaliser")
+    before = mpi_util.bcast(model.get_vec_normalize_env().obs_rms.count)
+    env = VecNormalize.load(FOLDER / "normaliser", make_vec_env("Pendulum-v1", 2))
+    parallel(PPO)("MlpPolicy", env, **QUICK).learn(62)
+    same_on_all(normaliser(env))
+    assert abs(env.obs_rms.count - before - 62 - 2 * SIZE) < 0.1  # what all ranks have loaded counts once
     raises(FileNotFoundError, "nothing", lambda: parallel(PPO).load(FOLDER / "nothing"))
 
 
