@@ -23,11 +23,10 @@ import operator
 import os
 import pathlib
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
-import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.logger import Logger
@@ -76,6 +75,7 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
       on_step stands for a step of every rank, as if rank 0 had all environments: divide `eval_freq` and `save_freq`
       by the number of ranks. `locals` and `training_env` are rank 0's own; in on_rollout_end `rollout_buffer` and
       `ep_info_buffer` hold what all ranks have collected.
+    - SubprocVecEnv imports the script again in its processes: call mpi_fork inside `if __name__ == "__main__"`.
     - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward: merged after each rollout, by
       `mpi_util.merge_moments`.
 
@@ -90,18 +90,18 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
         raise UsageError(f"parallel({name}): only on-policy algorithms collect on N ranks: PPO, A2C, TRPO, MaskablePPO")
     if any(base.__name__ == "RecurrentPPO" for base in algorithm.__mro__):
         raise UsageError(f"parallel({name}): recurrent policies train on sequences; take PPO with stacked frames")
-    return _subclass(algorithm)
+    return cast(ParallelClass[Model], _subclass(algorithm))
 
 
 @functools.cache
-def _subclass(algorithm: type) -> Any:
+def _subclass(algorithm: Any) -> Any:
     if issubclass(algorithm, _Parallel):
         return algorithm
     members = {"__doc__": algorithm.__doc__, "__module__": __name__}
     return type(algorithm)(f"Parallel{algorithm.__name__}", (_Parallel, algorithm), members)
 
 
-class _Parallel:
+class _Parallel(OnPolicyAlgorithm):
     """Overrides of OnPolicyAlgorithm. SB3 calls `collect_rollouts` and `train` in turn, on every rank."""
 
     def __init__(self, policy: Any, env: Any, *args: Any, divide: bool = True, **settings: Any):
@@ -123,7 +123,9 @@ class _Parallel:
         if rank() == 0:
             threads.alone()  # as SB3 has them: with another number of threads the first weights differ in the last bit
         super()._setup_model()
-        self._ended: list[tuple] = []  # episodes: (num_timesteps, infos, dones) of the steps at which any ended
+        self._ended: list[
+            tuple[int, list[dict[str, Any]], Any]
+        ] = []  # episodes: (num_timesteps, infos, dones) of the steps at which any ended
         self._own_buffer = self.rollout_buffer
         if nworkers() > 1:
             self._own_buffer = copy.copy(self.rollout_buffer)
@@ -151,7 +153,7 @@ class _Parallel:
 
     def _setup_learn(self, *args: Any, **settings: Any) -> tuple[int, BaseCallback]:
         if rank():
-            self.set_logger(None)
+            self.set_logger(Logger(None, []))
         if nworkers() > 1:
             _check_monitors(self.env)
             try:
@@ -164,11 +166,11 @@ class _Parallel:
     def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:
         if rank():
             return super()._init_callback(None)
-        callback = super()._init_callback(callback, progress_bar)
-        for part in _parts(callback):
+        whole = super()._init_callback(callback, progress_bar)
+        for part in _parts(whole):
             if type(part) is ProgressBarCallback:
                 part.__class__ = _ProgressBar
-        return callback
+        return whole
 
     def collect_rollouts(
         self, env: VecEnv, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any
@@ -178,10 +180,11 @@ class _Parallel:
         Returns: False on every rank if rank 0's callback has stopped the training.
         """
         if nworkers() == 1:
+            threads.alone()
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
         callback.on_rollout_start()
         rank0_bcast_wts(self.policy)  # after the callback, which may have changed them
-        steps, episodes = _Steps(self, callback), (self.ep_info_buffer.copy(), self.ep_success_buffer.copy())
+        steps, episodes = _Steps(self, callback), [copy.copy(b) for b in (self.ep_info_buffer, self.ep_success_buffer)]
         with during("rollout"):
             own = self._own_buffer
             going = super().collect_rollouts(env, steps, own, own.buffer_size, *more)
@@ -201,13 +204,13 @@ class _Parallel:
         callback.on_rollout_end()
         return True
 
-    def _update_info_buffer(self, infos: list[dict], dones: np.ndarray | None = None) -> None:
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         super()._update_info_buffer(infos, dones)
         if nworkers() > 1 and np.any(dones):
             kept = [{key: info[key] for key in ("episode", "is_success") if key in info} for info in infos]
             self._ended.append((self.num_timesteps, kept, dones))
 
-    def _gather_episodes(self, infos_before: deque, successes_before: deque) -> None:
+    def _gather_episodes(self, infos_before: Any, successes_before: Any) -> None:
         """Rank 0's buffers become as if it had had all environments: all ranks' episodes, in the order of steps."""
         all_ended = rank0_gather(self._ended)
         self._ended = []
@@ -250,6 +253,8 @@ class _Parallel:
 class _Steps(BaseCallback):
     """Stands before the callback during a rollout: num_timesteps grows by a step of every rank at a time."""
 
+    model: Any
+
     def __init__(self, model: Any, callback: BaseCallback):
         super().__init__()
         self.model, self.callback = model, callback
@@ -283,7 +288,7 @@ def _parts(callback: BaseCallback) -> Iterator[BaseCallback]:
 
 
 def _made(env: Any) -> Any:
-    return env() if callable(env) and not isinstance(env, (gym.Env, VecEnv)) else env
+    return env() if callable(env) else env  # environments are not callable
 
 
 def _check_monitors(env: Any) -> None:
