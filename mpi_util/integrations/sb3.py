@@ -207,7 +207,9 @@ class _Parallel(OnPolicyAlgorithm):
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         super()._update_info_buffer(infos, dones)
         if nworkers() > 1 and np.any(dones):
-            kept = [{key: info[key] for key in ("episode", "is_success") if key in info} for info in infos]
+            kept: list[dict[str, Any]] = [
+                {key: info[key] for key in ("episode", "is_success") if key in info} for info in infos
+            ]
             self._ended.append((self.num_timesteps, kept, dones))
 
     def _gather_episodes(self, infos_before: Any, successes_before: Any) -> None:
