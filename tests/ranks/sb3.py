@@ -4,7 +4,6 @@ python sb3.py N FOLDER                  every check
 python sb3.py N FOLDER crash|interrupt  a rank that raises, or that is interrupted, within a rollout
 """
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -29,7 +28,6 @@ import mpi_util  # noqa: E402
 from mpi_util import UsageError  # noqa: E402
 from mpi_util.integrations.sb3 import parallel  # noqa: E402
 
-T0 = __import__("time").perf_counter()
 RANK, SIZE = mpi_util.rank, mpi_util.nworkers
 FOLDER = Path(sys.argv[2])
 EPISODE = 5  # steps
@@ -283,4 +281,4 @@ else:
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             check()
-            mpi_util.print0(f"{name} done {__import__('time').perf_counter() - T0:.1f} s {sum(os.times()[:4]):.1f}")
+            mpi_util.print0(f"{name} done")
