@@ -243,7 +243,7 @@ class _Parallel(OnPolicyAlgorithm):
     def load(cls, path: Any, env: Any = None, *args: Any, **settings: Any) -> Any:
         """Collective: every rank gets the model that rank 0 reads. Args: SB3's; env: also a function."""
         if nworkers() > 1:
-            found = bcast(_read(path) if rank() == 0 else None)
+            found: Any = bcast(_read(path) if rank() == 0 else None)
             if isinstance(found, Exception):
                 raise found
             path = io.BytesIO(found)
