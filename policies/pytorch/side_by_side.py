@@ -39,8 +39,9 @@ class SideBySide:
             FloatingPointError, ValueError: as the learners raise them.
         """
         policy_log, value_log = _Log(), _Log()
-        at_once = self._at_once(len(observes))
-        self.width = 2 if at_once else max(x.n_threads(len(observes)) for x in (self.policy, self.val_func))
+        n_rows = len(observes) if part is None else part.total
+        at_once = self._at_once(n_rows)
+        self.width = 2 if at_once else max(x.n_threads(n_rows) for x in (self.policy, self.val_func))
         if at_once:
             with _short_switches():
                 fitted = self._worker.submit(self.val_func.fit, observes, disc_sum_rew, value_log, part)
