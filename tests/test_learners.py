@@ -261,12 +261,18 @@ def test_settings_that_are_given_are_kept():
     assert None not in vars(hyper).values()
 
 
-def test_the_command_line_reaches_the_learners():
-    given = {"lr": 0.1, "vf_lr": 0.2, "epochs": 3, "vf_epochs": 4, "minibatches": 5, "minibatch_rows": 6, "clip": 0.3}
-    given |= {"kl_targ": 0.4, "ent_coef": 0.5, "max_grad_norm": 0.6, "cg_iters": 7, "cg_damping": 0.7, "seed": 8}
-    hyper = parse(["Env-v0", "--algo", "trpo", *(f"--{key}={value}" for key, value in given.items())]).hyper
+@pytest.mark.parametrize(
+    "algo, own",
+    [
+        ("ppo", {"lr": 0.1, "epochs": 3, "clip": 0.3, "minibatch_rows": 6}),
+        ("trpo", {"cg_iters": 7, "cg_damping": 0.7, "minibatches": 5}),
+    ],
+)
+def test_the_command_line_reaches_the_learners(algo, own):
+    given = own | {"vf_lr": 0.2, "vf_epochs": 4, "kl_targ": 0.4, "ent_coef": 0.5, "max_grad_norm": 0.6, "seed": 8}
+    hyper = parse(["Env-v0", "--algo", algo, *(f"--{key}={value}" for key, value in given.items())]).hyper
     assert {key: getattr(hyper, key) for key in given} == given
-    assert hyper.algo == "trpo" and None not in vars(hyper).values()
+    assert hyper.algo == algo and None not in vars(hyper).values()
 
 
 @pytest.mark.parametrize(
