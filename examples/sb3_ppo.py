@@ -23,12 +23,12 @@ args = parser.parse_args()
 if mpi_util.mpi_fork(args.nprocs) == "parent":  # before the imports that take long
     sys.exit()
 
-from stable_baselines3 import PPO  # noqa: E402
-from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
-from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
-from stable_baselines3.common.vec_env import VecNormalize  # noqa: E402
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
 
-from mpi_util.integrations.sb3 import parallel  # noqa: E402
+from mpi_util.integrations.sb3 import parallel
 
 
 def make_env() -> VecNormalize:
@@ -38,8 +38,7 @@ def make_env() -> VecNormalize:
 
 model = parallel(PPO)("MlpPolicy", make_env, n_steps=args.steps, seed=args.seed, verbose=1, device="cpu")
 model.learn(args.total)
-if mpi_util.rank == 0:
-    env = model.get_env()
+if mpi_util.rank == 0 and (env := model.get_vec_normalize_env()):
     env.training, env.norm_reward = False, False
     mean, deviation = evaluate_policy(model, env, n_eval_episodes=5)
     print(f"return after {model.num_timesteps} steps: {mean:.1f} +/- {deviation:.1f}")

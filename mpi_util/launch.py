@@ -167,6 +167,15 @@ def under_launcher() -> bool:
     return any(variable in os.environ for variable in _RANK_VARIABLES)
 
 
+def in_child_of_rank() -> bool:
+    """Tells whether a rank has started this process by multiprocessing, which runs the program's top level again."""
+    module = sys.modules.get("multiprocessing.process")
+    if module is None or not under_launcher():
+        return False
+    # a fork server loads the program before it is anybody's child; multiprocessing's own check asks this
+    return module.parent_process() is not None or getattr(module.current_process(), "_inheriting", False)
+
+
 def env_rank() -> int:
     """Returns this process's rank as the launcher's environment tells it; 0 without a launcher."""
     return next((int(os.environ[variable]) for variable in _RANK_VARIABLES if variable in os.environ), 0)

@@ -18,6 +18,7 @@ PROGRAMS = {
     "end_to_end": "--repeats 1 --ranks 2 --iterations 3",
     "learning": "--repeats 2 --jobs 2 --only PPO/Hopper-v4 --steps 4096",
     "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO/Hopper-v4",
+    "own_program": "--repeats 1 --mpi mpich --steps 1",
     "memory": "--repeats 1 --ranks 2",
     "examples": "--repeats 1 --only same_bits --iterations 2 --options=--episodes=10",
     "sleeping": "--repeats 1 --episodes 2",

@@ -48,6 +48,12 @@ def test_a_rank_that_fails_ends_the_job(run_ranks, how):
     assert not survivors(token)
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_a_rank_starts_are_no_ranks(run_ranks, method):
+    """They run the program's top level again, and its mpi_fork with it."""
+    assert run_ranks("children.py", 2, method, timeout=SOON_S).out == "[[0, 20], [2, 20]]\n"
+
+
 @pytest.mark.parametrize("who", [0, 2])
 def test_any_rank_may_be_killed(run_ranks, who):
     finished = run_ranks("fail.py", 3, who, "kill", timeout=SOON_S, status=137)

@@ -74,7 +74,9 @@ def test_variables_of_ranks():
     ours = threads.environment({})
     assert ours["OMP_NUM_THREADS"] == ours["OPENBLAS_NUM_THREADS"] == "1"
     assert threads.environment(ours) == ours  # a rank's own job: they are still ours
-    assert threads.environment({"OMP_NUM_THREADS": "3"}) == {"MPI_UTIL_THREADS": ""}  # others follow it
+    followed = threads.environment({"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "active"})
+    assert followed == {"MPI_UTIL_THREADS": ""}  # the other libraries follow it
+    assert ours["GOMP_SPINCOUNT"] == "10000" and threads.environment({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
     users = threads.environment({"OPENBLAS_NUM_THREADS": "3"})
     assert "OPENBLAS_NUM_THREADS" not in users and users["OMP_NUM_THREADS"] == "1"
 
