@@ -94,16 +94,21 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def kill_processes(job_dir: str) -> None:
-    """Kills whatever is left of the job, and removes the MPI shared memory that these processes had mapped."""
+    """Kills whatever is left of the job, and removes the files of MPI that these processes then cannot remove."""
     segments: set[str] = set()
+    topology: set[str] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (pids := job_processes(job_dir)) and time.monotonic() < deadline:
         for pid in pids:
             segments |= mapped_segments(pid)
+            topology |= _topology_files(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
     _remove_segments(segments)
+    for path in topology:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def end_job(job_dir: str) -> None:
@@ -130,6 +135,14 @@ def mapped_segments(pid: int) -> set[str]:
         return set(_MPI_SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text()))
     except OSError:
         return set()
+
+
+def _topology_files(pid: int) -> set[str]:
+    """Hydra's descriptions of the machine for its ranks, which its proxy holds open."""
+    with contextlib.suppress(OSError):
+        links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        return {path for path in links if path.startswith("/tmp/hydra_hwloc_xmlfile_")}
+    return set()
 
 
 if __name__ == "__main__":

@@ -270,6 +270,8 @@ def test_first_signal_lets_rank_0_end_in_order(python, signum):
 def test_second_signal_ends_all_now(python):
     run = Run(python, 2, "stubborn")
     run.wait_for("READY", times=2)
+    proxy = f"/proc/{run.pids()[0][1]}/fd"
+    files = {os.readlink(f"{proxy}/{fd}") for fd in os.listdir(proxy)}
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert run.process.poll() is None
@@ -278,6 +280,7 @@ def test_second_signal_ends_all_now(python):
     assert run.finish() == 130
     assert time.monotonic() - sent < STOPPED_WITHIN_S
     assert "mpi_util: signal 2 (SIGINT); all 2 ranks were stopped" in run.stderr
+    assert not [path for path in files if "hwloc" in path and os.path.exists(path)]
     run.assert_nothing_left()
 
 
