@@ -72,10 +72,8 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     """
     from . import failure, launch, threads
 
-    if launch.in_child_of_rank():
-        return "child"
     side = launch.mpi_fork(n, gpu_pct, bind_to_core)
-    if side == "child":
+    if side == "child" and not launch.in_child_of_rank():
         failure.install()
         _comm.channel_of()  # from here on each rank knows when another ends, however early
         threads.start(_comm.rank() == 0)

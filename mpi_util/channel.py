@@ -22,6 +22,7 @@ from .waiting import Doorbell, wait_until
 _MESSAGE_TAG, _TICKET_TAG = 1, 2
 _CALL, _REPLY, _ERROR, _DATA, _LEAVE, _NOTICE = range(6)
 _INTERRUPTED_S = 0.5
+_WAITS = " (waiting)"  # marks a call whose rank waits elsewhere than in `agree`
 
 Brought = TypeVar("Brought")
 Answer = TypeVar("Answer")
@@ -242,7 +243,7 @@ class Channel:
 
     def notice(self, op: str) -> None:
         """Tells rank 0 that this rank waits elsewhere than in `agree`, in case it waits for this rank there."""
-        self.tell(0, _NOTICE, (f"{op} (on the board)", self._calls, failure.call_site()))
+        self.tell(0, _NOTICE, (op + _WAITS, self._calls, failure.call_site()))
 
     def look_out(self, op: str, came: Callable[[], list[bool]] = list) -> None:
         """A rank that waits on the board looks for messages that say why another does not come there.
@@ -366,7 +367,10 @@ class Channel:
             while k not in self.left:
                 message = self.next_message(k, until)
                 if message is None and op and self.rank == 0:
-                    failure.fail(f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}")
+                    failure.fail(
+                        f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
+                        "together, such as by `if mpi_util.all_sum(stop): break`"
+                    )
                 if message is None:
                     return False
                 kind, payload = message
@@ -374,7 +378,8 @@ class Channel:
                     self.left[k] = payload
                 elif kind in (_CALL, _NOTICE) and payload[1] > self._calls and self.rank == 0 and not end:
                     # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its leave follows
-                    op, until = payload[0], time.perf_counter() + _INTERRUPTED_S
+                    op = f"{payload[0].removesuffix(_WAITS)} at {payload[2]}"
+                    until = time.perf_counter() + _INTERRUPTED_S
         return True
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from . import failure, threads
 from .channel import Channel, open_channels
-from .launch import env_rank, env_size, under_launcher
+from .launch import check_no_parent, env_rank, env_size, in_child_of_rank, under_launcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,7 +21,7 @@ Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
 def world() -> Comm:
     """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process."""
     started = sys.modules.get("mpi4py.MPI")
-    if under_launcher() or (started is not None and started.Is_initialized()):
+    if (under_launcher() and not in_child_of_rank()) or (started is not None and started.Is_initialized()):
         from mpi4py import MPI
 
         return MPI.COMM_WORLD
@@ -53,6 +53,7 @@ def channel_of(comm: Comm = None) -> Channel:
     Args:
         comm: an mpi4py communicator; None: the world, or this process alone where there is no MPI.
     """
+    check_no_parent()
     comm = comm if comm is not None else world()
     if comm is None:
         if "alone" not in _kept:

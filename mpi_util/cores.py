@@ -18,7 +18,7 @@ def usable_cores() -> int:
 
 def _asked_for() -> float:
     """What MPI_UTIL_CORES says; inf without it."""
-    text = os.environ.get("MPI_UTIL_CORES", "inf")
+    text = os.environ.get("MPI_UTIL_CORES") or "inf"
     try:
         return float(text)
     except ValueError:

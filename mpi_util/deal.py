@@ -34,11 +34,15 @@ def share(n: int) -> range:
     Raises:
         UsageError: n is not a count.
     """
-    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
-        raise UsageError(f"share: n is a number of things to be shared, 0 or more; got {n!r}")
-    each, remainder = divmod(operator.index(n), nworkers())
+    each, remainder = divmod(_count("share", n), nworkers())
     first = rank() * each + min(rank(), remainder)
     return range(first, first + each + (rank() < remainder))
+
+
+def _count(call: str, n: int) -> int:
+    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
+        raise UsageError(f"{call}: n is a number of things to be shared, 0 or more; got {n!r}")
+    return operator.index(n)
 
 
 def deal(n: int, *, comm: Comm = None) -> "Deal":
@@ -55,7 +59,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     Raises:
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
-    channel = channel_of(comm)
+    n, channel = _count("deal", n), channel_of(comm)
     if channel.dealer is None:
         channel.dealer = _Counter(channel)
     return Deal(channel.dealer, n)

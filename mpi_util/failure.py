@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from . import reap
 from .errors import MpiUtilError
-from .launch import env_rank, under_launcher
+from .launch import RANK_PID, env_rank, in_child_of_rank, under_launcher
 
 _FIRST_REPORT_S = 1.0  # ranks that share an error leave rank 0 this long to print it and to end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
@@ -50,7 +50,7 @@ class _State:
 
 def install() -> None:
     """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
-    if _State.installed:
+    if _State.installed or in_child_of_rank():
         return
     _State.installed, _State.pid = True, os.getpid()
     sys.excepthook = _report_and_stop
@@ -58,6 +58,7 @@ def install() -> None:
     _watch_exit_status()
     atexit.register(_end_together)
     if under_launcher():
+        os.environ[RANK_PID] = str(os.getpid())
         die_with_parent()
         _register()
     if hasattr(signal, "SIGUSR1") and watchdog_s():

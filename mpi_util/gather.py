@@ -105,12 +105,14 @@ def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Comm = N
         list of their own.
 
     Raises:
-        RankMismatchError, BatchError: as `rank0_accum_batches`; BatchError too where an object cannot be pickled.
+        RankMismatchError, BatchError: as `rank0_accum_batches`; BatchError too where an object cannot be pickled. What
+            its unpickling raises is raised on rank 0.
     """
-    own = [obj] if index is None else list(obj)
-    brought = tree.Objects(own) if index is None else [tree.Objects([item]) for item in own]
+    brought: Any = tree.Objects([obj])
+    if index is not None:
+        brought = [tree.Objects([item]) for item in obj] if isinstance(obj, Sequence) else obj
     gathered = _to_rank0(channel := channel_of(comm), "rank0_gather", brought, index)
-    return own if channel.rank else list(gathered)
+    return list(gathered) if channel.rank == 0 else [obj] if index is None else list(obj)
 
 
 @overload
@@ -144,16 +146,21 @@ def _to_rank0(channel: Channel, op: str, batch: Any, index: Sequence[int] | None
 
 def _accumulate(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> tuple[Any, dict[str, Any], Any]:
     """(what this rank returns; on rank 0 the joined leaves by path, and an example of the structure)."""
-    segments = [batch] if index is None else list(batch)
+    listed = isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))
+    segments = [batch] if index is None else list(batch) if listed else []
     packed: list[_Packed] = []
     leased: list[tuple[_Layout, np.ndarray]] = []  # on rank 0
 
     def bring() -> _Header:
         order = [channel.rank] if index is None else [operator.index(i) for i in index]
+        if index is not None and not listed:
+            raise BatchError(f"{op}: with index, give a list of batches, not a {type(batch).__name__}")
         if len(order) != len(segments):
-            raise BatchError(f"{op}: {len(segments)} segments but {len(order)} entries in index")
+            raise BatchError(
+                f"{op}: {len(segments)} items but {len(order)} entries in index; after deal(): index=episodes.taken"
+            )
         for segment in segments:
-            _refuse_lists(op, segment)
+            _refuse_lists(op, segment, index is not None)
             packed.append(_pack(op, segment))
         _check_alike(op, packed)
         kinds = packed[0][0] if packed else None
@@ -217,17 +224,17 @@ def _pack(op: str, segment: Any) -> _Packed:
     return tuple(kinds), arrays
 
 
-def _refuse_lists(op: str, segment: Any) -> None:
+def _refuse_lists(op: str, segment: Any, indexed: bool) -> None:
     found = tree.find_list(segment)
-    if found is not None:
-        path, items = found
-        where = f"'{path}'" if path else "the batch"
-        kind = next(type(item).__name__ for item in items if not isinstance(item, tree.PLAIN))
-        raise BatchError(
-            f"{op}: {where} is a list that holds {kind} objects. If each position means "
-            "something, make it a tuple; if it lists trajectories, give index= (with the list as batch), or use "
-            "rank0_gather; if its items are rows, make it one array"
-        )
+    if found is None:
+        return
+    path, items = found
+    kind = type(next(item for item in items if not isinstance(item, tree.PLAIN))).__name__
+    where = f"'{path}'" if path else "an item of the batch" if indexed else "the batch"
+    mend = "make it a tuple if each position means something, one array if its items are rows; for others: rank0_gather"
+    if not path and not indexed:
+        mend = "for episodes of deal() or share() add index=, as in index=episodes.taken; for others: rank0_gather"
+    raise BatchError(f"{op}: {where} is a list of {len(items)} with {kind} objects; {mend}")
 
 
 def _as_array(op: str, path: str, leaf: Any) -> np.ndarray:

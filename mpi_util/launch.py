@@ -25,6 +25,7 @@ from .errors import LaunchError
 # which tells no size.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _QUESTION_TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
@@ -123,8 +124,8 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
         bind_to_core: Binds each rank to one core, which it shares with others where there are more ranks than cores.
 
     Returns:
-        "child" in a rank, where the program goes on; "parent" in the process that the user started, after all ranks
-        ended well.
+        "child" in a rank, where the program goes on, and in a process that a rank has started; "parent" in the process
+        that the user started, after all ranks ended well.
 
     Raises:
         LaunchError: n is no count; no MPI library; no launcher that belongs to it; no script to be started again.
@@ -133,8 +134,13 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     """
     if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
         raise LaunchError(f"mpi_fork: n is the number of ranks, a whole number of at least 1; got {n!r}")
+    _Process.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
+    if in_child_of_rank():
+        if n == 1 or "multiprocessing.process" in sys.modules:  # which runs the program's top level once more
+            return "child"
+        raise LaunchError(f"mpi_fork({n}) in a process that rank {env_rank()} has started: it cannot start ranks")
     if under_launcher():
         _write_whole_lines()
         if n != env_size() and env_rank() == 0:
@@ -159,7 +165,22 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
         print(verdict.line, file=sys.stderr, flush=True)
     if verdict.status:
         sys.exit(verdict.status)
+    _Process.is_parent = True
     return "parent"
+
+
+class _Process:
+    """What this process is."""
+
+    is_parent = False
+
+
+def check_no_parent() -> None:
+    """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
+    if _Process.is_parent:
+        raise LaunchError(
+            "this process has started the ranks and has nothing to compute: if mpi_fork(n) == 'parent': sys.exit()"
+        )
 
 
 def under_launcher() -> bool:
@@ -168,12 +189,8 @@ def under_launcher() -> bool:
 
 
 def in_child_of_rank() -> bool:
-    """Tells whether a rank has started this process by multiprocessing, which runs the program's top level again."""
-    module = sys.modules.get("multiprocessing.process")
-    if module is None or not under_launcher():
-        return False
-    # a fork server loads the program before it is anybody's child; multiprocessing's own check asks this
-    return module.parent_process() is not None or getattr(module.current_process(), "_inheriting", False)
+    """Tells whether a rank has started this process: it has the launcher's environment, and is no rank."""
+    return under_launcher() and os.environ.get(RANK_PID, str(os.getpid())) != str(os.getpid())
 
 
 def env_rank() -> int:

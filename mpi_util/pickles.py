@@ -34,7 +34,8 @@ def unpack(packed: np.ndarray) -> list[Any]:
     sizes = np.frombuffer(memory, np.int64, 1 + int(np.frombuffer(memory, np.int64, 1)[0]))
     start, parts = align(sizes.nbytes), []
     for size in sizes[1:].tolist():
-        parts.append(memory[start : start + size])
+        part = memory[start : start + size]
+        parts.append(part if size > _SMALL else memoryview(bytearray(part)))
         start += align(size)
     items: list[Any] = pickle.loads(parts[0], buffers=parts[1:])
     return items

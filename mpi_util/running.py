@@ -1,7 +1,6 @@
 """Running means and deviations (normalisers) that each rank updates with its own samples, merged over the ranks."""
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ class _State(NamedTuple):
     m2: np.ndarray
 
 
-# By the object's id: the object, and its state when it was merged last.
-_merged: dict[int, tuple[Callable[[], Any], _State]] = {}
+_MERGED = "_mpi_util_merged"  # attribute of an object: its state at the last merge, which copies and pickles keep
+_ROUNDING = 1e-6
 
 
 def merge_moments(holder: Any, *, comm: Comm = None) -> None:
@@ -51,15 +50,25 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         found.update(_find(holder))
         if not found:
             raise BatchError(f"merge_moments: no object with mean, var and count in a {type(holder).__name__}")
+        for name, rms in found.items():
+            try:
+                vars(rms)[_MERGED] = vars(rms).get(_MERGED)
+                rms.count = rms.count
+            except (AttributeError, TypeError) as error:
+                raise BatchError(f"merge_moments: '{name}', a {type(rms).__name__}, takes no values: {error}") from None
         return {name: (_state(rms), _last(rms)) for name, rms in found.items()}
 
     channel = channel_of(comm)
     for name, state in channel.agree("merge_moments", bring, lambda all_: [_merge_all(all_)] * channel.size).items():
-        _write(found[name], state)
+        if state is not None:
+            _write(found[name], state)
+        vars(found[name])[_MERGED] = tuple(_state(found[name]))  # as it is in the object's own dtype
 
 
-def _find(holder: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, object with mean, var and count) of all in `holder`."""
+def _find(holder: Any, name: str = "", outside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """(name, object with mean, var and count) of all in `holder`. outside: ids of what holds it."""
+    if id(holder) in outside:
+        return
     if all(hasattr(holder, key) for key in ("mean", "var", "count")):
         yield name, holder
         return
@@ -68,7 +77,7 @@ def _find(holder: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     else:  # not getattr: wrappers may pass it on to what is inside
         inside = {key: value for key, value in getattr(holder, "__dict__", {}).items() if key in (*_HELD_AS, *_INSIDE)}
     for key, value in inside.items():
-        yield from _find(value, f"{name}/{key}" if name else str(key))
+        yield from _find(value, f"{name}/{key}" if name else str(key), (*outside, id(holder)))
 
 
 def _state(rms: Any) -> _State:
@@ -80,11 +89,19 @@ def _state(rms: Any) -> _State:
 
 def _last(rms: Any) -> _State | None:
     """The state at the last merge, unless the object has been reset since."""
-    found = _merged.get(id(rms))
-    return found[1] if found and found[0]() is rms and found[1].n <= float(rms.count) else None
+    if vars(rms)[_MERGED] is None:
+        return None
+    now, last = _state(rms), _State(*vars(rms)[_MERGED])
+    if now.n <= last.n or now.mean.shape != last.mean.shape:
+        return last if _same(now, last) else None
+    return last if (_added(now, last).m2 >= -_ROUNDING * (1 + now.m2)).all() else None
 
 
-def _merge_all(brought: list[dict[str, tuple[_State, _State | None]]]) -> dict[str, _State]:
+def _same(a: _State, b: _State) -> bool:
+    return a.n == b.n and np.array_equal(a.mean, b.mean) and np.array_equal(a.m2, b.m2)
+
+
+def _merge_all(brought: list[dict[str, tuple[_State, _State | None]]]) -> dict[str, _State | None]:
     shapes = [{name: now.mean.shape for name, (now, _) in b.items()} for b in brought]
     if any(s != shapes[0] for s in shapes):
         table = "\n".join(f"  rank {k}: {s}" for k, s in enumerate(shapes))
@@ -92,24 +109,15 @@ def _merge_all(brought: list[dict[str, tuple[_State, _State | None]]]) -> dict[s
     return {name: _merge_one([b[name] for b in brought]) for name in brought[0]}
 
 
-def _merge_one(brought: list[tuple[_State, _State | None]]) -> _State:
-    """All ranks' states of one object as one."""
+def _merge_one(brought: list[tuple[_State, _State | None]]) -> _State | None:
+    """All ranks' states of one object as one. None: it stays as it is, on one rank, or where all begin with it."""
     first, base = brought[0]
-    if _alike(brought):
-        return first
+    if len(brought) == 1 or all(before is None and _same(now, first) for now, before in brought):
+        return None
     total = base or _State(0.0, first.mean, first.m2)
     for now, before in brought:
         total = merge(total, _added(now, before))
     return total
-
-
-def _alike(brought: list[tuple[_State, _State | None]]) -> bool:
-    """True if no rank has a state of its own: all start from this one."""
-    first = brought[0][0]
-    return all(
-        before is None and now.n == first.n and all(np.array_equal(a, b) for a, b in zip(now[1:], first[1:]))
-        for now, before in brought
-    )
 
 
 def _added(now: _State, before: _State | None) -> _State:
@@ -121,7 +129,7 @@ def _added(now: _State, before: _State | None) -> _State:
         return _State(0.0, now.mean, now.m2)
     mean = now.mean + (now.mean - before.mean) * (before.n / n)
     delta = mean - before.mean
-    return _State(n, mean, np.maximum(now.m2 - before.m2 - delta * delta * (before.n * (n / now.n)), 0))
+    return _State(n, mean, now.m2 - before.m2 - delta * delta * (before.n * (n / now.n)))
 
 
 def _write(rms: Any, state: _State) -> None:
@@ -133,5 +141,3 @@ def _write(rms: Any, state: _State) -> None:
             dtype = adapter_for(old).to_numbers(old).dtype
             value = adapter_for(old).from_numbers(np.asarray(value).astype(dtype), old)
         setattr(rms, name, value)
-    key = id(rms)
-    _merged[key] = weakref.ref(rms, lambda _: _merged.pop(key, None)), _state(rms)  # as it is in the object's own dtype

@@ -45,7 +45,7 @@ _LIBRARIES = [
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """What makes the libraries of a process start with one thread, as far as the user has not set it otherwise."""
     ours = given.get(_OURS, "").split()
-    users = {name for name in _VARIABLES if name in given and name not in ours}
+    users = {name for name in _VARIABLES if given.get(name) and name not in ours}
     mine = () if _OMP in users else [name for name in _VARIABLES if name not in users]
     spin = {} if _WAIT_POLICY in given else {"GOMP_SPINCOUNT": given.get("GOMP_SPINCOUNT", _SPIN_COUNT)}
     return dict.fromkeys(mine, "1") | {_OURS: " ".join(mine)} | spin
@@ -62,7 +62,7 @@ class _Pool:
         """Changes the number, unless it is the user's."""
         if self.n is not None and self.get() == self.n:
             self.put(n)
-            self.n = n
+            self.n = self.get()  # OpenBLAS has a maximum
         else:
             self.n = None
 
@@ -114,23 +114,26 @@ class _Threads:
         if len(sys.modules) == self._n_modules:
             return
         self._n_modules = len(sys.modules)
-        if "torch" in sys.modules and "torch" not in self._pools:
-            self._find_torch(sys.modules["torch"], expected)
+        if "torch" not in self._pools:
+            self._find_torch(sys.modules.get("torch"), expected)
         for path, variables, functions in _loaded():
             if path not in self._pools:
-                users = any(name in os.environ and name not in self._variables for name in variables)
+                users = any(os.environ.get(name) and name not in self._variables for name in variables)
                 self._pools[path] = None if users else _library(path, functions, expected)
 
     def _find_torch(self, torch: Any, expected: set[int] | None = None) -> None:
         """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
+        if not hasattr(torch, "set_num_threads"):  # not loaded (yet), or a module of the user's own
+            return
         get, put = torch.get_num_threads, torch.set_num_threads
         free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
-        self._pools["torch"] = _Pool(get, put, expected or {get()}) if free else None
+        ours = self._pools["torch"] = _Pool(get, put, expected or {get()}) if free else None
 
         @functools.wraps(put)
         def set_num_threads(n: int) -> None:
-            self._pools["torch"] = None
             put(n)
+            # what has only measured something gives back the number that it has found
+            self._pools["torch"] = ours if self.alone and ours and get() == ours.n else None
 
         torch.set_num_threads = set_num_threads
 

@@ -72,7 +72,8 @@ def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:
 def _like_mapping(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """A mapping of `tree`'s own class (OrderedDict, defaultdict) that holds `items`."""
     copy = tree.copy()
-    copy.update(items)
+    for key, item in items.items():  # not update: a Counter's adds
+        copy[key] = item
     return copy
 
 

@@ -1,11 +1,12 @@
 """A rank that raises, exits, is killed, ends early or hangs: the whole job ends soon, says why, and leaves nothing."""
 
 import os
+import sys
 import time
 
 import psutil
 import pytest
-from conftest import RANKS
+from conftest import RANKS, run
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
 SOON_S = 20
@@ -52,6 +53,26 @@ def test_a_rank_that_fails_ends_the_job(run_ranks, how):
 def test_processes_that_a_rank_starts_are_no_ranks(run_ranks, method):
     """They run the program's top level again, and its mpi_fork with it."""
     assert run_ranks("children.py", 2, method, timeout=SOON_S).out == "[[0, 20], [2, 20]]\n"
+
+
+def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import mpi_util\nmpi_util.mpi_fork(2)\nprint('sum', mpi_util.all_sum(1))\n")
+    done = run([sys.executable, program], SOON_S)
+    assert done.status == 1 and done.out == "sum 2\nsum 2\n"
+    assert "this process has started the ranks and has nothing to compute" in done.err
+
+
+def test_a_program_that_a_rank_starts_is_a_process_of_its_own(tmp_path):
+    inner = "import mpi_util; print(mpi_util.mpi_fork(1), mpi_util.all_sum(3)); mpi_util.mpi_fork(2)"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import subprocess, sys\nimport mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        f"done = subprocess.run([sys.executable, '-c', {inner!r}], capture_output=True, text=True, timeout=20)\n"
+        "mpi_util.all_sum(1)\nmpi_util.print0(done.returncode, done.stdout, done.stderr)\n"
+    )
+    done = run([sys.executable, program], SOON_S)
+    assert done.status == 0 and done.out.startswith("1 child 3") and "it cannot start ranks" in done.out
 
 
 @pytest.mark.parametrize("who", [0, 2])

@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import tree
 from ..errors import BatchError, WeightsError
-from . import Slot, slot_maker
+from . import Slot, adapter_for, slot_maker
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -15,7 +15,7 @@ def to_array(leaf: Any) -> np.ndarray:
         raise BatchError("is a masked array; fill it, or send data and mask")
     array = np.asarray(leaf)
     if array.dtype.hasobject:
-        raise BatchError(f"holds {type(leaf).__name__} objects; give it a numeric dtype, or make it a list")
+        raise BatchError(f"holds objects ({type(leaf).__name__}); give it a numeric dtype, or use rank0_gather")
     return array
 
 
@@ -58,6 +58,8 @@ def slots(model: Any) -> list[Slot]:
             if leaf.dtype.hasobject or not leaf.flags.writeable:
                 raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
             found.append(_array_slot(path, leaf))
+        elif hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models
+            found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(leaf).slots(leaf)]
         elif make is not None:
             found.append(make(path, leaf))
         else:

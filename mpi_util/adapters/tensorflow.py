@@ -107,5 +107,5 @@ def _values(leaf: Any) -> np.ndarray:
     if tf.is_symbolic_tensor(tensor):
         raise BatchError("is a tensor of a graph and has no values yet; call this outside of tf.function")
     if tensor.dtype == tf.string:
-        raise BatchError("holds strings; make it a list")
+        raise BatchError("holds strings; make it a list of str")
     return np.asarray(tensor if tensor.shape.rank else tensor.numpy())  # of shape () it gives scalars only

@@ -1,6 +1,6 @@
 """Gathers against a plain NumPy loop: dtypes, shapes, memory orders, structures, order by index, mismatches, leases."""
 
-from collections import namedtuple
+from collections import Counter, namedtuple
 
 import numpy as np
 from harness import fork, raises, run_checks
@@ -236,6 +236,22 @@ def check_what_was_taken_is_the_index(comm, rank, size):
     mine = [{"i": i} for i in numbers]
     got = mpi_util.rank0_accum_batches(mine, index=numbers.taken, comm=comm)
     assert rank or got["i"].tolist() == list(range(11))
+
+
+def check_small_parts_of_objects_keep_no_memory(comm, rank, size):
+    got = mpi_util.rank0_gather({"big": np.zeros(100_000), "small": np.zeros(2)}, comm=comm)
+    assert rank or all(one["small"].base is None or one["small"].base.nbytes < 1000 for one in got)
+
+
+def check_a_batch_that_is_no_list_has_no_index(comm, rank, size):
+    for call in (mpi_util.rank0_accum_batches, mpi_util.all_accum_batches, mpi_util.rank0_gather):
+        for batch in ({"x": 1}, 3):
+            raises(mpi_util.BatchError, "give a list", lambda b=batch, c=call: c(b, index=[rank], comm=comm))
+
+
+def check_a_counter_is_a_dict(comm, rank, size):
+    got = mpi_util.all_accum_batches({"acts": Counter(left=3)}, comm=comm)["acts"]
+    assert type(got) is Counter and got["left"].tolist() == [3] * size
 
 
 def check_results_stay_as_long_as_they_are_held(comm, rank, size):

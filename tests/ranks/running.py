@@ -1,5 +1,9 @@
 """Normalisers that the ranks update apart, merged: against the statistics of all samples together."""
 
+import copy
+import pickle
+from collections import namedtuple
+
 import gymnasium as gym
 import numpy as np
 import torch
@@ -23,6 +27,9 @@ class Moments:
         m2 = np.asarray(self.var) * self.count + x.var(0) * len(x) + delta**2 * self.count * len(x) / total
         self.mean = self.make(np.asarray(self.mean) + delta * len(x) / total)
         self.var, self.count = self.make(m2 / total), total
+
+
+Fixed = namedtuple("Fixed", "mean var count")
 
 
 def samples(rank, iteration):
@@ -62,6 +69,20 @@ def check_what_all_begin_with_counts_once(comm, rank, size):
     assert rms.count == sum(len(samples(k, 1)) for k in range(size))
 
 
+def check_what_is_reset_or_copied_between_merges(comm, rank, size):
+    rms = Moments()
+    for iteration, n in enumerate([100, 100, 250]):  # as many samples as before, and more
+        rms.__init__()
+        rms.update(np.random.default_rng([iteration, rank]).normal(10 * iteration, 1, (n, 2)))
+        mpi_util.merge_moments(rms, comm=comm)
+        assert rms.count == n * size and abs(rms.mean - 10 * iteration).max() < 1 and (rms.var < 2).all()
+    for _ in range(3):
+        rms = pickle.loads(pickle.dumps(copy.deepcopy(rms)))
+        rms.update(samples(rank, 0))
+        mpi_util.merge_moments(rms, comm=comm)
+    assert rms.count == 250 * size + 3 * sum(len(samples(k, 0)) for k in range(size))
+
+
 def check_gymnasium(comm, rank, size):
     def make():
         env = gym.make("Pendulum-v1")
@@ -90,6 +111,11 @@ def check_errors_reach_all(comm, rank, size):
     odd = Moments(shape=(3,) if rank == size - 1 else (2,))
     if size > 1:
         raises(mpi_util.RankMismatchError, f"rank {size - 1}:", lambda: mpi_util.merge_moments(odd, comm=comm))
+    loop, fixed = Moments(), Fixed(np.zeros(2), np.ones(2), 1)
+    del loop.mean
+    loop.env = loop
+    for holder, text in [(loop, "no object"), (fixed, "takes no values")]:
+        raises(mpi_util.BatchError, text, lambda holder=holder: mpi_util.merge_moments(holder, comm=comm))
     raises(mpi_util.WeightsError, "merge_moments", lambda: mpi_util.all_avg_wts(Moments(), comm=comm))
 
 

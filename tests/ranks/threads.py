@@ -7,6 +7,7 @@ python threads.py N [before|after|late|late-set]: torch is imported above the fo
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ def times() -> dict[str, int]:
 def busy(work) -> float:
     """How many threads have done the work: the CPU time of all over that of the busiest one."""
     work()
+    time.sleep(0.3)  # OpenBLAS's threads look for work for some 50 ms before they sleep
     before = times()
     while True:
         work()

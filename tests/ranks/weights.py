@@ -65,6 +65,12 @@ def check_arrays(comm, rank, size):
     assert (big == 0).all()
 
 
+def check_models_in_a_dict(comm, rank, size):
+    mine = {"pi": model(rank), "vf": torch.nn.Linear(2, rank + 1 - rank), "std": np.full(2, rank)}
+    mpi_util.rank0_bcast_wts(mine, comm=comm)
+    assert mpi_util.chksum(mine["pi"]) == mpi_util.chksum(model(0)) and (mine["std"] == 0).all()
+
+
 def check_whatever_holds_weights(comm, rank, size):
     class Mine(dict):
         pass
