@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 FIRST, LAST = 2, 6  # iterations that are measured; the first one warms up
-WORTH = 0.08  # what another number of processes has to gain, by the cautious estimate
-REACHED = 0.75  # the part of a rollout's ideal gain that was reached at least, in benchmarks/advice.py
+WORTH = 0.2  # what another number of processes has to gain, by the cautious estimate
+REACHED = 0.75  # the part of a rollout's ideal gain that is counted on
 STEP_S = 3e-4  # of an optimizer step, however few rows it has: some 40 operations of a framework
 NAPS = 0.5  # an environment that sleeps gives its core up so often per step, or more
 PHASES = ("rollout", "gather", "update", "bcast")
