@@ -37,7 +37,9 @@ def require(found, collecting=1, updating=CORES):
                 assert used < 1.2 if wanted == 1 else used > 1.2, row
 
 
-@pytest.mark.parametrize("mode", ["before", "after", "late"])
+@pytest.mark.parametrize(
+    "mode", ["after", pytest.param("before", marks=pytest.mark.slow), pytest.param("late", marks=pytest.mark.slow)]
+)
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 def test_rank_0_updates_with_all_cores_and_collects_with_one(mode):
     alone, product = watch(1, mode)
