@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import mpi_util
-from mpi_util.averaging import add
+from mpi_util.collectives.averaging import add
 from mpi_util.logx import EpochLogger
 from mpi_util.mpi_pytorch import setup_pytorch_for_mpi
 from policies import config as configuration

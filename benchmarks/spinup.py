@@ -55,10 +55,11 @@ def run_loop(mpi: str, n: int, iterations: int) -> float:
     Raises:
         SystemExit: it failed; its output is shown.
     """
-    from mpi_util import launch
+    from mpi_util.launch import fork
+    from mpi_util.launch import launcher as mpi_launcher
 
-    family, launcher = launch._find_launcher()  # the one that belongs to mpi4py's library, with its flags
-    environment = record.mpi_environment(mpi) | launch._rank_environment(family, 0.0)
+    family, launcher = mpi_launcher.find_launcher()  # the one that belongs to mpi4py's library, with its flags
+    environment = record.mpi_environment(mpi) | fork.rank_environment(family, 0.0, False)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "loop.json"
         program = Path(__file__).with_name("spinup_loop.py")

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .comm import channel_of
+from .collectives.comm import channel_of
+from .collectives.moments import statistics
 from .errors import UsageError
-from .logger import Logger, colorize, real_numbers
-from .moments import statistics
 from .mpi_tools import mpi_statistics_scalar
-from .savers import load_weights, restore_tf_graph
+from .runs.logger import Logger, colorize, real_numbers
+from .runs.savers import load_weights, restore_tf_graph
 
 __all__ = ["EpochLogger", "Logger", "colorize", "load_weights", "restore_tf_graph"]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from . import threads
-from .adapters import framework
-from .averaging import Description, Views, reduce
-from .comm import Comm, local_size
-from .cores import usable_cores
+from .arrays.frameworks import framework
+from .collectives.averaging import Description, Views, reduce
+from .collectives.weights import rank0_bcast_wts
 from .errors import BatchError
-from .weights import rank0_bcast_wts
+from .host import threads
+from .host.cores import usable_cores
+from .launch.identity import Comm, local_size
 
 
 def setup_pytorch_for_mpi() -> None:

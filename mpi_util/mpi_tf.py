@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .adapters import adapter_for, framework, is_extension, place_name
-from .adapters.tensorflow import check_dtype
-from .averaging import average
-from .comm import Comm
+from .arrays.adapters import adapter_for, is_extension, place_name
+from .arrays.adapters.tensorflow import check_dtype
+from .arrays.frameworks import framework
+from .collectives.averaging import average
+from .collectives.weights import rank0_bcast_wts
 from .errors import UsageError, WeightsError
-from .weights import rank0_bcast_wts
+from .launch.identity import Comm
 
 _turn = threading.Lock()  # a graph may run two operations at a time, but a rank can be in one collective call only
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from . import comm as ranks
-from . import moments, reductions
-from .comm import Comm, channel_of
+from .collectives import moments, reductions, start
+from .collectives.comm import channel_of
+from .collectives.gather import rank0_accum_batches
 from .errors import BatchError, MpiUtilError, RankMismatchError
-from .gather import rank0_accum_batches
+from .launch import identity
+from .launch.identity import Comm
 
 _FUNCTIONS = {
     "SUM": np.add,
@@ -45,9 +46,7 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
         LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
         SystemExit: in the process that the user started.
     """
-    from . import mpi_fork as fork  # here, because the package's own module imports the others first
-
-    if fork(n, bind_to_core=bind_to_core) == "parent":
+    if start.mpi_fork(n, bind_to_core=bind_to_core) == "parent":
         sys.exit()
 
 
@@ -59,12 +58,12 @@ def msg(m: Any, string: str = "") -> None:
 
 def proc_id() -> int:
     """This process's rank; 0 without MPI."""
-    return ranks.rank()
+    return identity.rank()
 
 
 def num_procs() -> int:
     """Number of ranks; 1 without MPI."""
-    return ranks.nworkers()
+    return identity.nworkers()
 
 
 def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) -> None:

@@ -9,10 +9,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import failure, schedule
-from .experiment import Experiment, setup_logger_kwargs
-from .grid import ExperimentError, ExperimentGrid, valid_str
-from .schedule import Result
+from .launch import failure
+from .runs import schedule
+from .runs.experiment import Experiment, setup_logger_kwargs
+from .runs.grid import ExperimentError, ExperimentGrid, valid_str
+from .runs.schedule import Result
 
 __all__ = [
     "ExperimentError",

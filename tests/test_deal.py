@@ -1,14 +1,12 @@
 """Dealing and sharing in one process: what the collective tests cannot time."""
 
-import importlib
 import struct
 
 import pytest
 
 import mpi_util
+from mpi_util.collectives import dealing as module
 from mpi_util.errors import UsageError
-
-module = importlib.import_module("mpi_util.deal")  # the package's own name `deal` is the function
 
 
 def as_rank(monkeypatch, rank, size):

@@ -1,4 +1,4 @@
-"""mpi_util.launch: real runs under each MPI, and the parent's reading of what launchers print."""
+"""Launching: real runs under each MPI, and the parent's reading of what launchers print."""
 
 import errno
 import json
@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from conftest import OPEN_MPI, mpi_environment
 
-from mpi_util import cores, launch, reap
-from mpi_util.banners import BannerFilter
 from mpi_util.errors import LaunchError
-from mpi_util.supervise import Job
-from mpi_util.verdict import Evidence, failed_record, judge
+from mpi_util.host import cores
+from mpi_util.launch import fork, identity, launcher, reap
+from mpi_util.launch.banners import BannerFilter
+from mpi_util.launch.supervise import Job
+from mpi_util.launch.verdict import Evidence, failed_record, judge
 
 PROGRAM = Path(__file__).parent / "ranks" / "launch_program.py"
 TIMEOUT_S = 30.0
@@ -178,7 +179,7 @@ def test_already_under_a_launcher(python, mpi):
     prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(python).parents[1]
     program = [str(prefix / "bin" / "mpiexec"), "-n", "2", python, str(PROGRAM), "5", "ok"]
     oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    environment = CLEAN_ENVIRONMENT | launch._root_permission() | oversubscribe
+    environment = CLEAN_ENVIRONMENT | launcher.root_permission() | oversubscribe
     ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
@@ -309,7 +310,7 @@ def test_reader_of_the_output_goes_away(python):
 @pytest.mark.parametrize("n", [0, -1, 2.0, "2", True, None])
 def test_a_count_that_is_none(n):
     with pytest.raises(LaunchError, match="whole number of at least 1"):
-        launch.mpi_fork(n)
+        fork.mpi_fork(n)
 
 
 def test_no_mpi_library(python):
@@ -327,7 +328,7 @@ def test_no_mpi4py(python, tmp_path):
 
 def test_program_from_stdin(python):
     root = str(PROGRAM.parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch import mpi_fork; mpi_fork(2)"
+    code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch.fork import mpi_fork; mpi_fork(2)"
     for arguments in ([], ["-"]):
         ended = subprocess.run(
             [python, *arguments], input=code, env=CLEAN_ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
@@ -356,7 +357,7 @@ def fake_launchers(tmp_path, monkeypatch):
             folders.append(str(path.parent))
         monkeypatch.setenv("PATH", os.pathsep.join(folders))
         monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-        monkeypatch.setattr(launch, "_ask_library", lambda: (library, ""))
+        monkeypatch.setattr(launcher, "_ask_library", lambda: (library, ""))
 
     return make
 
@@ -372,20 +373,20 @@ def fake_launchers(tmp_path, monkeypatch):
 )
 def test_launchers_of_another_family_are_skipped(fake_launchers, tmp_path, library, family, place):
     fake_launchers(library, INTEL, "mpiexec (Open MPI) 5.0.11", HYDRA, "mpirun (Open MPI) 4.1.6")
-    found, path = launch._find_launcher()
+    found, path = launcher.find_launcher()
     assert (found.name, path) == (family, str(tmp_path / str(place) / "mpiexec"))
 
 
 def test_no_launcher_of_the_family(fake_launchers):
     fake_launchers(MPICH_VERSION, "mpiexec (Open MPI) 5.0.11")
     with pytest.raises(LaunchError, match=r"no mpiexec of MPICH .*found only .*Open MPI\) 5.0.11.*`pip install mpich`"):
-        launch._find_launcher()
+        launcher.find_launcher()
 
 
 def test_unknown_library(fake_launchers):
     fake_launchers("Fancy MPI 1.0")
     with pytest.raises(LaunchError, match=r"does not know: 'Fancy MPI 1\.0'"):
-        launch._find_launcher()
+        launcher.find_launcher()
 
 
 # ---- what the environment says
@@ -408,7 +409,7 @@ def test_launcher_environment(monkeypatch, environment, expected):
             monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (launch.under_launcher(), launch.env_rank(), launch.env_size()) == expected
+    assert (identity.under_launcher(), identity.env_rank(), identity.env_size()) == expected
 
 
 def test_usable_cores_are_those_of_the_affinity():

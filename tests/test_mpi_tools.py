@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_util import moments
+from mpi_util.collectives import moments
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

@@ -1,15 +1,21 @@
 """The house's rules: who may import whom, what an import may start, what the copied folder needs."""
 
 import ast
+import graphlib
+import importlib
 import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import rooms  # noqa: E402
+
 PACKAGE = ROOT / "mpi_util"
 FRAMEWORKS = {
     "torch",
@@ -22,18 +28,25 @@ FRAMEWORKS = {
     "torchrl",
     "stable_baselines3",
 }
-# a module may import those that stand before it
-LAYERS = [
-    "errors",
-    "cores tree waiting shared",
-    "threads pickles",
-    "launch",
-    "failure machine",
-    "channel",
-    "comm",
-    "adapters console",
-]
-LAYERS += ["transport", "board", "gather", "weights reductions", "averaging", "weight_sync"]
+# Each room of mpi_util, and what it may import of the others. Files at the top are rooms of their own.
+BELOW_COLLECTIVES = "errors host launch arrays arrays.adapters program"
+KNOWN_NAMES = {name: BELOW_COLLECTIVES + " collectives" for name in ("mpi_tools", "mpi_pytorch", "mpi_tf")}
+ROOMS = KNOWN_NAMES | {
+    "errors": "",
+    "host": "errors",
+    "launch": "errors host",
+    "arrays": "errors host",
+    "arrays.adapters": "errors host arrays",
+    "program": "errors host launch arrays",
+    "collectives": BELOW_COLLECTIVES,
+    "runs": BELOW_COLLECTIVES + " collectives",
+    "weight_sync": BELOW_COLLECTIVES + " collectives",
+    "integrations": BELOW_COLLECTIVES + " collectives",
+    "logx": BELOW_COLLECTIVES + " collectives runs mpi_tools",
+    "run_utils": BELOW_COLLECTIVES + " collectives runs",
+    "serialization_utils": "runs",
+}
+MOST_FLOORS, MOST_AT_THE_TOP = 9, 12
 
 
 def imports(path: Path, inside_functions: bool = True) -> set[str]:
@@ -60,14 +73,48 @@ def test_mpi_util_imports_relatively_and_no_framework_at_module_level(path):
     assert roots - FRAMEWORKS <= {"", "numpy", "mpi4py"} | sys.stdlib_module_names
 
 
-def test_layers_point_one_way():
-    order = {name: i for i, layer in enumerate(LAYERS) for name in layer.split()}
-    for name, height in order.items():
-        path = PACKAGE / f"{name}.py"
-        for imported in imports(path if path.exists() else PACKAGE / name / "__init__.py"):
-            other = imported.strip(".").partition(".")[0]
-            if imported.startswith(".") and other in order and other != name:
-                assert order[other] < height, f"{name} imports {other}"
+def in_package(room: str) -> str:
+    return room.removeprefix("mpi_util").removeprefix(".")
+
+
+def test_rooms_import_only_what_they_may():
+    graph = {
+        in_package(room): targets for room, targets in rooms.room_imports().items() if room.startswith("mpi_util.")
+    }
+    assert graph.keys() == ROOMS.keys()
+    for room, targets in graph.items():
+        unexpected = {in_package(t) for t in targets} - set(ROOMS[room].split())
+        assert not unexpected, f"{room} imports {unexpected}"
+
+
+def test_neither_modules_nor_rooms_import_in_a_circle():
+    rooms.floors(rooms.imports())
+    assert len(rooms.floors(rooms.room_imports())) <= MOST_FLOORS
+
+
+def test_the_check_finds_a_circle():
+    with pytest.raises(graphlib.CycleError):
+        rooms.floors({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+
+
+def test_few_modules_at_the_top_none_hidden_by_a_name():
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST_AT_THE_TOP
+    for name in ("mpi_util", "mpi_util.collectives", "mpi_util.launch", "mpi_util.weight_sync", "mpi_util.runs"):
+        package = importlib.import_module(name)
+        for module in rooms.modules():
+            parent, _, last = module.rpartition(".")
+            if parent == name:
+                assert isinstance(getattr(package, last, importlib), types.ModuleType), module
+
+
+def test_every_room_says_what_it_does():
+    for room in rooms.room_imports():
+        text = ast.get_docstring(ast.parse(rooms.modules()[room].read_text())) or ""
+        assert text, room
+        if rooms.modules()[room].name == "__init__.py" and room.count(".") == 1 and room != "mpi_util":
+            assert len(text.splitlines()) > 2 or room == "mpi_util.integrations", (
+                f"{room}: what, what it imports, where to begin"
+            )
 
 
 def test_policies_know_neither_mpi_nor_each_others_framework():

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import RANKS, ROOT, mpi_environment, run
 
-from mpi_util.cores import usable_cores
 from mpi_util.errors import UsageError
-from mpi_util.experiment import Experiment
+from mpi_util.host.cores import usable_cores
 from mpi_util.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
+from mpi_util.runs.experiment import Experiment
 
 SCRIPT = RANKS / "spinup_grid.py"
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import RANKS, mpi_environment, run
 
-from mpi_util.shared import Pool
+from mpi_util.host.segments import Pool
 
 
 def test_a_small_dev_shm_is_no_limit(mpi):

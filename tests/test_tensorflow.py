@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 
 import mpi_util
-from mpi_util import mpi_tf, tensorflow_setup
+from mpi_util import mpi_tf
+from mpi_util.program import tensorflow_setup
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 from conftest import OPEN_MPI, RANKS, mpi_environment, run
 
-from mpi_util import threads
-from mpi_util.cores import usable_cores
 from mpi_util.errors import UsageError
+from mpi_util.host import threads
+from mpi_util.host.cores import usable_cores
 
 CORES = usable_cores()
 PROGRAM = RANKS / "threads.py"

@@ -33,12 +33,12 @@ from sync_workers import (
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
+from mpi_util.host.sections import Reader, Section
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync.bits import checksum, rounded, widened
 from mpi_util.weight_sync.gate import Gate
 from mpi_util.weight_sync.hub import Event, alive
 from mpi_util.weight_sync.layout import Layout, Weights, pack
-from mpi_util.weight_sync.section import Reader, Section
 
 TIMEOUT = 60
 
@@ -642,7 +642,7 @@ def test_whole_or_not_at_all(monkeypatch):
     net, mine = Failing(), Failing()
     scheme = scheme_for(1, net)
     with local_receivers(scheme, [mine], "policy") as (receiver,):
-        from mpi_util.adapters import pytorch
+        from mpi_util.arrays.adapters import pytorch
 
         slots = pytorch.slots(mine)
         broken = [slots[0], slots[1]._replace(write=fail), slots[2]]

@@ -35,16 +35,16 @@ from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
-from .. import threads
-from ..comm import nworkers, rank
-from ..deal import share
+from ..collectives.dealing import share
+from ..collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
+from ..collectives.reductions import all_sum, bcast
+from ..collectives.running_moments import merge_moments
+from ..collectives.weights import rank0_bcast_wts
 from ..errors import BatchError, UsageError
-from ..failure import during
-from ..gather import all_accum_batches, rank0_accum_batches, rank0_gather
-from ..reductions import all_sum, bcast
-from ..running import merge_moments
-from ..seeding import rank_seed
-from ..weights import rank0_bcast_wts
+from ..host import threads
+from ..launch.failure import during
+from ..launch.identity import nworkers, rank
+from ..program.seeding import rank_seed
 
 Model = TypeVar("Model", bound=OnPolicyAlgorithm)
 Model_co = TypeVar("Model_co", covariant=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..adapters import framework
+from ..arrays.frameworks import framework
 from .layout import Weights, is_tensordict
 
 STRATEGIES = ("state_dict", "tensordict")

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..host.sections import Section
 from .layout import Layout
 from .port import Address
-from .section import Section
 from .wire import Wire, close_in_forks, packed
 
 _AGAIN_S = 0.05

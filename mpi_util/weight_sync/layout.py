@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import adapters, tree
-from ..adapters import Slot
+from ..arrays import adapters, tree
+from ..arrays.adapters import Slot
 from ..errors import BatchError, WeightsError
-from ..shared import align
+from ..host.segments import align
 from .bits import NARROW, Checksum, rounded, widened
 
 _PART = 1 << 16  # numbers that are copied or rounded at a time, so that they are still in the cache for what follows

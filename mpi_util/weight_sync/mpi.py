@@ -7,16 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..channel import Channel
-from ..comm import Comm, channel_of
+from ..collectives.channel import Channel
+from ..collectives.comm import channel_of
 from ..errors import SyncTimeoutError, UsageError
-from ..waiting import wait_until
+from ..host.sections import Section
+from ..host.waiting import wait_until
+from ..launch.identity import Comm
 from .hub import Event, Fill, Hub
 from .layout import Layout
 from .port import Address, Port
 from .relay import CARD, DOWN, LEFT, PING, UP, Parcel, Relay, keep_until_sent, pass_on
 from .scheme import WeightSyncScheme
-from .section import Section
 
 _NAP_S = 1e-3
 _PING_S = 1.0

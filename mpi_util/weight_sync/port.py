@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UsageError, WorkerLeftError
-from ..shared import Ticket
+from ..host.sections import Reader
+from ..host.segments import Ticket
 from .layout import Layout
-from .section import Reader
 from .wire import Wire
 
 

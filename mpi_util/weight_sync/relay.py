@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import WeightsError
-from ..waiting import wait_until
+from ..host.waiting import wait_until
 from .bits import checksum
 from .hub import Event, Hub
 from .layout import Layout

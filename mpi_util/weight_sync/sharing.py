@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from ..adapters import framework
-from ..adapters.pytorch import forget
+from ..arrays.adapters.pytorch import forget
+from ..arrays.frameworks import framework
 from ..errors import UsageError
 from .layout import Layout
 

@@ -13,7 +13,7 @@ rank needs none: give its policy to an `MPIWeightSyncScheme`, and collect within
 import importlib
 from typing import Any
 
-from ..adapters import framework
+from ..arrays.frameworks import framework
 from .multiprocess import MultiProcessWeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so

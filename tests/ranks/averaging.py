@@ -4,7 +4,7 @@ import numpy as np
 from harness import fork, raises, run_checks
 
 import mpi_util
-from mpi_util.averaging import add, average
+from mpi_util.collectives.averaging import add, average
 
 fork()
 

@@ -8,6 +8,7 @@ import numpy as np
 from harness import fork
 
 import mpi_util
+from mpi_util.collectives.comm import channel_of
 
 how = sys.argv[2]
 if how == "no-memfd":
@@ -26,5 +27,5 @@ for iteration in range(2):
     weights = {"w": np.full(20_000_000, float(rank))}
     mpi_util.rank0_bcast_wts(weights)
     assert (weights["w"] == 0).all()
-shared = mpi_util.all_sum(len(mpi_util.comm.channel_of().members))
+shared = mpi_util.all_sum(len(channel_of().members))
 mpi_util.print0(f"{shared} ranks share memory")

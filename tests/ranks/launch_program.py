@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mpi_util import reap
-from mpi_util.launch import mpi_fork
+from mpi_util.launch import reap
+from mpi_util.launch.fork import mpi_fork
 
 FAILING_RANK = 1
 WAIT_S = 30.0  # longer than any test waits: a rank that is not stopped makes its test fail

@@ -1,0 +1,149 @@
+"""Adapters read and write the arrays of a framework's objects, one module for each framework.
+
+Here is what each of them has (`Adapter`, `Slot`), and who finds the one for an object. They are loaded by name when
+such an object is met, so none knows another, and no framework is imported before the program has.
+"""
+
+import functools
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ...errors import WeightsError
+
+# the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
+# those of the framework below it
+_ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow"}
+_AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
+
+
+class Adapter(Protocol):
+    """What each adapter module has; with tensors that can be written in place also `tensor_slot` (see `slot_maker`).
+
+    A tensor's values come in host memory, as a view where possible, in a dtype that travels (bits of one that NumPy
+    lacks) or as numbers that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
+    array's memory where possible, or as numbers on `like`'s device. A token is small, is sent, and stands for `like`.
+    """
+
+    def to_array(self, leaf: Any) -> np.ndarray: ...
+    def from_array(self, array: np.ndarray, like: Any) -> Any: ...
+    def to_numbers(self, leaf: Any) -> np.ndarray: ...
+    def from_numbers(self, array: np.ndarray, like: Any) -> Any: ...
+    def token(self, leaf: Any) -> Any: ...
+    def slots(self, model: Any) -> "list[Slot]": ...
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+class Slot(NamedTuple):
+    """One array of a model.
+
+    Attributes:
+        name: unique in the model.
+        dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
+        host: the values themselves as a flat array, if they lie in one piece of host memory, else None.
+        read: writes the values into an array of that dtype and shape.
+        write: sets the values, in place and on the model's device, from such an array.
+        flush: if it is there, values are set only when it is called after the last `write`; several slots share one.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    host: np.ndarray | None
+    read: Callable[[np.ndarray], None]
+    write: Callable[[np.ndarray], None]
+    number: Callable[[np.ndarray], np.ndarray] = _same  # bits that travel -> numbers to calculate with
+    bits: Callable[[np.ndarray], np.ndarray] = _same  # and back
+    flush: Callable[[], None] | None = None
+
+
+class KeptSlots(list[Slot]):
+    """The slots of a model that are the same list from call to call.
+
+    Attributes:
+        block: what has been made of them (weights.py).
+    """
+
+    block: Any = None
+
+
+def adapter_for(thing: Any) -> Adapter:
+    """The adapter of the framework that `thing` (a model or a tensor) comes from."""
+    kind: type = type(thing)
+    return _adapter_of(kind)
+
+
+def slot_maker(tensor: Any) -> Callable[[str, Any], Slot] | None:
+    """`tensor_slot(name, tensor)` of its adapter; None if such tensors cannot be written in place."""
+    return getattr(adapter_for(tensor), "tensor_slot", None)
+
+
+@functools.cache  # asked for every leaf of every batch
+def _adapter_of(kind: type) -> Adapter:
+    adapter: Adapter = _load(next((name for root, name in _ADAPTERS.items() if root in _packages(kind)), "arrays"))
+    return adapter
+
+
+def _packages(kind: type) -> set[str]:
+    return {cls.__module__.partition(".")[0] for cls in kind.__mro__}
+
+
+def _load(name: str) -> Any:
+    return importlib.import_module(f".{name}", __name__)
+
+
+def slots(model: Any, graph: Any = None) -> list[Slot]:
+    """Everything in `model` that a broadcast of its weights carries.
+
+    Args:
+        graph: of the tf.compat.v1 session `model`; None: the session's own, or `model` is something else.
+
+    Raises:
+        WeightsError: the model is of no known kind, or holds no weights.
+    """
+    session = hasattr(model, "run") and hasattr(model, "graph") and "tensorflow" in _packages(type(model))
+    found: list[Slot]
+    if session or graph is not None:
+        found = _load("tf1").slots(model, graph if graph is not None else model.graph)
+    elif isinstance(model, (dict, list, tuple)):  # Keras and TensorFlow have containers of their own
+        found = _load("arrays").slots(model)
+    else:
+        found = adapter_for(model).slots(model)
+    if not found:
+        raise WeightsError(f"{type(model).__name__} holds no weights")
+    return found
+
+
+def place_name(position: int, path: str) -> str:
+    """Name of a model's weight: its position, and its path without the numbers that make layer names unique.
+
+    Such a number counts the layers of a class that the process has ever made, so ranks that have built the same model
+    may have different ones, as `dense/kernel` and `dense_3/kernel`.
+    """
+    return f"{position}/{_AUTOMATIC_NUMBER.sub('', path.partition(':')[0])}"
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """The array, or its bits as unsigned integers if its dtype is an extension to NumPy's: bfloat16, 8-bit floats."""
+    return array.view(f"u{array.dtype.itemsize}") if is_extension(array.dtype) else array
+
+
+def is_extension(dtype: np.dtype) -> bool:
+    """True for a dtype that a package other than NumPy has registered."""
+    return dtype.isbuiltin == 2
+
+
+def extension_slot(slot: Slot, dtype: np.dtype) -> Slot:
+    """`slot`, whose bits stand for values of `dtype`, with the way to float32 numbers and back."""
+    if not is_extension(dtype):
+        return slot
+    return slot._replace(
+        number=lambda bits: bits.view(dtype).astype(np.float32),
+        bits=lambda numbers: as_bits(numbers.astype(dtype)),
+    )

@@ -1,0 +1,81 @@
+"""NumPy arrays, and nested dicts, lists and tuples of them (which may hold tensors of any framework too)."""
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import BatchError, WeightsError
+from .. import tree
+from . import Slot, adapter_for, slot_maker
+
+
+def to_array(leaf: Any) -> np.ndarray:
+    """The leaf as an array. Raises BatchError if it would be an array of objects."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise BatchError("is a masked array; fill it, or send data and mask")
+    array = np.asarray(leaf)
+    if array.dtype.hasobject:
+        raise BatchError(f"holds objects ({type(leaf).__name__}); give it a numeric dtype, or use rank0_gather")
+    return array
+
+
+def from_array(array: np.ndarray, like: Any) -> np.ndarray:
+    """`array` itself."""
+    return array
+
+
+def to_numbers(leaf: Any) -> np.ndarray:
+    """The leaf as an array in the machine's byte order."""
+    array = to_array(leaf)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def from_numbers(array: np.ndarray, like: Any) -> np.ndarray:
+    """`array`; for a number a NumPy scalar."""
+    return array if isinstance(like, np.ndarray) else array[()]
+
+
+def token(leaf: Any) -> int:
+    """An int stands for every array and number."""
+    return 0
+
+
+def slots(model: Any) -> list[Slot]:
+    """A slot for each array of a nested dict, list or tuple; they must be writable in place."""
+    if not isinstance(model, (dict, list, tuple, np.ndarray)):
+        if all(hasattr(model, name) for name in ("mean", "var", "count")):
+            raise WeightsError(
+                f"a {type(model).__name__} holds running means: merge_moments merges them over the ranks"
+            )
+        raise WeightsError(
+            f"no weights found in a {type(model).__name__}; give a torch module or optimizer, "
+            "or a dict, list or tuple of NumPy arrays"
+        )
+    found = []
+    for path, leaf in tree.walk(model):
+        make = slot_maker(leaf)
+        if isinstance(leaf, np.ndarray):
+            if leaf.dtype.hasobject or not leaf.flags.writeable:
+                raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
+            found.append(_array_slot(path, leaf))
+        elif hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models
+            found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(leaf).slots(leaf)]
+        elif make is not None:
+            found.append(make(path, leaf))
+        else:
+            raise WeightsError(
+                f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)"
+            )
+    tree.check_paths([slot.name for slot in found])
+    return found
+
+
+def _array_slot(name: str, array: np.ndarray) -> Slot:
+    return Slot(
+        name,
+        array.dtype,
+        array.shape,
+        array.reshape(-1) if array.flags.c_contiguous else None,
+        lambda out: np.copyto(out, array),
+        lambda values: np.copyto(array, values),
+    )

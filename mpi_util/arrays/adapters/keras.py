@@ -1,0 +1,90 @@
+"""Keras 3 on any of its backends: layers and models, optimizers, metrics, and single variables."""
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import BatchError, WeightsError
+from ..frameworks import framework
+from . import Slot, adapter_for, as_bits, extension_slot, place_name, slot_maker
+
+
+def to_array(leaf: Any) -> np.ndarray:
+    """The values of a variable in host memory, as the backend's adapter gives them."""
+    return adapter_for(_value(leaf)).to_array(_value(leaf))
+
+
+def from_array(array: np.ndarray, like: Any) -> Any:
+    """A tensor of the backend over `array`'s memory, where that is possible."""
+    return adapter_for(_value(like)).from_array(array, _value(like))
+
+
+def to_numbers(leaf: Any) -> np.ndarray:
+    """The values in host memory, in a dtype that NumPy can calculate with."""
+    return adapter_for(_value(leaf)).to_numbers(_value(leaf))
+
+
+def from_numbers(array: np.ndarray, like: Any) -> Any:
+    """A tensor of the backend with these values."""
+    return adapter_for(_value(like)).from_numbers(array, _value(like))
+
+
+def token(leaf: Any) -> Any:
+    """What stands for a tensor of the backend."""
+    return adapter_for(_value(leaf)).token(_value(leaf))
+
+
+def slots(model: Any) -> list[Slot]:
+    """Weights of a layer or model (BatchNorm's statistics too), or all variables of an optimizer or a metric."""
+    keras = framework("keras")
+    if isinstance(model, keras.Variable):
+        return [tensor_slot("variable", model)]
+    name = type(model).__name__
+    if isinstance(model, keras.Layer):
+        variables = model.weights
+        if not variables and not model.built:
+            raise WeightsError(
+                f"{name} has no weights yet: build it with build(input_shape), or call it once, on every rank"
+            )
+    elif isinstance(model, keras.optimizers.Optimizer):
+        variables = model.variables
+        if not model.built:
+            raise WeightsError(
+                f"{name} has no state yet: call build(model.trainable_variables), or take a step, on every rank"
+            )
+    elif isinstance(model, keras.Metric):
+        variables = model.variables
+    else:
+        raise WeightsError(f"no weights found in a {name}; give a model, a layer, an optimizer or variables")
+    return [tensor_slot(place_name(i, variable.path), variable) for i, variable in enumerate(variables)]
+
+
+def tensor_slot(name: str, variable: Any) -> Slot:
+    """The slot of one variable: that of the tensor which the backend keeps for it, if that can be written in place."""
+    keras = framework("keras")
+    if not isinstance(variable, keras.Variable):
+        raise WeightsError(f"'{name}' is a {type(variable).__name__}; only variables can be written in place")
+    make = slot_maker(variable.value)
+    return api_slot(name, variable) if make is None else make(name, variable.value)
+
+
+def api_slot(name: str, variable: Any) -> Slot:
+    """The slot of a variable whose backend (JAX, NumPy) replaces its tensor at each change."""
+    keras = framework("keras")
+    values: Any = keras.ops.convert_to_numpy(variable)
+
+    def read(out: np.ndarray) -> None:
+        now: Any = keras.ops.convert_to_numpy(variable)
+        np.copyto(out, as_bits(now))
+
+    def write(bits: np.ndarray) -> None:
+        variable.assign(bits.view(values.dtype).copy())  # the backend may keep the array that it is given
+
+    return extension_slot(Slot(name, as_bits(values).dtype, values.shape, None, read, write), values.dtype)
+
+
+def _value(leaf: Any) -> Any:
+    keras = framework("keras")
+    if not isinstance(leaf, keras.Variable):
+        raise BatchError(f"is a {type(leaf).__name__}, which has no values")
+    return leaf.value

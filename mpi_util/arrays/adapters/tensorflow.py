@@ -1,0 +1,108 @@
+"""TensorFlow: tensors, variables, and modules that hold variables."""
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import BatchError, WeightsError
+from ...host.segments import ALIGN
+from ..frameworks import framework
+from . import Slot, as_bits, extension_slot, is_extension, place_name
+
+
+def to_array(leaf: Any) -> np.ndarray:
+    """The values of a tensor or variable in host memory: a view of what lies on the CPU, else a copy.
+
+    A dtype that NumPy lacks, such as bfloat16, comes as unsigned integers of its bits.
+    """
+    return as_bits(_values(leaf))
+
+
+def from_array(array: np.ndarray, like: Any) -> Any:
+    """A CPU tensor over `array`'s memory if TensorFlow can use it as it lies, else a copy."""
+    tf = framework("tensorflow")
+    aligned = array.ctypes.data % ALIGN == 0  # TensorFlow's kernels rely on it
+    shareable = aligned and array.flags.c_contiguous and array.flags.writeable and array.dtype != bool
+    tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if shareable else tf.constant(array)
+    dtype = _dtype(like)
+    return tf.bitcast(tensor, dtype) if is_extension(np.dtype(dtype.as_numpy_dtype)) else tensor
+
+
+def to_numbers(leaf: Any) -> np.ndarray:
+    """The values in host memory; dtypes that NumPy lacks as float32."""
+    array = _values(leaf)
+    return array.astype(np.float32) if is_extension(array.dtype) else array
+
+
+def from_numbers(array: np.ndarray, like: Any) -> Any:
+    """A tensor with these values on `like`'s device, of its dtype where NumPy lacks that."""
+    tf = framework("tensorflow")
+    numpy_dtype = np.dtype(like.dtype.as_numpy_dtype)
+    with tf.device(like.device):
+        return tf.constant(np.asarray(array, numpy_dtype if is_extension(numpy_dtype) else None))
+
+
+def token(leaf: Any) -> Any:
+    """The dtype stands for the tensor."""
+    return leaf.dtype
+
+
+def slots(model: Any) -> list[Slot]:
+    """The variable itself, or all variables of a tf.Module."""
+    tf = framework("tensorflow")
+    if isinstance(model, (tf.Variable, tf.Tensor)):
+        return [tensor_slot("variable", model)]
+    if isinstance(model, tf.Module):
+        return [tensor_slot(place_name(i, v.name), v) for i, v in enumerate(model.variables)]
+    raise WeightsError(
+        f"no weights found in a {type(model).__name__}; give a Keras model or optimizer, a tf.Module, a dict or list "
+        "of tf.Variable, or a tf.compat.v1 session and its graph"
+    )
+
+
+def tensor_slot(name: str, variable: Any) -> Slot:
+    """The slot of one variable, on whatever device it lives."""
+    tf = framework("tensorflow")
+    if not isinstance(variable, tf.Variable):
+        raise WeightsError(
+            f"'{name}' is a {type(variable).__name__}, which cannot be written in place; use a tf.Variable"
+        )
+    check_dtype(name, variable.dtype)
+    now = variable.value()
+    if tf.is_symbolic_tensor(now):
+        raise WeightsError(
+            f"'{name}' belongs to a graph; give the tf.compat.v1 session and graph; inside tf.function use mpi_tf"
+        )
+    dtype = np.dtype(variable.dtype.as_numpy_dtype)
+
+    def read(out: np.ndarray) -> None:
+        np.copyto(out, to_array(variable))
+
+    def write(values: np.ndarray) -> None:
+        variable.assign(values.view(dtype))
+
+    travels = np.empty(0, f"u{dtype.itemsize}").dtype if is_extension(dtype) else dtype
+    return extension_slot(Slot(name, travels, tuple(now.shape), None, read, write), dtype)
+
+
+def check_dtype(name: str, dtype: Any) -> None:
+    """Raises WeightsError unless a variable of this dtype holds numbers or booleans."""
+    if dtype.is_quantized or not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
+        raise WeightsError(f"'{name}' is a {dtype.name} variable; weights are numbers or booleans")
+
+
+def _dtype(like: Any) -> Any:
+    """The dtype of a tensor or variable, or of the token for one."""
+    return getattr(like, "dtype", like)
+
+
+def _values(leaf: Any) -> np.ndarray:
+    tf = framework("tensorflow")
+    tensor = leaf.value() if isinstance(leaf, tf.Variable) else leaf
+    if not isinstance(tensor, tf.Tensor):
+        raise BatchError(f"is a {type(leaf).__name__}; make it a dense tf.Tensor")
+    if tf.is_symbolic_tensor(tensor):
+        raise BatchError("is a tensor of a graph and has no values yet; call this outside of tf.function")
+    if tensor.dtype == tf.string:
+        raise BatchError("holds strings; make it a list of str")
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())  # of shape () it gives scalars only

@@ -1,0 +1,69 @@
+"""The variables of a tf.compat.v1 session and its graph."""
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import WeightsError
+from ..frameworks import framework
+from . import Slot, as_bits, extension_slot
+from .tensorflow import check_dtype
+
+
+def slots(session: Any, graph: Any) -> list[Slot]:
+    """All global variables of the graph by name: trainable ones, BatchNorm's statistics, optimizer state, counters."""
+    if not hasattr(session, "run") or id(getattr(session, "graph", None)) != id(graph):
+        raise WeightsError("give a tf.compat.v1 session and the graph that it runs")
+    variables = sorted(graph.get_collection("variables"), key=lambda variable: variable.name)
+    values = _Values(session, variables)
+    return [values.slot(i) for i in range(len(variables))]
+
+
+class _Values:
+    """The values of a session's variables, all read in one run of the session and all written in one.
+
+    Writing runs each variable's own initializer with its input replaced. So nothing is ever added to the graph, and a
+    finalized one will do.
+    """
+
+    def __init__(self, session: Any, variables: list[Any]):
+        self.session, self.variables = session, variables
+        self.values: list[np.ndarray] | None = None
+        self.pending: dict[int, np.ndarray] = {}
+
+    def slot(self, i: int) -> Slot:
+        variable = self.variables[i]
+        name, _, _ = variable.name.partition(":")
+        check_dtype(name, variable.dtype)
+        if not variable.shape.is_fully_defined():
+            raise WeightsError(f"'{name}' has no fixed shape: {variable.shape}")
+        dtype, shape = np.dtype(variable.dtype.as_numpy_dtype), tuple(variable.shape.as_list())
+
+        def read(out: np.ndarray) -> None:
+            np.copyto(out, as_bits(np.asarray(self.read()[i])))
+
+        def write(values: np.ndarray) -> None:
+            self.pending[i] = values.view(dtype).copy()
+
+        slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, None, read, write, flush=self.flush)
+        return extension_slot(slot, dtype)
+
+    def read(self) -> list[np.ndarray]:
+        """The values of all variables."""
+        tf = framework("tensorflow")
+        values = self.values
+        if values is None:
+            try:
+                self.values = values = list(self.session.run(self.variables))
+            except tf.errors.FailedPreconditionError:
+                raise WeightsError("the session's variables have no values yet: run their initializer first") from None
+        return values
+
+    def flush(self) -> None:
+        """Sets the variables that have been written."""
+        pending, self.pending, self.values = self.pending, {}, None
+        while pending:
+            inputs = {self.variables[i].initializer.inputs[1].name: i for i in pending}  # variables may share an input
+            now = {i: pending.pop(i) for i in inputs.values()}
+            feeds = {name: now[i] for name, i in inputs.items()}
+            self.session.run([self.variables[i].initializer for i in now], feeds)

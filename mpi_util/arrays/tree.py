@@ -1,0 +1,98 @@
+"""Nested dict/list/tuple of arrays: walk it, rebuild it, describe its leaves. No MPI here.
+
+A tree is a dict, list or tuple (named tuples too) whose items are trees or leaves. Leaves are NumPy arrays, tensors of
+torch, numbers, and None. A list that holds only plain values (numbers, strings, bytes, None, and lists
+or tuples of them) or nothing is itself a leaf: it is data whose rows are Python objects, such as a list of episode
+returns. So is a bare str or bytes: one row.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import BatchError
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+
+
+class Objects(list[Any]):
+    """A list whose items are data, whatever they are: a leaf."""
+
+
+def is_joined_list(node: Any) -> bool:
+    """True for a leaf of Python values: a list of plain values, or of lists and tuples of them; a bare str or bytes."""
+    return isinstance(node, (str, bytes, Objects)) or (isinstance(node, list) and all(map(_is_plain, node)))
+
+
+def find_list(tree: Any, path: str = "") -> tuple[str, list[Any]] | None:
+    """(path, list) of the first list that is no leaf; None if there is none."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else ()
+    if isinstance(tree, list) and not is_joined_list(tree):
+        return path, tree
+    found = (find_list(item, f"{path}/{key}" if path else str(key)) for key, item in items)
+    return next((f for f in found if f is not None), None)
+
+
+def _is_plain(node: Any) -> bool:
+    if isinstance(node, (list, tuple)):
+        return all(map(_is_plain, node))
+    return isinstance(node, PLAIN)
+
+
+def walk(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (path, leaf) in an order that does not depend on the order of dict keys.
+
+    A path joins the keys with "/": `{"obs": {"image": x}, "act": (y, z)}` has "act/0", "act/1", "obs/image".
+    """
+    if isinstance(tree, dict):
+        for key in sorted(tree, key=str):
+            yield from walk(tree[key], f"{path}/{key}" if path else str(key))
+    elif isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
+        for i, item in enumerate(tree):
+            yield from walk(item, f"{path}/{i}" if path else str(i))
+    else:
+        yield path, tree
+
+
+def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:
+    """The same containers as `tree`, in its own key order, with the leaves replaced by `leaves[path]`."""
+    if isinstance(tree, dict):
+        items = {key: rebuild(item, leaves, f"{path}/{key}" if path else str(key)) for key, item in tree.items()}
+        return items if type(tree) is dict else _like_mapping(tree, items)
+    if isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
+        rows = [rebuild(item, leaves, f"{path}/{i}" if path else str(i)) for i, item in enumerate(tree)]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*rows)
+        return rows if isinstance(tree, list) else tuple(rows)
+    return leaves[path]
+
+
+def _like_mapping(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """A mapping of `tree`'s own class (OrderedDict, defaultdict) that holds `items`."""
+    copy = tree.copy()
+    for key, item in items.items():  # not update: a Counter's adds
+        copy[key] = item
+    return copy
+
+
+def check_paths(paths: list[str]) -> None:
+    """Raises BatchError if two leaves have one path, as those of {"a/b": x, "a": {"b": y}} and {1: x, "1": y} have."""
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise BatchError(f"two leaves are both named '{twice}'; rename a key")
+
+
+def describe(dtype: np.dtype, trailing: tuple[int, ...]) -> str:
+    """Text for an array of any number of rows: `float32 (*, 17)`."""
+    return f"{dtype} ({', '.join(['*', *map(str, trailing)])}{'' if trailing else ','})"
+
+
+def digest(*parts: Any) -> bytes:
+    """Eight bytes that agree between processes for parts that are equal as text or as bytes."""
+    h = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        h.update(part if isinstance(part, (bytes, bytearray, memoryview)) else repr(part).encode())
+        h.update(b"\0")
+    return h.digest()

@@ -1,0 +1,185 @@
+"""Divides numbered work among the ranks: dealt to whichever is free, or in equal shares."""
+
+import contextlib
+import fcntl
+import mmap
+import operator
+import os
+import struct
+from collections.abc import Iterator
+
+from ..errors import RankMismatchError, UsageError
+from ..host import threads
+from ..host.segments import Segment
+from ..launch.identity import Comm, nworkers, rank
+from .channel import Channel
+from .comm import channel_of
+
+_SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
+_DEALT = struct.Struct("qqq")  # the first three, which are written under the lock
+_CLOSED = struct.Struct("q")  # the last, which is written without it
+_CLOSED_AT = _DEALT.size
+_ROUNDS = 64  # rounds that may be under way at once: a slot is used again so many rounds later
+_NONE_YET = -1
+
+
+def share(n: int) -> range:
+    """This rank's part of 0 .. n-1, one block of it; the first ranks get the remainder. Not collective.
+
+        for step in range(len(share(4000))): ...      # of 4000 steps
+        envs = [make_env(i) for i in share(num_envs)]
+
+    Args:
+        n: how many; 0 gives every rank an empty range.
+
+    Raises:
+        UsageError: n is not a count.
+    """
+    each, remainder = divmod(_count("share", n), nworkers())
+    first = rank() * each + min(rank(), remainder)
+    return range(first, first + each + (rank() < remainder))
+
+
+def _count(call: str, n: int) -> int:
+    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
+        raise UsageError(f"{call}: n is a number of things to be shared, 0 or more; got {n!r}")
+    return operator.index(n)
+
+
+def deal(n: int, *, comm: Comm = None) -> "Deal":
+    """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
+
+    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. The
+    ranks of one machine count in shared memory under a lock; others ask rank 0, which answers while it waits in a
+    collective call and in `Deal.serve`. A rank that does not call it gets none.
+
+    Args:
+        n: how many; the same on every rank.
+        comm: communicator; None: all ranks.
+
+    Raises:
+        RankMismatchError: another rank deals another number. Raised when this rank asks for one.
+    """
+    n, channel = _count("deal", n), channel_of(comm)
+    if channel.dealer is None:
+        channel.dealer = _Counter(channel)
+    return Deal(channel.dealer, n)
+
+
+class Deal:
+    """One round of dealing. Iterate over it; `close` ends the round for all ranks.
+
+    Attributes:
+        taken: the numbers that this rank has got so far: the `index` of what it made of them.
+    """
+
+    def __init__(self, counter: "_Counter", n: int):
+        self._counter, self._n = counter, n
+        self._round = counter.next_round()
+        self.taken: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        threads.beside()
+        while (number := self._counter.take((self._round, self._n))) is not None:
+            self.taken.append(number)
+            yield number
+
+    def close(self) -> None:
+        """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may."""
+        self._counter.close_round(self._round)
+
+    @property
+    def closed(self) -> bool:
+        """True once the round was closed (seen at once on rank 0's machine, elsewhere at the next number)."""
+        return self._counter.is_closed(self._round)
+
+    def serve(self) -> None:
+        """Rank 0 calls this between the steps of its own work, so that ranks of other machines need not wait for it."""
+        self._counter.serve()
+
+
+class _Counter:
+    """What has been dealt on one communicator: a slot for each of the last rounds."""
+
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self._rounds = 0
+        self._map: mmap.mmap | bytearray = bytearray()  # empty on a machine without rank 0
+        self._lock: int | None = None
+        self._segment: Segment | None = None
+        if channel.rank == 0:
+            self._map = bytearray(_ROUNDS * _SLOT.size)
+            with contextlib.suppress(OSError):
+                self._segment = Segment(_ROUNDS * _SLOT.size) if channel.size > 1 else None
+            self._map = self._segment.map if self._segment else self._map
+            self._map[:] = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
+        mine = self._segment.ticket if self._segment else None
+        ticket = channel.agree("deal", lambda: None, lambda brought: [mine] * channel.size)
+        if ticket is not None and channel.leader == 0:
+            self._map = channel.attached.map(ticket) if channel.rank else self._map
+            # a lock belongs to an open file, so each process opens the file itself
+            self._lock = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR)
+        if channel.rank == 0 and (channel.remote_leaders or (ticket is None and channel.size > 1)):
+            channel.serve_tickets(self._take_here)
+
+    def next_round(self) -> int:
+        self._rounds += 1
+        return self._rounds - 1
+
+    def take(self, question: tuple[int, int]) -> int | None:
+        """The next number of a round, or None. `question`: the round, and how many it deals."""
+        answer = self._take_here(question) if self._map else self._channel.ask_ticket(question)
+        if isinstance(answer, str):
+            raise RankMismatchError(answer)
+        return answer
+
+    def _take_here(self, question: tuple[int, int]) -> int | str | None:
+        number_of_round, n = question
+        place = number_of_round % _ROUNDS * _SLOT.size
+        with _Locked(self._lock):
+            found, found_n, number, closed = _SLOT.unpack_from(self._map, place)
+            if found > number_of_round or closed == number_of_round:
+                return None
+            if found < number_of_round:
+                found_n, number = n, 0
+            if found_n != n:
+                return f"deal: this rank deals {n} numbers and another one {found_n}; give the same on every rank"
+            if number >= n:
+                return None
+            _DEALT.pack_into(self._map, place, number_of_round, n, number + 1)
+            return int(number)
+
+    def close_round(self, number_of_round: int) -> None:
+        """Takes no lock, so that a signal handler may call it."""
+        _CLOSED.pack_into(self._map, number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT, number_of_round)
+
+    def is_closed(self, number_of_round: int) -> bool:
+        if not self._map:
+            return False
+        place = number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT
+        return bool(_CLOSED.unpack_from(self._map, place)[0] == number_of_round)
+
+    def serve(self) -> None:
+        self._channel.poll_tickets()
+
+    def close(self) -> None:
+        """Gives file and memory back."""
+        if self._lock is not None:
+            os.close(self._lock)
+        if self._segment is not None:
+            self._segment.close()
+
+
+class _Locked:
+    """Holds a file lock; it sleeps until it has it, and the kernel gives it back when a holder is killed."""
+
+    def __init__(self, fd: int | None):
+        self.fd = fd
+
+    def __enter__(self) -> None:
+        if self.fd is not None:
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        if self.fd is not None:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)

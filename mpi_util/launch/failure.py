@@ -1,0 +1,271 @@
+"""How ranks fail: one report, all stop at once, nobody is left waiting.
+
+`install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an exception that
+nobody catches ends the whole job, so does an exit with a non-zero status, and a rank whose launcher dies dies too.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..errors import MpiUtilError
+from . import reap
+from .identity import RANK_PID, env_rank, in_child_of_rank, under_launcher
+
+_FIRST_REPORT_S = 1.0  # ranks that share an error leave rank 0 this long to print it and to end the job
+_LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
+# hydra drops what it has not read of a rank's stderr when the rank aborts: without a pause 4 of 30 reports were cut
+_LAST_WORDS_S = 0.1
+_PR_SET_PDEATHSIG = 1
+_HIGH_FD = 200  # above what MPI opens, below the lowest limits
+_WHERE = "_mpi_util_where"
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package
+
+
+class _State:
+    """What this process is doing, for the report when it fails."""
+
+    installed = False
+    where: dict[str, Any] = {}
+    call = ""
+    status = 0  # that sys.exit was called with last
+    reason = ""
+    leave: Callable[[int, float | None], bool] | None = None  # (status, seconds to wait): did all leave?
+    pid = 0  # a process that is forked from a rank is none
+    alive_fd = -1  # held open until the process ends
+
+
+def install() -> None:
+    """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
+    if _State.installed or in_child_of_rank():
+        return
+    _State.installed, _State.pid = True, os.getpid()
+    sys.excepthook = _report_and_stop
+    threading.excepthook = _thread_failed
+    _watch_exit_status()
+    atexit.register(_end_together)
+    if under_launcher():
+        os.environ[RANK_PID] = str(os.getpid())
+        die_with_parent()
+        _register()
+    if hasattr(signal, "SIGUSR1") and watchdog_s():
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def enter(op: str) -> None:
+    """Notes the collective call that this rank is in."""
+    _State.call = op
+    _State.status = 0  # a program that goes on after sys.exit has caught it
+
+
+@contextlib.contextmanager
+def during(phase: str, **details: Any) -> Iterator[None]:
+    """Names what the rank is doing, e.g. `during("rollout", episode=17)`; a report of an exception inside says so."""
+    before = _State.where
+    _State.where = before | {"phase": phase, **details}
+    try:
+        yield
+    except BaseException as error:
+        if not hasattr(error, _WHERE):
+            setattr(error, _WHERE, _State.where)  # when it is reported, this block has been left
+        raise
+    finally:
+        _State.where = before
+
+
+def stop_all(status: int, reason: str) -> NoReturn:
+    """Ends every rank now. The launcher's parent reports `reason` and exits with `status`."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal came within a flush
+            stream.flush()
+    _note(f"failed-{env_rank()}", {"status": status, "reason": reason, "time": time.time()})
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        time.sleep(_LAST_WORDS_S)
+        mpi.COMM_WORLD.Abort(status)
+    os._exit(status)
+
+
+def fail(line: str, status: int = 1) -> NoReturn:
+    """Ends the whole job because of something that this rank found: one line, no traceback. Does not return."""
+    _report(line)
+    stop_all(status, line)
+
+
+def _report(text: str) -> None:
+    """Prints what ends the job. Where ranks fail side by side, the first report is the only one."""
+    job = os.environ.get("MPI_UTIL_JOB")
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            if job:
+                os.close(os.open(os.path.join(job, "reported"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
+            return
+    say(text)
+
+
+def _thread_failed(args: Any) -> None:
+    """threading.excepthook: a thread may end by SystemExit; any other exception ends the job."""
+    if args.exc_type is not SystemExit:
+        _report_and_stop(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """sys.excepthook: one report, tagged with rank, phase and episode, then the end of the job."""
+    if os.getpid() != _State.pid:
+        sys.__excepthook__(kind, error, trace)
+        return
+    tag = f"rank {env_rank()}" if under_launcher() else "mpi_util"
+    status = getattr(error, "status", 1)
+    if kind is KeyboardInterrupt:
+        _report(f"{tag}: interrupted (Ctrl-C)")
+        status = 130
+    elif getattr(error, "silent", False):
+        time.sleep(_FIRST_REPORT_S)  # another rank prints it
+    elif isinstance(error, MpiUtilError):
+        _report(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
+    else:
+        where = ", ".join(f"{key} {value}" for key, value in getattr(error, _WHERE, _State.where).items())
+        text = "".join(traceback.format_exception(kind, error, trace))
+        _report(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
+    if under_launcher():
+        stop_all(status, f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": "))
+    _State.status = status
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
+
+
+def call_site() -> str:
+    """`file:line` of the program's line that has called this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _place(trace: TracebackType | None) -> str:
+    """`file:line: ` of the innermost line outside this package: where the user's program made the call."""
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(_HERE)]
+    return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+
+
+def say(text: str) -> None:
+    """One write, so that reports of several ranks do not mix within a line."""
+    sys.stdout.flush()
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _watch_exit_status() -> None:
+    """Remembers the status given to sys.exit: when atexit functions run, Python no longer knows it."""
+    original = sys.exit
+
+    def exit(status: Any = None, /) -> NoReturn:
+        _State.status = 0 if status is None else status if isinstance(status, int) else 1
+        _State.reason = "" if status is None or isinstance(status, int) else str(status).partition("\n")[0]
+        original(status)
+
+    sys.exit = exit
+
+
+def _end_together() -> None:
+    """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if os.getpid() != _State.pid:
+        return
+    _say_ended()
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        if _State.status and under_launcher():
+            stop_all(_State.status, _State.reason or f"exit status {_State.status}")
+        return
+    status, reason = _State.status, _State.reason or f"exit status {_State.status}"
+    record = {"status": status, "reason": reason, "time": time.time(), "in_order": False}
+    if status:
+        _note(f"failed-{env_rank()}", record)
+    together = _State.leave is not None and _State.leave(status, _LEAVE_S if status else None)
+    if status and not together:
+        stop_all(status, reason)
+    elif status:
+        _note(f"failed-{env_rank()}", record | {"in_order": True}, again=True)
+
+
+def on_leave(leave: Callable[[int, float | None], bool]) -> None:
+    """Registers how the ranks end together."""
+    _State.leave = leave
+
+
+def watchdog_s() -> float:
+    """Seconds after which a waiting rank reports who is missing (MPI_UTIL_WATCHDOG; 0, the default: never)."""
+    return float(os.environ.get("MPI_UTIL_WATCHDOG", "0"))
+
+
+def report_missing(rank: int, source: int, pid: int | None) -> None:
+    """The watchdog's report: who waits for whom, in which call, and both stacks.
+
+    Only ranks 0 and 1 report: if rank 0 is the one that hangs, rank 1 waits for it, and else rank 0 waits.
+    """
+    if rank > 1:
+        return
+    say(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {_State.call}")
+    faulthandler.dump_traceback(all_threads=False)
+    if pid:
+        say(f"mpi_util: stack of rank {source} (pid {pid}) follows")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+
+
+def die_with_parent() -> None:
+    """A process whose parent (a rank's: the launcher) is killed is killed too, even while it computes (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _register() -> None:
+    """Tells the launcher's parent this rank's pid, and opens the FIFO whose closing tells that the rank has gone."""
+    _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": []})
+    with contextlib.suppress(OSError, KeyError):
+        path = os.path.join(os.environ["MPI_UTIL_JOB"], f"alive-{env_rank()}")
+        fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
+        # whose closing hydra kills the other ranks, or it is not clear who died first.
+        _State.alive_fd = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        os.close(fifo)
+
+
+def register_mpi() -> None:
+    """After MPI has started: names its files in /dev/shm, which a killed job would leave, and watches for its end."""
+    from mpi4py import MPI
+
+    _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
+    # MPI_Finalize deletes the attributes of COMM_SELF first
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_say_ended), True)
+
+
+def _say_ended(*_: Any) -> None:
+    """This rank ends in order: its death is not to be taken for a failure."""
+    _note(f"ended-{env_rank()}", {})
+
+
+def _note(name: str, content: dict[str, Any], again: bool = False) -> None:
+    """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
+    job = os.environ.get("MPI_UTIL_JOB")
+    if not job or (name.startswith("failed") and not again and os.path.exists(os.path.join(job, name))):
+        return  # a rank's first word on why it failed is the cause; what follows from it is not
+    with contextlib.suppress(OSError):
+        with tempfile.NamedTemporaryFile("w", dir=job, prefix=".", delete=False) as file:
+            json.dump(content, file)
+        os.replace(file.name, os.path.join(job, name))

@@ -1,0 +1,81 @@
+"""Who this process is: a rank of a job (which one, of how many), the process that started the ranks, or neither."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..errors import LaunchError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# What launchers set for each rank: hydra (MPICH, Intel MPI) and srun's PMI; Open MPI; PMIx, which srun uses too and
+# which tells no size.
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
+# What launchers tell each rank of the number of ranks on its machine: hydra (MPICH, Intel MPI), Open MPI.
+_LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
+
+
+def world() -> Comm:
+    """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process."""
+    started = sys.modules.get("mpi4py.MPI")
+    if (under_launcher() and not in_child_of_rank()) or (started is not None and started.Is_initialized()):
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD
+    return None
+
+
+def rank() -> int:
+    """This process's rank in the world; 0 in a single process. Does not start MPI."""
+    return env_rank() if under_launcher() else (comm.Get_rank() if (comm := world()) else 0)
+
+
+def nworkers() -> int:
+    """Number of ranks in the world; 1 in a single process. Does not start MPI."""
+    return env_size() if under_launcher() else (comm.Get_size() if (comm := world()) else 1)
+
+
+def local_size() -> int:
+    """Number of ranks on this machine, as the launcher tells it; else all count. Does not start MPI."""
+    return next((int(os.environ[name]) for name in _LOCAL_SIZE_VARIABLES if name in os.environ), nworkers())
+
+
+class Process:
+    """What this process is."""
+
+    is_parent = False
+
+
+def check_no_parent() -> None:
+    """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
+    if Process.is_parent:
+        raise LaunchError(
+            "this process has started the ranks and has nothing to compute: if mpi_fork(n) == 'parent': sys.exit()"
+        )
+
+
+def under_launcher() -> bool:
+    """Tells whether this process is a rank that an MPI launcher started. A batch shell of Slurm is none."""
+    return any(variable in os.environ for variable in _RANK_VARIABLES)
+
+
+def in_child_of_rank() -> bool:
+    """Tells whether a rank has started this process: it has the launcher's environment, and is no rank."""
+    return under_launcher() and os.environ.get(RANK_PID, str(os.getpid())) != str(os.getpid())
+
+
+def env_rank() -> int:
+    """Returns this process's rank as the launcher's environment tells it; 0 without a launcher."""
+    return next((int(os.environ[variable]) for variable in _RANK_VARIABLES if variable in os.environ), 0)
+
+
+def env_size() -> int:
+    """Returns the number of ranks as the launcher's environment tells it; 1 without a launcher."""
+    if not under_launcher():
+        return 1
+    return next((int(os.environ[variable]) for variable in _SIZE_VARIABLES if variable in os.environ), 1)

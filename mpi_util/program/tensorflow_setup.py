@@ -1,0 +1,112 @@
+"""TensorFlow's threads and GPU memory, set so that several ranks can share a machine."""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..arrays.frameworks import framework
+from ..errors import MpiUtilError, UsageError
+from ..host.cores import usable_cores
+from ..launch.identity import rank
+
+# What launchers tell each rank of its number on the machine: hydra (MPICH, Intel MPI), Open MPI, Slurm.
+_LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+def tf_config() -> Any:
+    """The configuration of a rank's TensorFlow session; read it as `mpi_util.tf_config`.
+
+    Returns:
+        A new tf.compat.v1.ConfigProto. GPU memory: what `mpi_fork(n, gpu_pct=...)` allows to each rank, else as much as
+        it comes to need. Threads: all usable cores on rank 0, one in each pool elsewhere.
+
+    Raises:
+        MissingFrameworkError: TensorFlow is not installed.
+        UsageError: gpu_pct is not between 0 and 1.
+    """
+    tf = framework("tensorflow")
+    share, threads = gpu_share(), pool_threads()
+    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
+    if share:
+        config.gpu_options.per_process_gpu_memory_fraction = share
+    else:
+        config.gpu_options.allow_growth = True
+    return config
+
+
+def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
+    """Prepares TensorFlow 2 on this rank. Call it after `mpi_fork` and before the first TensorFlow operation.
+
+    Threads: all usable cores on rank 0, one in each pool elsewhere. GPU: the rank sees one, its own; ranks of one
+    machine take them in turn. On a machine without a GPU only the threads are set.
+
+    Args:
+        gpu_pct: share of that GPU's memory that the rank may use, 0 to 1. 0: what `mpi_fork` was given, and if that is
+            0 too, as much as it comes to need.
+
+    Raises:
+        MissingFrameworkError: TensorFlow is not installed.
+        UsageError: gpu_pct is not between 0 and 1, or TensorFlow has started already.
+        MpiUtilError: the GPU does not tell how much memory it has.
+    """
+    share, threads = gpu_share(gpu_pct), pool_threads()
+    tf = framework("tensorflow")
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus:
+            ordinal = own_gpu(len(gpus), local_rank(os.environ, rank()))
+            use_gpu(tf, gpus[ordinal], int(share * _gpu_memory_mb(ordinal)) if share else 0)
+    except RuntimeError as error:
+        raise UsageError(
+            f"setup_tensorflow_for_mpi: TensorFlow has started already; call this before its first operation ({error})"
+        ) from None
+
+
+def gpu_share(gpu_pct: float = 0.0) -> float:
+    """`gpu_pct`, or if that is 0 what `mpi_fork` was given. Raises UsageError if it is not between 0 and 1."""
+    share = float(gpu_pct or os.environ.get("MPI_UTIL_GPU_PCT", 0))
+    if not 0 <= share <= 1:
+        raise UsageError(f"gpu_pct is a share of the GPU's memory, from 0 (no limit) to 1; got {share:g}")
+    return share
+
+
+def pool_threads() -> int:
+    """Threads in each of TensorFlow's pools: rank 0 updates while the others wait, so it gets their cores too."""
+    return usable_cores() if rank() == 0 else 1
+
+
+def local_rank(environment: Mapping[str, str], otherwise: int) -> int:
+    """The rank's number among the ranks of its machine, as the launcher tells it in the environment."""
+    return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), otherwise)
+
+
+def own_gpu(n_gpus: int, local_rank: int) -> int:
+    """Index of the GPU that a rank uses: ranks of a machine take them in turn."""
+    return local_rank % n_gpus
+
+
+def use_gpu(tf: Any, gpu: Any, limit_mb: int) -> None:
+    """Makes one physical device the only visible one of its type, with a memory limit, or with growing memory (0)."""
+    tf.config.set_visible_devices([gpu], gpu.device_type)
+    if limit_mb:
+        device = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)
+        tf.config.set_logical_device_configuration(gpu, [device])
+    else:
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _gpu_memory_mb(ordinal: int) -> int:
+    """Memory of a CUDA device in MiB. TensorFlow tells it only once it has started, when no limit can be set."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise MpiUtilError("gpu_pct needs a GPU whose memory the CUDA driver tells; without it, use 0") from None
+    device, nbytes = ctypes.c_int(), ctypes.c_size_t()
+    failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+    failed = failed or cuda.cuDeviceTotalMem_v2(ctypes.byref(nbytes), device)
+    if failed:
+        raise MpiUtilError(f"gpu_pct: the CUDA driver does not tell GPU {ordinal}'s memory (error {failed})")
+    return nbytes.value >> 20

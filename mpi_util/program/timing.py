@@ -1,0 +1,56 @@
+"""How long things take: a rate, a stopwatch, and the phases of an iteration."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from ..launch import failure
+from .console import print0
+
+
+class _Last:
+    """When `steps_sec` and `timeit` were called last, and the steps so far."""
+
+    steps_at = timed_at = time.perf_counter()
+    steps = 0
+
+
+def steps_sec(n_steps: int) -> float:
+    """Prints on rank 0, and returns, the rate since the last call, in steps per second. Not collective.
+
+    Args:
+        n_steps: steps made since the last call (since the import, at the first).
+    """
+    now = time.perf_counter()
+    rate = n_steps / max(now - _Last.steps_at, 1e-9)
+    _Last.steps_at, _Last.steps = now, _Last.steps + n_steps
+    print0(f"{rate:.0f} steps/s, {_Last.steps} steps in all")
+    return rate
+
+
+def timeit(label: str) -> float:
+    """Prints on rank 0, and returns, the seconds since the last call. Not collective."""
+    now = time.perf_counter()
+    elapsed, _Last.timed_at = now - _Last.timed_at, now
+    print0(f"{label}: {elapsed:.6f} s")
+    return elapsed
+
+
+class Phases:
+    """Seconds spent in each phase of an iteration; a failure inside a phase is reported with the phase's name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Times what happens inside, under `name`."""
+        start = time.perf_counter()
+        with failure.during(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """The seconds so far, and a new start."""
+        taken, self.seconds = self.seconds, {}
+        return taken

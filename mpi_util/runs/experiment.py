@@ -1,0 +1,211 @@
+"""One run of an experiment: a function with its arguments, on so many ranks, in processes of its own."""
+
+import importlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import spawn
+from pathlib import Path
+from typing import IO, Any
+
+from ..launch import failure
+from ..host.cores import usable_cores
+from ..errors import UsageError
+from ..host.files import replace_file
+from ..launch.identity import under_launcher
+from ..collectives.start import mpi_fork
+from .to_json import convert_json
+
+MARKER = "finished.json"
+# What the subprocess runs. Its path is set first: this package need not be installed.
+_START = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[3]).{}"
+_loading = False  # this process is an experiment's, and is still about to load its function
+
+
+def setup_logger_kwargs(
+    exp_name: str, seed: int | None = None, data_dir: str | os.PathLike[str] | None = None, datestamp: bool = False
+) -> dict[str, str]:
+    """The arguments by which a logger finds the folder of a run.
+
+    Args:
+        exp_name: name of the experiment.
+        seed: of this run; None: the experiment has no folder for each seed.
+        data_dir: where all experiments are; None: `data` under the current directory.
+        datestamp: puts the date before the names, so that each run has a new folder.
+
+    Returns:
+        {"output_dir": data_dir/exp_name/exp_name_s<seed>, "exp_name": exp_name}; with a datestamp
+        data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
+    """
+    folder = Path(data_dir or "data", time.strftime("%Y-%m-%d_") * datestamp + exp_name)
+    if seed is not None:
+        folder /= time.strftime("%Y-%m-%d_%H-%M-%S-") * datestamp + f"{exp_name}_s{seed}"
+    return {"output_dir": str(folder), "exp_name": exp_name}
+
+
+class Experiment:
+    """A run that can be started, stopped and, when it has ended well, told from one that has not.
+
+    Attributes:
+        name: of the run, with its seed.
+        folder: its results.
+        config: what it depends on, as JSON: a finished run with the same need not be repeated.
+        seconds: since it was started; when it has ended, until then.
+    """
+
+    def __init__(
+        self,
+        exp_name: str,
+        thunk: Callable[..., object],
+        seed: int,
+        num_cpu: int | str,
+        data_dir: str | os.PathLike[str] | None,
+        datestamp: bool,
+        kwargs: dict[str, Any],
+        at_once: int = 1,
+    ):
+        """Packs the function and its arguments. See `run_utils.call_experiment`.
+
+        Args:
+            at_once: number of runs that share the machine.
+
+        Raises:
+            UsageError: this process is an experiment's or a rank; a bad `num_cpu`; what cannot be pickled.
+        """
+        _check_place()
+        self.num_cpu = max(1, usable_cores() // at_once) if num_cpu == "auto" else num_cpu
+        if isinstance(self.num_cpu, bool) or not isinstance(self.num_cpu, int) or self.num_cpu < 1:
+            raise UsageError(f"num_cpu is a number of processes, at least 1, or 'auto'; got {num_cpu!r}")
+        kwargs = kwargs | {"seed": seed}
+        described = {key: value for key, value in kwargs.items() if key != "logger_kwargs"}
+        described |= {"exp_name": exp_name, "thunk": thunk, "num_cpu": self.num_cpu}
+        self.config = convert_json(described)
+        kwargs.setdefault("logger_kwargs", setup_logger_kwargs(exp_name, seed, data_dir, datestamp))
+        self.folder = Path(kwargs["logger_kwargs"].get("output_dir") or ".")
+        self.name = self.folder.name if "output_dir" in kwargs["logger_kwargs"] else exp_name
+        self._packed = _pack(thunk, kwargs)
+        self._environment = {"MPI_UTIL_CORES": str(max(1, usable_cores() // at_once))} if at_once > 1 else {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = self._ended = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """See the attributes."""
+        return (self._ended or time.monotonic()) - self._began if self._began else 0.0
+
+    def finished(self) -> bool:
+        """True if the folder holds a run with the same configuration that has ended well."""
+        try:
+            return bool(json.loads((self.folder / MARKER).read_text())["config"] == self.config)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def start(self, output: IO[bytes] | None = None) -> None:
+        """Starts the run.
+
+        Args:
+            output: where its standard output and error go; None: to ours.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / MARKER).unlink(missing_ok=True)
+        # In memory: nothing is left of it, however this process ends, with which the run and its ranks end too.
+        self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
+        self._job.write(pickle.dumps((self.num_cpu, self._packed)))
+        self._job.flush()
+        path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+        code = _START.format(f"{run_packed.__name__}(sys.argv[1])")
+        self._began = time.monotonic()
+        # In a session of its own a terminal's Ctrl-C does not reach it: the scheduler passes signals on, in order.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, f"/proc/{os.getpid()}/fd/{self._job.fileno()}", json.dumps(path), __name__],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output and subprocess.STDOUT,
+            env=os.environ | self._environment,
+            start_new_session=True,
+        )
+
+    def poll(self) -> int | None:
+        """The exit status of the run when it has ended, negative for a signal; None until then."""
+        code = self._process.poll() if self._process else None
+        if code is not None and not self._ended:
+            self._ended = time.monotonic()
+            self._job.close()
+            if code == 0:
+                mark = {"config": self.config, "seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
+                replace_file(self.folder / MARKER, json.dumps(mark, indent=4).encode())
+        return code
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal; SIGKILL goes to all its processes (the ranks' guard sees to the ranks)."""
+        if self._process and self._process.poll() is None:
+            os.killpg(self._process.pid, signum) if signum == signal.SIGKILL else self._process.send_signal(signum)
+
+
+def _check_place() -> None:
+    if _loading:
+        raise UsageError(
+            "this script starts experiments while an experiment loads it: put what starts them under "
+            "`if __name__ == '__main__':`"
+        )
+    if under_launcher():
+        raise UsageError("experiments start their own ranks: run this script without mpiexec or srun")
+
+
+def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """(the pickled function and arguments, what is to be prepared where they are loaded: arguments, main module)."""
+    found = spawn.get_preparation_data("experiment")
+    arguments = {"sys_argv": found["sys_argv"]}
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ModuleNotFoundError:
+        cloudpickle = None
+    if cloudpickle:
+        try:
+            return cloudpickle.dumps((thunk, kwargs)), arguments
+        except Exception:  # it takes along what a function of the script uses, which may be anything
+            pass
+    main = {key: found[key] for key in ("init_main_from_name", "init_main_from_path") if key in found}
+    try:
+        if getattr(thunk, "__module__", "") == "__main__" and not main:
+            raise pickle.PicklingError(f"{thunk!r} is in no file")
+        return pickle.dumps((thunk, kwargs)), arguments | main
+    except Exception as error:  # of whatever object
+        hint = "" if cloudpickle else ", or pip install cloudpickle"
+        raise UsageError(
+            f"an experiment's function and arguments go to another process, and these cannot ({error}); "
+            f"define functions at the top of a module{hint}"
+        ) from None
+
+
+def run_packed(path: str) -> None:
+    """In the subprocess, and in each of its ranks: runs the function.
+
+    Args:
+        path: where `Experiment.start` has put it: a file in the memory of the process that started the experiment.
+    """
+    global _loading
+    failure.install()
+    failure.die_with_parent()
+    num_cpu, (packed, preparation) = pickle.loads(Path(path).read_bytes())
+    mpi_fork(num_cpu)
+    _loading = True
+    spawn.prepare(preparation)
+    thunk, kwargs = pickle.loads(packed)
+    _loading = False
+    if "env_name" in kwargs:
+        kwargs["env_fn"] = _env_fn(kwargs.pop("env_name"))
+    thunk(**kwargs)
+
+
+def _env_fn(env_name: str) -> Callable[[], Any]:
+    try:
+        gymnasium = importlib.import_module("gymnasium")
+    except ModuleNotFoundError:
+        raise UsageError("env_name needs gymnasium: pip install gymnasium, or give env_fn instead") from None
+    return lambda: gymnasium.make(env_name)

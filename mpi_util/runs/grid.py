@@ -1,0 +1,224 @@
+"""Every combination of hyperparameters, each a run of one experiment."""
+
+import itertools
+import os
+import string
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from ..launch import failure
+from . import schedule
+from ..errors import MpiUtilError, UsageError
+from .experiment import Experiment
+from .logger import colorize, on_terminal
+from .schedule import Result
+from .to_json import convert_json
+
+_LINE = 80
+_WORD = string.ascii_letters + string.digits
+
+
+class ExperimentError(MpiUtilError):
+    """Experiments have failed; the others have run.
+
+    Attributes:
+        results: of all of them.
+    """
+
+    def __init__(self, message: str, results: list[Result] | None = None):
+        super().__init__(message)
+        self.results = results or []
+
+
+class ExperimentGrid:
+    """Runs an experiment for every combination of the values of its parameters.
+
+        grid = ExperimentGrid("ppo")
+        grid.add("seed", [0, 10, 20])
+        grid.add("env_name", "Hopper-v4", in_name=True)
+        grid.add("ac_kwargs:hidden_sizes", [(32,), (64, 64)], "hid")
+        grid.run(ppo, num_cpu=2, max_parallel=3)
+
+    Attributes:
+        keys, vals, shs, in_names: of each parameter its name, list of values, shorthand, and whether it is in the names
+            of variants even if it has one value.
+    """
+
+    def __init__(self, name: str = ""):
+        failure.install()
+        self.keys: list[str] = []
+        self.vals: list[list[Any]] = []
+        self.shs: list[str | None] = []
+        self.in_names: list[bool] = []
+        self.name(name)
+
+    def name(self, _name: str) -> None:
+        """Sets the grid's name, with which the names of its variants begin."""
+        if not isinstance(_name, str):
+            raise UsageError(f"the name of an ExperimentGrid is a text; got {_name!r}")
+        self._name = _name
+
+    def add(self, key: str, vals: Any, shorthand: str | None = None, in_name: bool = False) -> None:
+        """Adds a parameter.
+
+        Args:
+            key: name of the function's argument; "ac_kwargs:hidden_sizes" is the item hidden_sizes of a dict that is
+                passed as ac_kwargs.
+            vals: list of the values to try; anything else is the only value.
+            shorthand: of the key, for the names of variants; None: the first three letters of each part.
+            in_name: the value is in the names of variants even if it is the only one.
+
+        Raises:
+            UsageError: an empty list; a key that is no text, is there already, or is part of another.
+        """
+        if not isinstance(key, str) or not (shorthand is None or isinstance(shorthand, str)):
+            raise UsageError(f"ExperimentGrid.add: key and shorthand are texts; got {key!r}, {shorthand!r}")
+        vals = vals if isinstance(vals, list) else [vals]
+        if not vals:
+            raise UsageError(f"ExperimentGrid.add: '{key}' has no value; give at least one")
+        for other in self.keys:
+            if other == key or other.startswith(f"{key}:") or key.startswith(f"{other}:"):
+                raise UsageError(f"ExperimentGrid.add: '{key}' and '{other}' set the same argument")
+        self.keys.append(key)
+        self.vals.append(vals)
+        self.shs.append(self._default_shorthand(key) if shorthand is None else shorthand)
+        self.in_names.append(in_name)
+
+    @staticmethod
+    def _default_shorthand(key: str) -> str:
+        return "-".join("".join(c for c in part[:3] if c in _WORD) for part in key.split(":"))
+
+    def variants(self) -> list[dict[str, Any]]:
+        """The arguments of each run, in the order in which the last parameter varies fastest.
+
+        Raises:
+            UsageError: the grid has no parameter.
+        """
+        if not self.keys:
+            raise UsageError("ExperimentGrid: nothing to run; add a parameter first: add(key, values)")
+        return [self._nested(dict(zip(self.keys, combination))) for combination in itertools.product(*self.vals)]
+
+    @staticmethod
+    def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+        variant: dict[str, Any] = {}
+        for key, value in flat.items():
+            *outer, last = key.split(":")
+            place = variant
+            for part in outer:
+                place = place.setdefault(part, {})
+            place[last] = value
+        return variant
+
+    def variant_name(self, variant: dict[str, Any]) -> str:
+        """The name of a variant's experiment: the grid's, then each parameter that varies, but for the seed.
+
+        A parameter is its shorthand and its value, such as `hid64-64`; one of which all values are bools is there, as
+        its shorthand alone, where it is True.
+        """
+        name = self._name
+        for key, vals, shorthand, in_name in zip(self.keys, self.vals, self.shs, self.in_names):
+            if key == "seed" or not (len(vals) > 1 or in_name):
+                continue
+            value: Any = variant
+            for part in key.split(":"):
+                value = value[part]
+            label = valid_str(key if shorthand is None else shorthand)
+            if all(isinstance(v, bool) for v in vals):
+                name += f"_{label}" if value else ""
+            else:
+                name += f"_{label}{valid_str(value)}"
+        return name.lstrip("_")
+
+    def print(self) -> None:
+        """Prints the parameters, their shorthands and values, and the number of variants."""
+        n_seeds = len(self.vals[self.keys.index("seed")]) if "seed" in self.keys else 1
+        n_variants = len(self.variants())
+        print("=" * _LINE)
+        print(_coloured(f"ExperimentGrid [{self._name}] runs over parameters:\n", "green"))
+        for key, vals, shorthand in zip(self.keys, self.vals, self.shs):
+            print("", _coloured(key.ljust(40), "cyan"), f"[{shorthand}]", "\n")
+            print("".join(f"\t{convert_json(value)}\n" for value in vals))
+        print(f" {'Variants, counting seeds:':<39}", n_variants)
+        print(f" {'Variants, not counting seeds:':<39}", n_variants // n_seeds)
+        print(f"\n{'=' * _LINE}", flush=True)
+
+    def run(
+        self,
+        thunk: Callable[..., Any] | str,
+        num_cpu: int | str = 1,
+        data_dir: str | os.PathLike[str] | None = None,
+        datestamp: bool = False,
+        max_parallel: int = 1,
+    ) -> list[Result]:
+        """Runs `thunk` once for each variant, and prints a table of what became of each.
+
+        A run that fails prints its report, and the others go on. A grid that was interrupted, or in which some have
+        failed, can be run again: what has finished with the same arguments is left out (but with a datestamp all have
+        new folders, and run).
+
+        Args:
+            thunk: function of the arguments `logger_kwargs`, `seed` and the variant's; or the name of the parameter
+                whose values are such functions. See `run_utils.call_experiment`, for `env_name` too.
+            num_cpu: number of ranks of each run; "auto": the cores that we may use, shared among `max_parallel` runs.
+            data_dir, datestamp: as for `setup_logger_kwargs`.
+            max_parallel: number of runs at a time. If it is more than one, each prints to output.txt in its folder.
+
+        Returns:
+            A Result for each variant.
+
+        Raises:
+            UsageError: before anything has run: no parameter; two variants with one name; what cannot be pickled.
+            ExperimentError: after all have run, if some have failed; so a script ends with status 1.
+            SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped the runs; nothing of
+                them is left.
+        """
+        if isinstance(max_parallel, bool) or not isinstance(max_parallel, int) or max_parallel < 1:
+            raise UsageError(f"max_parallel is a number of runs at a time, at least 1; got {max_parallel!r}")
+        experiments = [
+            self._experiment(variant, thunk, num_cpu, data_dir, datestamp, max_parallel) for variant in self.variants()
+        ]
+        folders = Counter(str(e.folder) for e in experiments)
+        if shared := [folder for folder, n in folders.items() if n > 1]:
+            raise UsageError(f"{folders[shared[0]]} variants have the folder {shared[0]}; make their names differ")
+        self.print()
+        results, signum = schedule.run_all(experiments, max_parallel, skip_finished=True)
+        print(f"\n{schedule.table(results)}", flush=True)
+        if signum:
+            raise SystemExit(128 + signum)
+        failed = [r.name for r in results if r.status == "failed"]
+        if failed:
+            raise ExperimentError(f"{len(failed)} of {len(results)} experiments failed: {', '.join(failed)}", results)
+        return results
+
+    def _experiment(
+        self,
+        variant: dict[str, Any],
+        thunk: Callable[..., Any] | str,
+        num_cpu: int | str,
+        data_dir: str | os.PathLike[str] | None,
+        datestamp: bool,
+        at_once: int,
+    ) -> Experiment:
+        name = self.variant_name(variant)
+        if isinstance(thunk, str):
+            if thunk not in variant:
+                raise UsageError(f"ExperimentGrid.run: '{thunk}' is no parameter; they are {', '.join(self.keys)}")
+            thunk = variant.pop(thunk)
+        if not callable(thunk):
+            raise UsageError(f"ExperimentGrid.run: thunk is a function or the name of a parameter; got {thunk!r:.80}")
+        name = name or valid_str(thunk)
+        return Experiment(name, thunk, variant.pop("seed", 0), num_cpu, data_dir, datestamp, variant, at_once)
+
+
+def valid_str(v: Any) -> str:
+    """A value as part of a file name: functions by their names, items joined by "-", all else in lower case."""
+    if hasattr(v, "__name__"):
+        v = v.__name__
+    if isinstance(v, (tuple, list)):
+        return "-".join(map(valid_str, v))
+    return "".join(c if c in _WORD + "-_" else "-" for c in str(v).lower())
+
+
+def _coloured(text: str, color: str) -> str:
+    return colorize(text, color, bold=True) if on_terminal() else text

@@ -1,0 +1,158 @@
+"""Writes models: as their framework does it, for Spinning Up's tools, and as plain weights that need no code to load.
+
+A saver is called on rank 0 with the run's folder and what tells one save from another ("" or the iteration), and
+returns a warning, or "".
+"""
+
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arrays import tree
+from ..arrays.adapters import adapter_for
+from ..arrays.frameworks import framework
+from ..errors import UsageError
+from ..host.files import publish, replace_file, replace_folder, write_npz
+
+
+def weights_of(model: Any) -> dict[str, np.ndarray]:
+    """Copies of a model's weights by name.
+
+    Args:
+        model: torch module or anything with a state_dict, Keras model, tensor, array, number, or a nested
+            dict/list/tuple of these, whose keys then come before the names, as in "pi/net.0.weight". Other things are
+            passed over.
+    """
+    found: dict[str, np.ndarray] = {}
+    inner: Mapping[str, np.ndarray | None]
+    for path, leaf in tree.walk(model):
+        if hasattr(leaf, "state_dict"):
+            inner = weights_of(dict(leaf.state_dict()))
+        elif hasattr(leaf, "weights") and hasattr(leaf, "get_weights"):  # Keras
+            inner = {weight.path: np.array(weight) for weight in leaf.weights}
+        else:
+            inner = {"": _numbers(leaf)}
+        found |= {"/".join(filter(None, (path, name))): a for name, a in inner.items() if a is not None}
+    return found
+
+
+def _numbers(leaf: Any) -> np.ndarray | None:
+    if leaf is None or isinstance(leaf, (str, bytes)):
+        return None
+    try:
+        array = np.array(adapter_for(leaf).to_numbers(leaf))
+    except Exception:  # of whatever framework: it is no array
+        return None
+    return array if array.dtype.kind in "fciub" else None
+
+
+def load_weights(path: str | Path) -> dict[str, np.ndarray]:
+    """The weights that a saver wrote, by name; nothing is unpickled, and no framework is needed.
+
+    Args:
+        path: of the .npz file: pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz in a run's folder.
+
+    Raises:
+        UsageError: there is no such file, or it holds no weights.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"cannot load weights from {path}: {' '.join(str(error).split())}") from None
+
+
+class TorchSaver:
+    """Writes pyt_save/model<itr>.pt, which holds whole objects, and pyt_save/model<itr>.npz, which holds weights."""
+
+    def __init__(self, what_to_save: Any):
+        self.what = what_to_save
+
+    def __call__(self, folder: Path, itr: str) -> str:
+        torch = framework("torch")
+        place = folder / "pyt_save"
+        place.mkdir(exist_ok=True)
+        _save_weights(place / f"model{itr}.npz", weights_of(self.what))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that whole objects depend on the code that made them
+                replace_file(place / f"model{itr}.pt", lambda file: torch.save(self.what, file))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            return f"Warning: could not pickle the model, only its weights are saved: {error}"
+        return ""
+
+
+class KerasSaver:
+    """Writes keras_save/model<itr>.keras and keras_save/model<itr>.npz."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def __call__(self, folder: Path, itr: str) -> str:
+        place = folder / "keras_save"
+        place.mkdir(exist_ok=True)
+        draft = place / ".draft.keras"  # Keras tells the format by the ending, and wants a path
+        self.model.save(draft)
+        publish(draft, place / f"model{itr}.keras")
+        _save_weights(place / f"model{itr}.npz", weights_of(self.model))
+        return ""
+
+
+class SessionSaver:
+    """Writes tf1_save<itr>/: a SavedModel, the names of its inputs and outputs, and weights.npz."""
+
+    def __init__(self, sess: Any, inputs: dict[str, Any], outputs: dict[str, Any]):
+        self.sess, self.inputs, self.outputs = sess, inputs, outputs
+
+    def __call__(self, folder: Path, itr: str) -> str:
+        replace_folder(folder / f"tf1_save{itr}", self._fill)
+        return ""
+
+    def _fill(self, folder: Path) -> None:
+        tf = framework("tensorflow")
+        saved_model = tf.compat.v1.saved_model
+        names = {
+            kind: {key: tensor.name for key, tensor in tensors.items()}
+            for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+        with self.sess.graph.as_default():
+            signature = saved_model.predict_signature_def(self.inputs, self.outputs)
+            builder = saved_model.Builder(str(folder))
+            signatures = {saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature}
+            builder.add_meta_graph_and_variables(self.sess, [saved_model.SERVING], signatures, clear_devices=True)
+            builder.save()
+            variables = tf.compat.v1.global_variables()
+        (folder / "model_info.json").write_text(json.dumps(names))
+        (folder / "model_info.pkl").write_bytes(pickle.dumps(names))  # where Spinning Up's tools look
+        values = self.sess.run({variable.op.name: variable for variable in variables})
+        _save_weights(folder / "weights.npz", values)
+
+
+def restore_tf_graph(sess: Any, fpath: str | Path) -> dict[str, Any]:
+    """Loads what `Logger.save_state` wrote for a session, tf1_save<itr>, into a tf.compat.v1 session and its graph.
+
+    Args:
+        sess: the session; its graph is as a rule empty.
+        fpath: the folder, of this package or of Spinning Up.
+
+    Returns:
+        The tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
+    """
+    tf = framework("tensorflow")
+    info, pickled = Path(fpath, "model_info.json"), Path(fpath, "model_info.pkl")
+    names = json.loads(info.read_text()) if info.exists() else pickle.loads(pickled.read_bytes())
+    saved_model = tf.compat.v1.saved_model
+    with sess.graph.as_default():
+        saved_model.loader.load(sess, [saved_model.SERVING], str(fpath))
+    return {key: sess.graph.get_tensor_by_name(name) for kind in names.values() for key, name in kind.items()}
+
+
+def _save_weights(path: Path, weights: dict[str, np.ndarray]) -> None:
+    if weights:
+        replace_file(path, lambda file: write_npz(file, weights))
