@@ -1,6 +1,7 @@
 """The house's rules: who may import whom, what an import may start, what the copied folder needs."""
 
 import ast
+import configparser
 import graphlib
 import importlib
 import os
@@ -105,6 +106,13 @@ def test_few_modules_at_the_top_none_hidden_by_a_name():
             parent, _, last = module.rpartition(".")
             if parent == name:
                 assert isinstance(getattr(package, last, importlib), types.ModuleType), module
+
+
+def test_every_room_is_installed():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    folders = {room for room in rooms.room_imports() if rooms.modules()[room].name == "__init__.py"}
+    assert set(setup["options"]["packages"].split()) == {room for room in folders if room.startswith("mpi_util")}
 
 
 def test_every_room_says_what_it_does():
