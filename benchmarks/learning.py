@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import record
-from policies.config import Config, parse
+from trainer.config import Config, parse
 
 EVAL_EVERY = 20_000
 PPO = "--batch_steps 2048 --num_envs 16 --minibatches 32 --kl_targ 0 --lr_schedule linear"

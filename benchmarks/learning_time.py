@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import record
 from benchmarks.end_to_end import run_sb3
 from benchmarks.learning import TASKS, Task
-from policies.config import parse
+from trainer.config import parse
 
 
 def main() -> None:

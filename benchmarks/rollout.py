@@ -10,17 +10,18 @@ observation scaling, noise, values, advantages and returns. Episodes of either a
 
 import argparse
 import time
-from typing import Any
 
 import numpy as np
 
 import mpi_util
-import train
 from benchmarks import record
 from policies.actor import Actor, init_params
-from policies.config import Config
-from policies.rollout import make_env
 from policies.scaler import Scaler
+from trainer.config import Config
+from trainer.control import Control
+from trainer.environment import make_env
+from trainer.run import Run
+from trainer.startup import build_envs
 
 ENV = "Humanoid-v4"
 
@@ -103,18 +104,16 @@ class Rollout(Stepping):
     def __init__(self, n_episodes: int):
         super().__init__(n_episodes)
         config = Config(env=ENV, nprocs=mpi_util.nworkers, batch_size=n_episodes)
-        envs, spec = train.build_envs(config)
+        envs, spec = build_envs(config)
         scaler = Scaler(spec.obs_dim)
         actor = Actor(spec, init_params(spec, np.random.default_rng(0)))
         actor.refresh()
-        control: dict[str, Any] = {"episodes": np.zeros(1, np.int64), "rew_scale": np.ones(1)}
-        stop = mpi_util.StopRequest()
-        self._collect = train.collector(train.Run(config, False, stop, envs, spec, actor, scaler, control))
+        run = Run(config, False, mpi_util.StopRequest(), envs, spec, actor, scaler, Control(rew_scale=1.0))
+        self._collector = run.collector()
 
     def collect(self) -> int:
         """This rank's number of steps."""
-        batches, _ = self._collect()
-        return sum(len(batch["advantages"]) for batch in batches)
+        return sum(len(batch["adv"]) for batch in self._collector.collect().batches)
 
 
 if __name__ == "__main__":

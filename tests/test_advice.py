@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from policies.advice import FIRST, LAST, Advice, Machine, Measured, advise, estimate
+from trainer.advice import FIRST, LAST, Advice, Machine, Measured, advise, estimate
+from trainer.config import Config
 
 ITERATIONS = LAST - FIRST + 1
 
@@ -84,7 +85,7 @@ def test_averaging_is_advised_where_its_steps_are_long_and_run_on_one_core():
 
 
 def test_it_speaks_once_and_asks_for_an_exchange_before():
-    advice = Advice("gather", 2, 2, 20)
+    advice = Advice(Config("Env-v0"), 2, 2)
     phases = {"rollout": 1.0, "gather": 0.1, "update": 0.9, "bcast": 0.0}
     said, asked = [], []
     for _ in range(LAST + 3):

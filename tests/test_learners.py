@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from policies.actor import Actor, Spec, init_params
-from policies.config import parse
 from policies.hyper import Hyper
 from policies.minibatches import n_minibatches, n_threads, stream
 from policies.share import Part
+from trainer.config import parse
 
 torch = pytest.importorskip("torch")
 from policies.pytorch import Policy, SideBySide, ValueFunction  # noqa: E402

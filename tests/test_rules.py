@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import mpi_util
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import rooms  # noqa: E402
@@ -128,12 +130,40 @@ def test_every_room_says_what_it_does():
 def test_policies_know_neither_mpi_nor_each_others_framework():
     for path in (ROOT / "policies").rglob("*.py"):
         roots = {name.partition(".")[0] for name in imports(path)}
-        assert not roots & {"mpi_util", "mpi4py", "train"}, path
+        assert not roots & {"mpi_util", "mpi4py", "trainer", "train"}, path
         framework = {"pytorch": "torch", "tf": "tensorflow"}.get(path.parent.name)
         top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
         assert not top & ({"torch", "tensorflow", "keras"} - {framework}), path
         other = {"pytorch": "policies.tf", "tf": "policies.pytorch"}.get(path.parent.name)
         assert not other or not any(name.startswith(other) for name in imports(path)), path
+
+
+def mpi_util_names(path: Path) -> set[str]:
+    """What a file uses of mpi_util: modules as `mpi_util.<module>`, names of the package as they are."""
+    found = {name for name in imports(path) if name.startswith("mpi_util.")}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mpi_util":
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and node.module == "mpi_util":
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_trainer_and_train_use_public_names_and_point_one_way():
+    public = {*mpi_util.__all__, "mpi_util.logx", "mpi_util.mpi_pytorch"}
+    folder = sorted((ROOT / "trainer").glob("*.py"))
+    for path in [*folder, ROOT / "train.py"]:
+        private = {"mpi_util.collectives.averaging"} if path.name == "sharing.py" else set()  # sums in place have no public name
+        assert mpi_util_names(path) <= public | private, path
+        ours = {name.partition(".")[0] for name in imports(path)} & {"policies", "trainer", "train", "tests"}
+        assert ours <= ({"trainer"} if path.name == "train.py" else {"policies", "trainer"}), path
+        top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
+        assert not top & {"torch", "tensorflow", "keras"}, path
+    below = {f"trainer.{path.stem}": {n for n in imports(path) if n.startswith("trainer.")} for path in folder}
+    while free := [name for name, names in below.items() if not names & below.keys()]:
+        for name in free:
+            del below[name]
+    assert not below, f"a circle among {sorted(below)}"
 
 
 def fresh(code: str, cwd: Path = ROOT, env: dict | None = None) -> str:
@@ -150,7 +180,7 @@ def test_import_starts_nothing():
 
 
 def test_a_worker_needs_no_framework():
-    loaded = fresh("import sys, policies.rollout, policies.config; print(*sys.modules)")
+    loaded = fresh("import sys, trainer.rollout, trainer.config; print(*sys.modules)")
     assert not {"torch", "tensorflow", "scipy", "rich"} & set(loaded.split())
 
 

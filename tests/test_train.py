@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
 
-from policies.config import parse
-from policies.record import TIME_COLUMNS, Record
-from policies.run_folder import load
+from trainer.config import parse
+from trainer.record import TIME_COLUMNS, Record
+from trainer.run_folder import load
 
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
 SEGMENTS = ["Hopper-v4", "--total_steps", 900, "--batch_steps", 300, "--num_envs", 10]

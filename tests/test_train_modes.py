@@ -5,9 +5,9 @@ import pytest
 from conftest import ROOT
 from test_train import rows, train
 
-from policies.config import Config, parse
-from policies.record import Record
-from policies.run_folder import load
+from trainer.config import Config, parse
+from trainer.record import Record
+from trainer.run_folder import load
 
 SHORT = ["Hopper-v4", "--total_steps", 800, "--batch_steps", 400, "--num_envs", 8]
 EPISODES = ["Hopper-v4", "-n", 12, "-b", 6]

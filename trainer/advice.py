@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from trainer.config import Config
+
 FIRST, LAST = 2, 6  # iterations that are measured; the first one warms up
 WORTH = 0.2  # what another number of processes has to gain, by the cautious estimate
 REACHED = 0.75  # the part of a rollout's ideal gain that is counted on
@@ -125,9 +127,10 @@ def advise(measured: Measured, now: Way, machine: Machine) -> str:
 class Advice:
     """Collects the phases of the first iterations, and speaks once."""
 
-    def __init__(self, mode: str, n: int, cores: int, pieces: int):
-        """Args: mode, n: of this run. cores, pieces: as Machine has them."""
-        self.now, self.machine = (mode, n), Machine(cores, pieces)
+    def __init__(self, config: Config, n: int, cores: int):
+        """Args: config: of the run. n: its number of processes. cores: that it may use."""
+        pieces = config.num_envs if config.batch_steps else config.batch_size
+        self.now, self.machine = (config.parallel, n), Machine(cores, pieces)
         self.iteration = 0
         self.measured = Measured()
 

@@ -1,7 +1,7 @@
 """Play what a run has learned: episodes with its most likely actions, in NumPy, whichever framework trained it.
 
-python -m policies.evaluate runs/Hopper-v4/20260101-120000-s0 --episodes 20
-python -m policies.evaluate runs/Hopper-v4/20260101-120000-s0/best.safetensors --render
+python -m trainer.evaluate runs/Hopper-v4/20260101-120000-s0 --episodes 20
+python -m trainer.evaluate runs/Hopper-v4/20260101-120000-s0/best.safetensors --render
 """
 
 import argparse
@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from policies.actor import Actor, Spec
-from policies.rollout import Runner, make_env
-from policies.run_folder import load
 from policies.scaler import Scaler
+from trainer.environment import make_env
+from trainer.rollout import Runner
+from trainer.run_folder import load
 
 
 def main() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from policies.actor import Spec
-from policies.config import Config
-from policies.run_folder import load
 from policies.scaler import Scaler
 from policies.share import Part
+from trainer.config import Config
+from trainer.control import Control
+from trainer.run_folder import load
 
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow"}  # also the names of the extras that bring them
 
@@ -18,14 +19,12 @@ class Training:
     """Learns from each iteration's batch and says when to stop: on rank 0 alone, or on every rank that learns.
 
     Attributes:
-        control: int64 (1,) arrays that travel to all ranks with the weights: stop (not 0: end), evaluate (1 to try the
-            policy after this iteration), save (1 to write a checkpoint), iterations, episodes and steps so far; and
-            rew_scale, float64 (1,).
+        control: what all ranks get with the weights: whether to stop and to evaluate, and how far the run is.
         cost: of the last update: number of optimizer steps, and cores that it used.
     """
 
     def __init__(
-        self, config: Config, spec: Spec, params: dict, scaler: Scaler, control: dict, share: Any, threads: int
+        self, config: Config, spec: Spec, params: dict, scaler: Scaler, control: Control, share: Any, threads: int
     ):
         """Makes the learners, and takes over the checkpoint if the run is resumed.
 
@@ -53,7 +52,7 @@ class Training:
         """One update; then `params`, `scaler` and `control` are what all ranks get.
 
         Args:
-            batch: as policies.rollout.Runner makes it; of all ranks, or this learner's share.
+            batch: as trainer.rollout.Runner makes it; of all ranks, or this learner's share.
             part: which rows of the whole batch it has.
 
         Returns:
@@ -62,21 +61,19 @@ class Training:
         for learner in (self.policy, self.val_func):
             learner.lr_scale = self._lr_scale()
         steps = self._steps()
-        raw = batch["observes"]
-        log = self.learners.learn(
-            self.scaler.scale(raw), batch["actions"], batch["advantages"], batch["disc_sum_rew"], part
-        )
+        raw = batch["obs"]
+        log = self.learners.learn(self.scaler.scale(raw), batch["act"], batch["adv"], batch["ret"], part)
         self.cost = self._steps() - steps, self.learners.width
         self.policy.weights(self.params)
         self.val_func.weights(self.params)
         self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them
         if self.config.rew_scale == "returns":
-            rew_scale = self.control["rew_scale"]
-            self.returns.update(batch["disc_sum_rew"][:, None] / rew_scale, self.share)
+            rew_scale = self.control.rew_scale
+            self.returns.update(batch["ret"][:, None] / rew_scale, self.share)
             rew_scale[:] = self.returns.arrays["returns/scale"]
-        self.control["iteration"] += 1
-        self.control["steps"] += part.total
-        self.control["episodes"] += int(self.share.sum(np.array([len(batch["ep_ret"])], float))[0])
+        self.control.iteration += 1
+        self.control.steps += part.total
+        self.control.episodes += int(self.share.sum(np.array([len(batch["ep_ret"])], float))[0])
         self._decide(part.total)
         return log
 
@@ -87,19 +84,19 @@ class Training:
         """Factor of the step sizes in the update to come."""
         if self.config.lr_schedule == "constant":
             return 1.0
-        return max(0.0, 1.0 - float(self.control["steps"][0]) / self.config.total_steps)
+        return max(0.0, 1.0 - self.control.steps / self.config.total_steps)
 
     def _decide(self, n_new: int = 0) -> None:
         """Sets `control`: stop if the run has had its episodes or its steps, evaluate when that is due or the last."""
-        limits = {"episodes": self.config.num_episodes, "steps": self.config.total_steps}
-        self.control["stop"][0] = any(n is not None and self.control[key][0] >= n for key, n in limits.items())
-        if every := self.config.eval_every:
-            steps = int(self.control["steps"][0])
-            self.control["evaluate"][0] = steps // every > (steps - n_new) // every or self.control["stop"][0]
+        config, control = self.config, self.control
+        limits = (control.episodes, config.num_episodes), (control.steps, config.total_steps)
+        control.stop = any(limit is not None and n >= limit for n, limit in limits)
+        if every := config.eval_every:
+            control.evaluate = control.stop or control.steps // every > (control.steps - n_new) // every
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """Everything that the rest of the run depends on: (arrays, numbers). Collective among the learners."""
-        arrays, scalars = self.scaler.arrays | self.returns.arrays | self.control, {}
+        arrays, scalars = self.scaler.arrays | self.returns.arrays | self.control.arrays, {}
         for learner in (self.policy, self.val_func):
             more_arrays, more_scalars = learner.state()
             arrays, scalars = arrays | more_arrays, scalars | more_scalars
@@ -114,7 +111,7 @@ class Training:
             for learner in (self.policy, self.val_func):
                 learner.load_state(arrays, notes["scalars"])
                 learner.weights(self.params)
-            for name, array in (self.scaler.arrays | self.returns.arrays | self.control).items():
+            for name, array in (self.scaler.arrays | self.returns.arrays | self.control.arrays).items():
                 array[:] = arrays[name]
         except KeyError as error:
             raise ValueError(f"{path}: its checkpoint has no {error}") from None

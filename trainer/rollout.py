@@ -7,7 +7,6 @@ which rank runs it, nor what that rank ran before.
 import contextlib
 import resource
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,65 +16,11 @@ import numpy as np
 from policies.actor import Actor, Spec
 from policies.returns import gae
 from policies.scaler import Scaler
+from trainer.environment import action_map
 
 ENV_STREAM, NOISE_STREAM, EVAL_STREAM = 1, 2, 3
 FIRST_ROWS = 256
 NOISE_ROWS = 64
-
-
-def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
-    """The environment, with flat observations.
-
-    Args:
-        env_id: Gymnasium id; `module:Env-v0` imports the module first.
-        arguments: for the environment.
-        quiet: no warnings: they are the same on every rank.
-
-    Raises:
-        ValueError: the environment is unknown, cannot be built, or has an action space that no policy here fits.
-    """
-    with warnings.catch_warnings():
-        if quiet:
-            warnings.simplefilter("ignore")
-            gym.logger.min_level = gym.logger.ERROR
-        try:
-            env = gym.make(env_id, disable_env_checker=True, **arguments)
-        except (gym.error.Error, ImportError, TypeError, AttributeError) as error:
-            raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
-    space = env.action_space
-    if not isinstance(space, gym.spaces.Discrete) and not (
-        isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    ):
-        raise ValueError(f"{env_id}: actions are {space}; a policy needs Box (floating point) or Discrete ones")
-    observes = env.observation_space
-    if not (isinstance(observes, gym.spaces.Box) and len(observes.shape) == 1):
-        env = gym.wrappers.FlattenObservation(env)
-    return env
-
-
-def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
-    """(number of components or choices, discrete?, function from an actor's action to the environment's).
-
-    A Box with finite bounds is rescaled, so that -1 and 1 are its bounds; the actor's Gaussian is clipped to them.
-    """
-    if isinstance(space, gym.spaces.Discrete):
-        start = int(space.start)
-        return int(space.n), True, (lambda action: action + start) if start else (lambda action: action)
-    low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
-    size, shape, dtype = low.size, space.shape, space.dtype
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        return size, False, lambda action: action.reshape(shape).astype(dtype)
-    middle, half = ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
-    low, high = low.astype(np.float32), high.astype(np.float32)
-
-    def to_env(action: np.ndarray) -> np.ndarray:
-        scaled = action * half
-        scaled += middle
-        np.maximum(scaled, low, out=scaled)
-        np.minimum(scaled, high, out=scaled)
-        return scaled.reshape(shape).astype(dtype, copy=False)
-
-    return size, False, to_env
 
 
 def _clock() -> np.ndarray:
@@ -89,8 +34,8 @@ def _clock() -> np.ndarray:
 class Runner:
     """Steps one environment with the actor, and makes batches of what it sees.
 
-    A batch is a dict of arrays over T steps: observes float32 (T, obs_dim), unscaled; actions float32 (T, act_dim) or
-    int64 (T,), as the actor drew them; advantages, disc_sum_rew float32 (T,), in scaled rewards; ep_ret float64 and
+    A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or
+    int64 (T,), as the actor drew them; adv, ret float32 (T,), in scaled rewards; ep_ret float64 and
     ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 3): seconds that it took, seconds of
     these without need of a core, and how often it gave its core up.
     """
@@ -197,10 +142,10 @@ class Runner:
         rew *= self.rew_scale[0]
         adv = gae(rew, val[:t], last_val, self.gamma, self.lam)
         batch = {
-            "observes": self._obs[:t].copy(),
-            "actions": np.array(self._acts, np.int64 if self.discrete else np.float32),
-            "advantages": adv,
-            "disc_sum_rew": adv + val[:t],  # TD(lambda) returns: less noisy targets than the sampled sums
+            "obs": self._obs[:t].copy(),
+            "act": np.array(self._acts, np.int64 if self.discrete else np.float32),
+            "adv": adv,
+            "ret": adv + val[:t],  # TD(lambda) returns: less noisy targets than the sampled sums
             "ep_ret": np.array([self.ep_ret] if ended else [], np.float64),
             "ep_len": np.array([self.ep_len] if ended else [], np.int64),
         }
@@ -216,49 +161,6 @@ def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
         {"ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 3))},
     )
     return {
-        "observes": np.empty((0, spec.obs_dim), np.float32), "actions": actions, "advantages": none,
-        "disc_sum_rew": none, **ended,
+        "obs": np.empty((0, spec.obs_dim), np.float32), "act": actions, "adv": none,
+        "ret": none, **ended,
     }  # fmt: skip
-
-
-class Segments:
-    """Environments that are stepped on from where they stand, a fixed number of steps per iteration each.
-
-    Episode j of environment e has the number (e, j). Every environment belongs to one rank for the whole run.
-    """
-
-    def __init__(self, runners: dict[int, Runner], first: int):
-        """Prepares an episode in each environment.
-
-        Args:
-            runners: by number of the environment, those of this rank.
-            first: number of the episodes to begin with, above that of any before (0 in a new run).
-        """
-        self.runners = runners
-        self.episode = dict.fromkeys(runners, first)
-        self.ended = set(runners)  # begin anew when they are stepped next, as part of that work
-
-    def collect(self, n_steps: int, stop: Callable[[], bool]) -> tuple[list[dict], list[int]]:
-        """Steps each environment `n_steps` on.
-
-        Returns:
-            (batches, one per part of an episode; the place of each in the order of environments and time).
-        """
-        batches, places = [], []
-        for e, runner in self.runners.items():
-            left, part = n_steps, 0
-            while left:
-                if e in self.ended:
-                    runner.start(e, self.episode[e])
-                    self.ended.remove(e)
-                batch, ended = runner.run(left, stop)
-                if batch is None:
-                    return batches, places
-                left -= len(batch["advantages"])
-                batches.append(batch)
-                places.append(e * (n_steps + 1) + part)
-                part += 1
-                if ended:
-                    self.episode[e] += 1
-                    self.ended.add(e)
-        return batches, places

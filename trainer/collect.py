@@ -1,0 +1,128 @@
+"""Which rank runs which episodes: whole ones, dealt to the ranks; segments of fixed length; evaluations."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import mpi_util
+from trainer.config import Config
+from trainer.control import Control
+from trainer.rollout import Runner
+
+
+class Collected(NamedTuple):
+    """What one rank collected.
+
+    Attributes:
+        batches: one per episode, or part of an episode, as Runner makes them.
+        places: of each batch, its position in the order of all ranks' batches.
+    """
+
+    batches: list[dict[str, np.ndarray]]
+    places: list[int]
+
+
+def run_episodes(
+    runner: Runner, keys: Sequence[tuple[int, ...]], stop: mpi_util.StopRequest, in_turn: bool = False
+) -> Collected:
+    """Collective: runs whole episodes, each on the next rank that is free.
+
+    Args:
+        runner: of this rank.
+        keys: of the episodes, as Runner.start takes them; the same on every rank. Places are positions in it.
+        stop: drops the episodes that have not ended.
+        in_turn: episode i goes to rank i % nworkers instead, so that timing does not decide which rank gets it.
+    """
+    deal = mpi_util.deal(len(keys))
+    stop.then = deal.close
+    if stop:
+        deal.close()
+
+    def stopped() -> bool:
+        deal.serve()
+        return deal.closed
+
+    collected = Collected([], [])
+    for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if in_turn else deal:
+        runner.start(*keys[i])
+        with mpi_util.during("rollout", episode=keys[i][-1]):
+            batch, _ = runner.run(stop=stopped)
+        if batch is None:
+            break
+        collected.batches.append(batch)
+        collected.places.append(i)
+    return collected
+
+
+class EpisodeCollector:
+    """Collects the whole episodes of an iteration."""
+
+    def __init__(self, config: Config, control: Control, runner: Runner, stop: mpi_util.StopRequest, in_turn: bool):
+        """Args: runner, stop, in_turn: as `run_episodes` takes them."""
+        self.config, self.control, self.runner, self.stop, self.in_turn = config, control, runner, stop, in_turn
+
+    def collect(self) -> Collected:
+        """Collective: the episodes after those so far, `batch_size` or what is left of `num_episodes`."""
+        first, n = self.control.episodes, self.config.batch_size
+        if self.config.num_episodes:
+            n = min(n, self.config.num_episodes - first)
+        return run_episodes(self.runner, [(first + i,) for i in range(n)], self.stop, self.in_turn)
+
+
+class SegmentCollector:
+    """Collects a segment of fixed length from each environment; the next one continues where it ended.
+
+    Episode j of environment e has the key (e, j). An environment stays on one rank for the whole run.
+    """
+
+    def __init__(self, config: Config, control: Control, runners: dict[int, Runner], stop: mpi_util.StopRequest):
+        """Args: runners: by number of the environment, those of this rank. control: of the iteration to begin with."""
+        self.runners, self.stop = runners, stop
+        self.n_steps = config.batch_steps // config.num_envs
+        # a resumed run starts new episodes; so far an environment has ended at most one per step
+        self.episode = dict.fromkeys(runners, self.n_steps * control.iteration)
+        self.ended = set(runners)  # to be reset when they are next stepped, so that the time counts as rollout
+
+    def collect(self) -> Collected:
+        """Steps each environment; a batch for each part of an episode, places in the order of environments and time."""
+        collected = Collected([], [])
+        for e, runner in self.runners.items():
+            left, part = self.n_steps, 0
+            while left:
+                if e in self.ended:
+                    runner.start(e, self.episode[e])
+                    self.ended.remove(e)
+                batch, ended = runner.run(left, lambda: bool(self.stop))
+                if batch is None:
+                    return collected
+                left -= len(batch["adv"])
+                collected.batches.append(batch)
+                collected.places.append(e * (self.n_steps + 1) + part)
+                part += 1
+                if ended:
+                    self.episode[e] += 1
+                    self.ended.add(e)
+        return collected
+
+
+class Evaluator:
+    """Evaluates the policy deterministically, on episodes that training does not use."""
+
+    def __init__(self, config: Config, control: Control, runner: Runner, stop: mpi_util.StopRequest):
+        """Args: runner: with deterministic actions."""
+        self.config, self.control, self.runner, self.stop = config, control, runner, stop
+
+    def evaluate(self) -> dict[str, np.ndarray]:
+        """Collective: `eval_episodes` episodes with the current weights.
+
+        Returns:
+            On rank 0 ep_ret float64 and ep_len int64, (eval_episodes,), in the order of the episodes; {} elsewhere, and
+            where the run was stopped.
+        """
+        self.runner.actor.refresh()
+        keys = [(self.control.iteration, i) for i in range(self.config.eval_episodes)]
+        batches, places = run_episodes(self.runner, keys, self.stop)
+        results = [{key: batch[key] for key in ("ep_ret", "ep_len")} for batch in batches]
+        results = mpi_util.rank0_accum_batches(results, index=places)
+        return results if mpi_util.rank == 0 and not self.stop else {}

@@ -1,0 +1,63 @@
+"""Gymnasium environments as the policies need them: flat observations, and actions from -1 to 1."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
+    """The environment, with flat observations.
+
+    Args:
+        env_id: Gymnasium id; `module:Env-v0` imports the module first.
+        arguments: for the environment.
+        quiet: no warnings: they are the same on every rank.
+
+    Raises:
+        ValueError: the environment is unknown, cannot be built, or has an action space that no policy here fits.
+    """
+    with warnings.catch_warnings():
+        if quiet:
+            warnings.simplefilter("ignore")
+            gym.logger.min_level = gym.logger.ERROR
+        try:
+            env = gym.make(env_id, disable_env_checker=True, **arguments)
+        except (gym.error.Error, ImportError, TypeError, AttributeError) as error:
+            raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
+    space = env.action_space
+    if not isinstance(space, gym.spaces.Discrete) and not (
+        isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    ):
+        raise ValueError(f"{env_id}: actions are {space}; a policy needs Box (floating point) or Discrete ones")
+    observes = env.observation_space
+    if not (isinstance(observes, gym.spaces.Box) and len(observes.shape) == 1):
+        env = gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
+    """(number of components or choices, discrete?, function from an actor's action to the environment's).
+
+    A Box with finite bounds is rescaled, so that -1 and 1 are its bounds; the actor's Gaussian is clipped to them.
+    """
+    if isinstance(space, gym.spaces.Discrete):
+        start = int(space.start)
+        return int(space.n), True, (lambda action: action + start) if start else (lambda action: action)
+    low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
+    size, shape, dtype = low.size, space.shape, space.dtype
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return size, False, lambda action: action.reshape(shape).astype(dtype)
+    middle, half = ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+    low, high = low.astype(np.float32), high.astype(np.float32)
+
+    def to_env(action: np.ndarray) -> np.ndarray:
+        scaled = action * half
+        scaled += middle
+        np.maximum(scaled, low, out=scaled)
+        np.minimum(scaled, high, out=scaled)
+        return scaled.reshape(shape).astype(dtype, copy=False)
+
+    return size, False, to_env

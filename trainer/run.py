@@ -1,0 +1,124 @@
+"""What each rank holds of a run, and the steps of an iteration that need more than one line."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import mpi_util
+from mpi_util.logx import EpochLogger
+from policies.actor import Actor, Spec
+from policies.scaler import Scaler
+from trainer.advice import Advice
+from trainer.collect import EpisodeCollector, Evaluator, SegmentCollector
+from trainer.config import Config
+from trainer.control import Control
+from trainer.environment import make_env
+from trainer.rollout import Runner
+from trainer.sharing import Pool, Pooled, exchange_s, gather, keep_own
+
+if TYPE_CHECKING:  # they load what ranks that only collect do without
+    from trainer.record import Record
+    from trainer.training import Training
+
+
+@dataclass
+class Run:
+    """What this rank holds.
+
+    Attributes:
+        average: every rank learns, each from its own rollouts; else rank 0 alone.
+        envs: this rank's environments, by number.
+        training: the learners; None: this rank only collects.
+        record: run folder and screen; None: this is not rank 0.
+        logger: of progress.txt and config.json, which rank 0 writes.
+    """
+
+    config: Config
+    average: bool
+    stop: mpi_util.StopRequest
+    envs: dict[int, Any]
+    spec: Spec
+    actor: Actor
+    scaler: Scaler
+    control: Control
+    training: "Training | None" = None
+    record: "Record | None" = None
+    logger: EpochLogger | None = None
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """What rank 0 broadcasts after each update."""
+        return self.actor.params | self.scaler.arrays | self.control.arrays
+
+    @property
+    def pool(self) -> Pool:
+        """How the ranks' batches reach the learners."""
+        return keep_own if self.average else gather
+
+    def collector(self) -> EpisodeCollector | SegmentCollector:
+        """What collects this rank's part of an iteration; in a resumed run, made after the first broadcast."""
+        runners = {e: self.runner(env) for e, env in self.envs.items()}
+        if self.config.batch_steps:
+            return SegmentCollector(self.config, self.control, runners, self.stop)
+        return EpisodeCollector(self.config, self.control, runners[0], self.stop, in_turn=self.average)
+
+    def evaluator(self) -> Evaluator | None:
+        """What evaluates the policy, if the run is to."""
+        if not self.config.eval_every:
+            return None
+        env = make_env(self.config.env, self.config.env_arguments, quiet=True)
+        return Evaluator(self.config, self.control, self.runner(env, greedy=True), self.stop)
+
+    def runner(self, env: Any, greedy: bool = False) -> Runner:
+        """Steps an environment with this run's policy; greedy: with deterministic actions."""
+        config = self.config
+        return Runner(
+            env, self.actor, self.scaler, self.control.rew_scale, config.seed, config.gamma, config.lam, greedy
+        )
+
+    def report(self, data: Pooled, tests: dict[str, np.ndarray], columns: dict[str, float]) -> None:
+        """Collective: writes a row of progress.txt, and keeps the policy if it was evaluated as the best so far.
+
+        Args:
+            data: what this rank learned from.
+            tests: what Evaluator.evaluate returned; {} where there was no evaluation.
+            columns: of the learners and of the times; those of rank 0 are written.
+        """
+        logger, control = self.logger, self.control
+        if data.batch is not None:
+            logger.store(EpRet=data.batch["ep_ret"], EpLen=data.batch["ep_len"])
+        if tests:
+            logger.store(TestEpRet=tests["ep_ret"], TestEpLen=tests["ep_len"])
+        logger.log_tabular("Iteration", control.iteration)
+        logger.log_tabular("Episodes", control.episodes)
+        logger.log_tabular("TotalEnvInteracts", control.steps)
+        logger.log_tabular("EpRet", with_min_and_max=True)
+        logger.log_tabular("EpLen", average_only=True)
+        for column, value in columns.items():
+            logger.log_tabular(column, value)
+        if self.config.eval_every:
+            logger.log_tabular("TestEpRet", with_min_and_max=True)
+            logger.log_tabular("TestEpLen", average_only=True)
+        logger.dump_tabular()
+        if self.record is not None:
+            self.record.keep_best(self.actor.params | self.scaler.arrays)
+
+    def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> str:
+        """Collective: what the times of this iteration say about --nprocs and --parallel, on rank 0; or "".
+
+        Args:
+            seconds: of this iteration's phases.
+        """
+        n_params = sum(array.size for array in self.actor.params.values())
+        exchange = exchange_s(n_params) if advice.needs_exchange else 0.0
+        cost = self.training.cost if self.training is not None else (0, 1)
+        return advice.after(seconds, tuple(data.work), data.part.total if data.part is not None else 0, cost, exchange)
+
+    def save(self) -> None:
+        """Collective among the ranks that learn: rank 0 writes a checkpoint."""
+        if self.training is not None:
+            arrays, scalars = self.training.state()
+            if self.record is not None:
+                self.logger.sync()  # the rows that the checkpoint counts on
+                self.record.save(self.actor.params | self.scaler.arrays, arrays, scalars)

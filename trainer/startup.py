@@ -1,0 +1,98 @@
+"""Builds what a run needs, on all ranks or on none: bad input ends the job with one line and status 2."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mpi_util
+from mpi_util.logx import EpochLogger
+from mpi_util.mpi_pytorch import setup_pytorch_for_mpi
+from policies.actor import INIT_LOG_STD, Actor, Spec, init_params, parse_hid_list
+from policies.scaler import Scaler
+from policies.share import ALONE
+from trainer.config import Config
+from trainer.control import Control
+from trainer.environment import action_map, make_env
+from trainer.run import Run
+from trainer.sharing import Ranks
+
+PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has the others
+
+
+def set_up(config: Config) -> Run:
+    """Collective: this rank's part of the run, or the end of the job with one line that says what is wrong."""
+    stop = mpi_util.StopRequest()
+    average = config.parallel == "average" and mpi_util.nworkers > 1
+    envs, spec = all_or_none(lambda: build_envs(config))
+    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
+    actor, scaler = Actor(spec, init_params(spec, rng, config.log_std)), Scaler(spec.obs_dim)
+    run = Run(config, average, stop, envs, spec, actor, scaler, Control(config.first_rew_scale))
+    all_or_none(lambda: build_training(run))
+    all_or_none(lambda: build_logger(run))
+    return run
+
+
+def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
+    """This rank's environments by number, and the sizes of the networks for them."""
+    is_root = mpi_util.rank == 0
+    arguments = config.env_arguments | ({"render_mode": "human"} if config.render and is_root else {})
+    numbers = range(mpi_util.rank, config.num_envs, mpi_util.nworkers) if config.batch_steps else [0]
+    if not numbers:
+        raise ValueError(f"more processes than --num_envs {config.num_envs}: in segment mode each needs an environment")
+    envs = {e: make_env(config.env, arguments, quiet=not is_root or e > 0) for e in numbers}
+    env = next(iter(envs.values()))
+    obs_dim = env.observation_space.shape[0]
+    act_dim, discrete, _ = action_map(env.action_space)
+    if discrete and config.log_std != INIT_LOG_STD:
+        raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
+    policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
+    valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")
+    return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid)
+
+
+def build_training(run: Run) -> None:
+    """Sets `run.training` on the ranks that learn, and `run.record` on rank 0."""
+    is_root = mpi_util.rank == 0
+    if not (is_root or run.average):
+        return
+    from trainer.record import Record  # here, because of what they load, which ranks that only collect never do
+    from trainer.training import Training
+
+    if run.config.framework == "torch":
+        with contextlib.suppress(mpi_util.MissingFrameworkError):  # Training's message is better
+            setup_pytorch_for_mpi()  # for good: from here on only the learners change torch's number of threads
+    share, n_learners = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
+    threads = max(1, mpi_util.usable_cores() // n_learners)
+    run.training = Training(run.config, run.spec, run.actor.params, run.scaler, run.control, share, threads)
+    if is_root:
+        run.record = Record(run.config, run.spec, mpi_util.nworkers, run.training.resumed)
+
+
+def build_logger(run: Run) -> None:
+    """Sets `run.logger`."""
+    if run.record is None:
+        run.logger = EpochLogger()
+        return
+    keep_rows = run.control.iteration if run.config.resume else None
+    run.logger = EpochLogger(run.record.folder.path, show=run.record.show, keep_rows=keep_rows)
+    run.logger.save_config(run.record.settings)
+
+
+def all_or_none(build: Callable[[], Any]) -> Any:
+    """Collective: `build()` on every rank; if it fails on any, rank 0 prints one line, and all exit with status 2."""
+    result, problem = None, None
+    try:
+        result = build()
+    except (ValueError, OSError, mpi_util.UsageError) as error:
+        problem = str(error)
+    except ImportError as error:
+        problem = f"{error}; install what train.py needs: pip install -e '.[train]'"
+    problems = [p for p in mpi_util.all_accum_batches([problem]) if p]
+    if problems:
+        if mpi_util.rank == 0:
+            print(f"train.py: {problems[0]}", file=sys.stderr)
+        sys.exit(2)
+    return result
