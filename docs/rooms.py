@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "architecture.md"
-PACKAGES = ("mpi_util",)
+PACKAGES = ("mpi_util", "policies", "trainer")
 BEGIN, END = "<!-- rooms: made by docs/rooms.py -->\n", "<!-- end of rooms -->"
 
 
