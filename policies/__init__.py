@@ -1,5 +1,6 @@
-"""Policies, value functions and the arithmetic around them. Nothing here knows of MPI.
+"""The algorithms: a NumPy actor, update rules, learners in PyTorch and TensorFlow, advantages, observation scaling.
 
-``actor``, ``returns`` and ``scaler`` need NumPy only and are what every rank imports; the learners of rank 0 live in
-one folder per framework.
+Nothing here knows MPI, mpi_util or the training program. `actor`, `returns` and `scaler` need only NumPy, and are what
+every rank imports; `pytorch` and `tf` hold the learners, do not import each other, and do the same. Read `actor` first,
+then `hyper` (the settings), `rules` and `pytorch.ppo`; `share` says how several learners share one batch.
 """

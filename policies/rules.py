@@ -1,8 +1,8 @@
-"""What Policy asks of an update rule, and what a rule keeps between updates: the same for every framework."""
+"""Base classes of the update rules, the same for every framework."""
 
 
-class Rule:
-    """Base of the update rules: one that looks at the whole batch at once and keeps nothing between updates."""
+class UpdateRule:
+    """How a policy is improved on one batch. This base uses the whole batch at once, and keeps no state."""
 
     def __init__(self, hyper):
         """Args: hyper: resolved Hyper."""
@@ -15,29 +15,29 @@ class Rule:
     def update(self, policy, batch, rng):
         """Changes ``policy.net``.
 
-        Where several learners share the batch, gradients and numbers are of the whole batch, and each learner makes the
-        same calls in the same order.
+        Where several learners share the batch, gradients and logged numbers are of the whole batch, and each learner
+        makes the same calls in the same order.
 
         Args:
-            policy: Policy of the rule's framework, which says what is returned.
+            policy: Policy of the rule's framework, whose docstring says what to return.
             batch: its Batch.
             rng: numpy.random.Generator of this update.
         """
         raise NotImplementedError
 
     def adapt(self, kl):
-        """Follows a good update, and may change the rule's own numbers. Args: kl: after the update, nats."""
+        """Called after a successful update: adapts the rule's state. Args: kl: mean KL(old || new) of it, nats."""
 
     def state(self):
-        """dict of the numbers that change."""
+        """dict of str to number: what changes from update to update."""
         return {}
 
     def load_state(self, scalars):
-        """Takes them back. Args: scalars: what `state` gave."""
+        """Restores it. Args: scalars: what `state` returned."""
 
 
-class KLControl(Rule):
-    """A penalty's weight and a step size that steer the divergence of each update to `kl_targ`.
+class AdaptiveKLPenalty(UpdateRule):
+    """A penalty on the KL divergence whose weight, and then the step size, adapt so that updates reach `kl_targ`.
 
     Source: github.com/pat-coady/trpo.
 
@@ -45,6 +45,8 @@ class KLControl(Rule):
         beta: weight of the KL divergence. lr_mult: factor of the step size. Both adapt after each update.
     """
 
+    HINGE = 50.0  # weight of the squared excess over twice the target (arXiv:1707.02286, appendix)
+    STOP = 4.0  # times the target: further steps would leave the region where the surrogate holds
     ADAPT = 1.5
     BETA_RANGE = (1.0 / 35.0, 35.0)
     BETA_SETTLED = (1.0 / 30.0, 30.0)  # beyond these beta alone no longer steers, and the step size follows
@@ -56,8 +58,12 @@ class KLControl(Rule):
         self.beta = 1.0
         self.lr_mult = 1.0
 
+    def kl_weight(self, kl):
+        """Derivative of the penalty by the divergence. Args: kl: where the policy is now, nats."""
+        return self.beta + 2.0 * self.HINGE * max(0.0, kl - 2.0 * self._hyper.kl_targ)
+
     def adapt(self, kl):
-        """Moves beta, then the step size, against the divergence. Args: kl: after the update, nats."""
+        """See UpdateRule: beta rises, then the step size falls, where the divergence was too large; or the reverse."""
         lowest, highest = self.BETA_RANGE
         if kl > 2.0 * self._hyper.kl_targ:
             self.beta = min(highest, self.beta * self.ADAPT)
@@ -69,9 +75,9 @@ class KLControl(Rule):
                 self.lr_mult *= self.ADAPT
 
     def state(self):
-        """dict of the numbers that adapt."""
+        """See UpdateRule."""
         return {"beta": self.beta, "lr_mult": self.lr_mult}
 
     def load_state(self, scalars):
-        """Args: scalars: what `state` gave."""
+        """See UpdateRule."""
         self.beta, self.lr_mult = scalars["beta"], scalars["lr_mult"]

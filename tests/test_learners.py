@@ -44,7 +44,7 @@ class Rank0:
         self.log = Log()
 
     def batch(self, seed):
-        """(observes, actions, advantages, disc_sum_rew) as the actor would draw them."""
+        """(obs, act, adv, ret) as the actor would draw them."""
         rng = np.random.default_rng(seed)
         obs = rng.standard_normal((N, self.spec.obs_dim), dtype=np.float32)
         act = np.array([self.actor.act(row, z) for row, z in zip(obs, self.actor.noise(rng, N))])
@@ -195,7 +195,7 @@ def test_resumed_learners_go_on_to_the_same_bits(spec, algo):
 
 @BOTH
 @ALGOS
-@pytest.mark.parametrize("field", [0, 2, 3], ids=["observes", "advantages", "disc_sum_rew"])
+@pytest.mark.parametrize("field", [0, 2, 3], ids=["obs", "adv", "ret"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_number_that_is_not_finite_raises_and_changes_nothing(spec, algo, field, bad):
     rank0 = Rank0(spec, algo=algo)
@@ -239,7 +239,7 @@ def test_parameters_that_do_not_fit_are_refused():
     assert_same_state(rank0.state(), before)
 
 
-@pytest.mark.parametrize("field", [0, 1, 2, 3], ids=["observes", "actions", "advantages", "disc_sum_rew"])
+@pytest.mark.parametrize("field", [0, 1, 2, 3], ids=["obs", "act", "adv", "ret"])
 def test_arrays_of_another_shape_are_refused(field):
     rank0 = Rank0(BOX)
     batch = list(rank0.batch(0))

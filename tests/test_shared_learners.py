@@ -107,7 +107,7 @@ class Group:
 
 
 def a_batch(spec, seed, n=150):
-    """(observes, actions, advantages, disc_sum_rew)."""
+    """(obs, act, adv, ret)."""
     rng = np.random.default_rng(seed)
     obs = rng.standard_normal((n, spec.obs_dim), dtype=np.float32)
     act = rng.integers(spec.act_dim, size=n) if spec.discrete else 0.6 * rng.standard_normal((n, spec.act_dim))
@@ -166,7 +166,7 @@ def test_a_gradient_step_is_one_sum():
 
 @BOTH
 @ALGOS
-@pytest.mark.parametrize("field", [0, 2, 3], ids=["observes", "advantages", "disc_sum_rew"])
+@pytest.mark.parametrize("field", [0, 2, 3], ids=["obs", "adv", "ret"])
 def test_a_number_that_is_not_finite_in_one_part_raises_on_all(spec, algo, field):
     group, parts = Group(spec, 3, algo=algo), split([0.3, 0.0, 0.7], 0)
     group.learn(a_batch(spec, 0), parts)

@@ -23,7 +23,7 @@ BOX = Spec(obs_dim=6, act_dim=2, discrete=False, policy_hid=(16, 8), valfunc_hid
 DISCRETE = Spec(obs_dim=4, act_dim=5, discrete=True, policy_hid=(16,), valfunc_hid=(8, 8))
 BOTH = pytest.mark.parametrize("spec", [BOX, DISCRETE], ids=["box", "discrete"])
 ALGOS = pytest.mark.parametrize("algo", sorted(DEFAULTS))
-FIELDS = ["observes", "actions", "advantages", "disc_sum_rew"]
+FIELDS = ["obs", "act", "adv", "ret"]
 PARAMETERS = ("/weight", "/bias", "/log_std")
 FLOAT32_STEP = np.finfo(np.float32).eps
 SETTINGS = {"lr": 1e-3, "minibatch_rows": 32, "epochs": 4, "vf_epochs": 4, "ent_coef": 0.01, "cg_subsample": 2}
@@ -195,7 +195,7 @@ def test_parameters_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("algo", ["ppo", "ppo-kl"])
 def test_same_bits_at_any_alignment_and_side_by_side(algo):
     one, other = twins(BOX, algo)[1], Learners(tf, BOX, algo, threads=2)
-    assert not one.both._at_once() and other.both._at_once()
+    assert not one.both.at_once(150) and other.both.at_once(150)
     for seed in range(3):
         batch = a_batch(BOX, seed)
         shifted = []

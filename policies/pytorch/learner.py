@@ -1,6 +1,5 @@
 """What every learner shares: a network with its Adam, safe updates, export and resume."""
 
-import math
 from contextlib import contextmanager
 
 import numpy as np
@@ -159,22 +158,3 @@ class Learner:
         self.adam.v.copy_(torch.tensor(arrays[f"{name}/adam/v"]))
         self.adam.steps = int(scalars[f"{name}/adam/steps"])
         self.updates = int(scalars[f"{name}/updates"])
-
-
-def finite_floats(log):
-    """Numbers of an update as Python floats.
-
-    Args:
-        log: dict of str to number or 0-d tensor.
-
-    Returns:
-        dict of str to float.
-
-    Raises:
-        FloatingPointError: one of them is not finite; the line names it.
-    """
-    floats = {key: float(value) for key, value in log.items()}
-    for key, value in floats.items():
-        if not math.isfinite(value):
-            raise FloatingPointError(f"{key} is {value} after the update")
-    return floats

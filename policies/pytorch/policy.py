@@ -2,16 +2,17 @@
 
 import torch
 
+from policies.learners import finite_floats
 from policies.minibatches import POLICY_STREAM, stream
 from policies.pytorch.batches import to_tensor
 from policies.pytorch.dists import Categorical, Gaussian
-from policies.pytorch.learner import Learner, finite_floats
-from policies.pytorch.ppo import Clipped, KLPenalty
-from policies.pytorch.trpo import TrustRegion
-from policies.pytorch.vpg import PolicyGradient
+from policies.pytorch.learner import Learner
+from policies.pytorch.ppo import PPOClip, PPOPenalty
+from policies.pytorch.trpo import TRPO
+from policies.pytorch.vpg import VPG
 from policies.share import ALONE, Part
 
-RULES = {"ppo": Clipped, "ppo-kl": KLPenalty, "trpo": TrustRegion, "vpg": PolicyGradient}
+RULES = {"ppo": PPOClip, "ppo-kl": PPOPenalty, "trpo": TRPO, "vpg": VPG}
 ADV_EPS = 1e-8
 
 
@@ -48,15 +49,15 @@ class Policy(Learner):
             self.dist = Gaussian(self.net.views["policy/log_std"], self.net.grads["policy/log_std"])
         self.rule = RULES[hyper.algo](hyper)
 
-    def update(self, observes, actions, advantages, logger, part=None):
+    def update(self, obs, act, adv, logger, part=None):
         """One update by the rule on one batch; old log-probabilities are those of the current weights.
 
         Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
 
         Args:
-            observes: float32 (N, obs_dim), scaled.
-            actions: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
-            advantages: float32 (N,), any unit; standardised here.
+            obs: float32 (N, obs_dim), scaled.
+            act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
+            adv: float32 (N,), any unit; standardised here.
             logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
                 after the update, in standard deviations of the advantage) and the rule's own numbers.
             part: policies.share.Part, which rows of the whole batch these are; None: all.
@@ -65,9 +66,9 @@ class Policy(Learner):
             ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
-        part = Part.whole(len(observes)) if part is None else part
+        part = Part.whole(len(obs)) if part is None else part
         with self.updating(part.total):
-            batch = Batch(self, observes, actions, advantages, part)
+            batch = Batch(self, obs, act, adv, part)
             rng = stream(self.hyper.seed, POLICY_STREAM, self.updates)
             ratio, rule_log = self.rule.update(self, batch, rng)
             means = self.means(part, self.dist.kl(batch.old), self.dist.entropy(), -(ratio * batch.adv).mean())
@@ -109,14 +110,14 @@ class Batch:
         old: what the distribution's `kl` needs. old_logp: float32 (N,), nats.
     """
 
-    def __init__(self, policy, observes, actions, advantages, part):
-        """Args: policy: Policy before its update. observes, actions, advantages, part: as Policy.update's."""
+    def __init__(self, policy, obs, act, adv, part):
+        """Args: policy: Policy before its update. obs, act, adv, part: as Policy.update's."""
         spec, n = policy.spec, len(part)
         self.part = part
         act_shape, act_type = ((n,), torch.int64) if spec.discrete else ((n, spec.act_dim), torch.float32)
-        self.obs = to_tensor(observes, (n, spec.obs_dim), torch.float32, policy.device)
-        self.act = to_tensor(actions, act_shape, act_type, policy.device)
-        adv = to_tensor(advantages, (n,), torch.float32, policy.device)
+        self.obs = to_tensor(obs, (n, spec.obs_dim), torch.float32, policy.device)
+        self.act = to_tensor(act, act_shape, act_type, policy.device)
+        adv = to_tensor(adv, (n,), torch.float32, policy.device)
         policy.require_finite(self.obs, self.act, adv)
         mean, std = (adv.new_tensor(moment[0]) for moment in policy.moments(part, adv))
         self.adv = (adv - mean) / (std + ADV_EPS)

@@ -7,10 +7,10 @@ Locomotion Behaviours in Rich Environments, arXiv:1707.02286); code: github.com/
 
 from policies.minibatches import n_minibatches
 from policies.pytorch.batches import shuffled
-from policies.rules import KLControl, Rule
+from policies.rules import AdaptiveKLPenalty, UpdateRule
 
 
-class Clipped(Rule):
+class PPOClip(UpdateRule):
     """``ppo``: arXiv:1707.06347, equation 7, over several passes in minibatches, with an optional stop by KL."""
 
     def rows_per_step(self, n_rows):
@@ -18,7 +18,7 @@ class Clipped(Rule):
         return n_rows // n_minibatches(self._hyper, n_rows)
 
     def update(self, policy, batch, rng):
-        """See Policy.
+        """See UpdateRule.
 
         The log has ClipFrac, share of rows beyond the clip range after the update, and StopIter, passes made.
         """
@@ -48,14 +48,11 @@ class Clipped(Rule):
         return gain.mul_(gain <= clipped).mul_(-1.0 / n)
 
 
-class KLPenalty(KLControl):
+class PPOPenalty(AdaptiveKLPenalty):
     """``ppo-kl``: arXiv:1707.06347, equation 8, on the whole batch, with a hinge beyond twice the target."""
 
-    HINGE = 50.0  # weight of the squared excess over twice the target (arXiv:1707.02286, appendix)
-    STOP = 4.0  # times the target: further steps would leave the region where the surrogate holds
-
     def update(self, policy, batch, rng):
-        """See Policy.
+        """See UpdateRule.
 
         The log has Beta and LrMult, as this update used them, and StopIter, passes made.
         """
@@ -65,9 +62,8 @@ class KLPenalty(KLControl):
         ratio = batch.old_logp.new_ones(len(part))
         while epochs < hyper.epochs and kl <= self.STOP * hyper.kl_targ:
             epochs += 1
-            d_kl = self.beta + 2.0 * self.HINGE * max(0.0, kl - 2.0 * hyper.kl_targ)
             d_logp = (ratio * batch.adv).mul_(-1.0 / part.total)
-            grad_out = dist.backward(d_logp, d_kl * part.weight, -hyper.ent_coef * part.weight, batch.old)
+            grad_out = dist.backward(d_logp, self.kl_weight(kl) * part.weight, -hyper.ent_coef * part.weight, batch.old)
             policy.net.backward(grad_out)
             policy.step(hyper.lr * policy.lr_scale * self.lr_mult)
             ratio = policy.ratio(batch)

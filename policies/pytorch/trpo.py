@@ -11,20 +11,20 @@ import math
 import torch
 
 from policies.pytorch.batches import shuffled
-from policies.rules import Rule
+from policies.rules import UpdateRule
 
 
-class TrustRegion(Rule):
+class TRPO(UpdateRule):
     """``trpo``: arXiv:1502.05477, algorithm 1 with the single-path estimate, on the whole batch."""
 
     BACKTRACKS = 10  # steps to try, at most
     BACKTRACK = 0.8  # length of each, in units of the one before
 
     def update(self, policy, batch, rng):
-        """See Rule. If none of the steps tried is good, the policy stays what it is.
+        """See UpdateRule. If none of the steps tried is good, the policy stays what it is.
 
         The log has BacktrackIters, steps that were tried and refused; StepFrac, the part of the longest step that was
-        taken, 0 if none; CgResidual, length of what conjugate gradients left of the gradient, in units of it.
+        taken, 0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
 
         Raises:
             FloatingPointError: the gradient or its curvature is not finite.
@@ -34,16 +34,16 @@ class TrustRegion(Rule):
         d_logp = batch.adv * (-1.0 / part.total)
         policy.net.backward(policy.dist.backward(d_logp, d_entropy=-hyper.ent_coef * part.weight))
         policy.sum_grad()
-        downhill = policy.net.grad.double().neg_()
+        neg_grad = policy.net.grad.double().neg_()
         product = self.fisher(policy, batch, rng)
-        step, left = conjugate_gradients(product, downhill, hyper.cg_iters)
-        curvature = step.dot(downhill - left).item()  # step' F step, without another product
+        step, residual = conjugate_gradients(product, neg_grad, hyper.cg_iters)
+        curvature = step.dot(neg_grad - residual).item()  # step' F step, without another product
         if not math.isfinite(curvature):
             raise FloatingPointError("the policy update's gradient is not finite")
         step.mul_(math.sqrt(2.0 * hyper.kl_targ / curvature) if curvature > 0.0 else 0.0)  # 0: nothing to gain
         ratio, refused, fraction = self._search(policy, batch, loss, step.float())
-        residual = (left.norm() / downhill.norm().clamp_(min=1e-30)).item()
-        return ratio, {"BacktrackIters": refused, "StepFrac": fraction, "CgResidual": residual}
+        cg_residual = (residual.norm() / neg_grad.norm().clamp_(min=1e-30)).item()
+        return ratio, {"BacktrackIters": refused, "StepFrac": fraction, "CgResidual": cg_residual}
 
     def fisher(self, policy, batch, rng):
         """The damped Fisher matrix at the current parameters, of the batch or of a random part of it.
@@ -103,8 +103,8 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
     Returns:
         (x, b - A x): float64 (P,) each. A number that is not finite anywhere makes the second so.
     """
-    x, left, p = torch.zeros_like(b), b.clone(), b.clone()
-    squared = first = left.dot(left).item()
+    x, residual, p = torch.zeros_like(b), b.clone(), b.clone()
+    squared = first = residual.dot(residual).item()
     for _ in range(iters):
         if squared <= tolerance * first:
             break
@@ -113,7 +113,7 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
         if along == 0.0:  # a direction in which nothing changes, without damping
             break
         x.add_(p, alpha=squared / along)
-        left.add_(a_p, alpha=-squared / along)
-        before, squared = squared, left.dot(left).item()
-        p.mul_(squared / before).add_(left)
-    return x, left
+        residual.add_(a_p, alpha=-squared / along)
+        before, squared = squared, residual.dot(residual).item()
+        p.mul_(squared / before).add_(residual)
+    return x, residual

@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 
+from policies.learners import finite_floats
 from policies.minibatches import VALUE_STREAM, n_minibatches, stream
 from policies.pytorch.batches import shuffled, to_tensor
-from policies.pytorch.learner import Learner, finite_floats
+from policies.pytorch.learner import Learner
 from policies.share import ALONE, Part
 
 VAR_FLOOR = 1e-12  # targets that are all alike have no variance to explain
@@ -35,14 +36,14 @@ class ValueFunction(Learner):
         self._last_ret = torch.empty(0, device=self.device)
         self._last_part = Part.whole(0)
 
-    def fit(self, observes, disc_sum_rew, logger, part=None):
+    def fit(self, obs, ret, logger, part=None):
         """One fit on one batch, and on the batch before it where the algorithm replays that.
 
         Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
 
         Args:
-            observes: float32 (N, obs_dim), scaled.
-            disc_sum_rew: float32 (N,), targets: discounted sums of rewards, or advantages plus values (lambda-returns).
+            obs: float32 (N, obs_dim), scaled.
+            ret: float32 (N,), targets: discounted sums of rewards, or advantages plus values (TD(lambda) returns).
             logger: has ``log(dict)``. It gets LossV (mean squared error on this batch after the fit, squared unit of
                 the targets) and ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant).
             part: policies.share.Part, which rows of the whole batch these are; None: all.
@@ -52,12 +53,12 @@ class ValueFunction(Learner):
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
         hyper = self.hyper
-        part = Part.whole(len(observes)) if part is None else part
+        part = Part.whole(len(obs)) if part is None else part
         all_part = part.followed_by(self._last_part)
         n_parts = n_minibatches(hyper, all_part.total, self.share.n_learners)
         with self.updating(part.total):
-            obs = to_tensor(observes, (len(part), self._obs_dim), torch.float32, self.device)
-            ret = to_tensor(disc_sum_rew, (len(part),), torch.float32, self.device)
+            obs = to_tensor(obs, (len(part), self._obs_dim), torch.float32, self.device)
+            ret = to_tensor(ret, (len(part),), torch.float32, self.device)
             self.require_finite(obs, ret)
             _, (error_std, ret_std) = self.moments(part, self._predict(obs).sub_(ret), ret)
             all_obs, all_ret = obs, ret

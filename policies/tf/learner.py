@@ -187,22 +187,3 @@ class Learner:
         self.net.assign(arrays[f"{name}/adam/v"], self.adam.v)
         self.adam.steps = int(scalars[f"{name}/adam/steps"])
         self.updates = int(scalars[f"{name}/updates"])
-
-
-def finite_floats(log):
-    """Numbers of an update as Python floats.
-
-    Args:
-        log: dict of str to number.
-
-    Returns:
-        dict of str to float.
-
-    Raises:
-        FloatingPointError: one of them is not finite; the line names it.
-    """
-    floats = {key: float(value) for key, value in log.items()}
-    for key, value in floats.items():
-        if not math.isfinite(value):
-            raise FloatingPointError(f"{key} is {value} after the update")
-    return floats

@@ -4,17 +4,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.learners import finite_floats
 from policies.minibatches import POLICY_STREAM, stream
 from policies.share import ALONE, Part
 from policies.tf.batches import own_copy
 from policies.tf.dists import Categorical, Gaussian
-from policies.tf.learner import Learner, finite_floats
-from policies.tf.ppo import Clipped, KLPenalty
+from policies.tf.learner import Learner
+from policies.tf.ppo import PPOClip, PPOPenalty
 from policies.tf.setup import tf
-from policies.tf.trpo import TrustRegion
-from policies.tf.vpg import PolicyGradient
+from policies.tf.trpo import TRPO
+from policies.tf.vpg import VPG
 
-RULES = {"ppo": Clipped, "ppo-kl": KLPenalty, "trpo": TrustRegion, "vpg": PolicyGradient}
+RULES = {"ppo": PPOClip, "ppo-kl": PPOPenalty, "trpo": TRPO, "vpg": VPG}
 ADV_EPS = 1e-8
 
 
@@ -58,15 +59,15 @@ class Policy(Learner):
         self._sums = tf.function(self._sums, input_signature=[rows, self.dist.signature])
         self.rule = RULES[hyper.algo](hyper)
 
-    def update(self, observes, actions, advantages, logger, part=None):
+    def update(self, obs, act, adv, logger, part=None):
         """One update by the rule on one batch; old log-probabilities are those of the current weights.
 
         Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
 
         Args:
-            observes: float32 (N, obs_dim), scaled.
-            actions: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
-            advantages: float32 (N,), any unit; standardised here.
+            obs: float32 (N, obs_dim), scaled.
+            act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
+            adv: float32 (N,), any unit; standardised here.
             logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
                 after the update, in standard deviations of the advantage) and the rule's own numbers.
             part: policies.share.Part, which rows of the whole batch these are; None: all.
@@ -75,21 +76,21 @@ class Policy(Learner):
             ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
-        part = Part.whole(len(observes)) if part is None else part
+        part = Part.whole(len(obs)) if part is None else part
         with self.updating():
-            batch = self._batch(observes, actions, advantages, part)
+            batch = self._batch(obs, act, adv, part)
             rng = stream(self.hyper.seed, POLICY_STREAM, self.updates)
             outcome, rule_log = self.rule.update(self, batch, rng)
             log = finite_floats({"KL": outcome.kl, "Entropy": outcome.entropy, "LossPi": outcome.loss} | rule_log)
         self.rule.adapt(log["KL"])
         logger.log(log)
 
-    def _batch(self, observes, actions, advantages, part):
+    def _batch(self, obs, act, adv, part):
         """A Batch. Args: as `update`'s."""
         spec, n = self.spec, len(part)
-        obs = own_copy(observes, (n, spec.obs_dim), np.float32)
-        act = own_copy(actions, *(((n,), np.int64) if spec.discrete else ((n, spec.act_dim), np.float32)))
-        adv = own_copy(advantages, (n,), np.float32)
+        obs = own_copy(obs, (n, spec.obs_dim), np.float32)
+        act = own_copy(act, *(((n,), np.int64) if spec.discrete else ((n, spec.act_dim), np.float32)))
+        adv = own_copy(adv, (n,), np.float32)
         self.require_finite(obs, act, adv)
         (mean,), (std,) = self.moments(part, adv)
         adv = ((adv - mean) / (std + ADV_EPS)).astype(np.float32)

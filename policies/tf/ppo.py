@@ -8,15 +8,15 @@ Locomotion Behaviours in Rich Environments, arXiv:1707.02286); code: github.com/
 import numpy as np
 
 from policies.minibatches import n_minibatches, shuffled
-from policies.rules import KLControl, Rule
+from policies.rules import AdaptiveKLPenalty, UpdateRule
 from policies.tf.setup import tf
 
 
-class Clipped(Rule):
+class PPOClip(UpdateRule):
     """``ppo``: arXiv:1707.06347, equation 7, over several passes in minibatches, with an optional stop by KL."""
 
     def update(self, policy, batch, rng):
-        """See Policy.
+        """See UpdateRule.
 
         The log has ClipFrac, share of rows beyond the clip range after the update, and StopIter, passes made.
         """
@@ -42,14 +42,11 @@ class Clipped(Rule):
         return -gain / n
 
 
-class KLPenalty(KLControl):
+class PPOPenalty(AdaptiveKLPenalty):
     """``ppo-kl``: arXiv:1707.06347, equation 8, on the whole batch, with a hinge beyond twice the target."""
 
-    HINGE = 50.0  # weight of the squared excess over twice the target (arXiv:1707.02286, appendix)
-    STOP = 4.0  # times the target: further steps would leave the region where the surrogate holds
-
     def update(self, policy, batch, rng):
-        """See Policy.
+        """See UpdateRule.
 
         The log has Beta and LrMult, as this update used them, and StopIter, passes made.
         """
@@ -57,8 +54,7 @@ class KLPenalty(KLControl):
         outcome = policy.outcome(batch)
         while epochs < hyper.epochs and outcome.kl <= self.STOP * hyper.kl_targ:
             epochs += 1
-            weight = self.beta + 2.0 * self.HINGE * max(0.0, outcome.kl - 2.0 * hyper.kl_targ)
-            grad = policy.gradient(batch, outcome, kl=weight, loss=1.0)
+            grad = policy.gradient(batch, outcome, kl=self.kl_weight(outcome.kl), loss=1.0)
             policy.step(grad, hyper.lr * policy.lr_scale * self.lr_mult)
             outcome = policy.outcome(batch)
         return outcome, {"Beta": self.beta, "LrMult": self.lr_mult, "StopIter": epochs}

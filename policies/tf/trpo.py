@@ -11,11 +11,11 @@ import math
 import numpy as np
 
 from policies.minibatches import shuffled
-from policies.rules import Rule
+from policies.rules import UpdateRule
 from policies.tf.setup import tf
 
 
-class TrustRegion(Rule):
+class TRPO(UpdateRule):
     """``trpo``: arXiv:1502.05477, algorithm 1 with the single-path estimate, on the whole batch."""
 
     BACKTRACKS = 10  # steps that are tried,
@@ -27,25 +27,25 @@ class TrustRegion(Rule):
         self._product = None
 
     def update(self, policy, batch, rng):
-        """See Policy. If none of the steps tried is good, the policy stays what it is.
+        """See UpdateRule. If none of the steps tried is good, the policy stays what it is.
 
         The log has BacktrackIters, steps that were tried and refused; StepFrac, the part of the longest step that was
-        taken, 0 if none; CgResidual, length of what conjugate gradients left of the gradient, in units of it.
+        taken, 0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
 
         Raises:
             FloatingPointError: the gradient or its curvature is not finite.
         """
         hyper = self._hyper
         start = policy.outcome(batch)
-        downhill = -np.array(policy.gradient(batch, start, loss=1.0), np.float64)
-        step, left = conjugate_gradients(self.fisher(policy, batch, rng), downhill, hyper.cg_iters)
-        curvature = step @ (downhill - left)  # step' F step, without another product
+        neg_grad = -np.array(policy.gradient(batch, start, loss=1.0), np.float64)
+        step, residual = conjugate_gradients(self.fisher(policy, batch, rng), neg_grad, hyper.cg_iters)
+        curvature = step @ (neg_grad - residual)  # step' F step, without another product
         if not math.isfinite(curvature):
             raise FloatingPointError("the policy update's gradient is not finite")
         step *= math.sqrt(2.0 * hyper.kl_targ / curvature) if curvature > 0.0 else 0.0  # 0: nothing to gain
         outcome, refused, fraction = self._search(policy, batch, start, step.astype(np.float32))
-        residual = np.linalg.norm(left) / max(np.linalg.norm(downhill), 1e-30)
-        return outcome, {"BacktrackIters": refused, "StepFrac": fraction, "CgResidual": residual}
+        cg_residual = np.linalg.norm(residual) / max(np.linalg.norm(neg_grad), 1e-30)
+        return outcome, {"BacktrackIters": refused, "StepFrac": fraction, "CgResidual": cg_residual}
 
     def fisher(self, policy, batch, rng):
         """The damped Fisher matrix at the current parameters, of the batch or of every so manieth of its rows.
@@ -122,8 +122,8 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
     Returns:
         (x, b - A x): float64 (P,) each. A number that is not finite anywhere makes the second so.
     """
-    x, left, p = np.zeros_like(b), b.copy(), b.copy()
-    squared = first = left @ left
+    x, residual, p = np.zeros_like(b), b.copy(), b.copy()
+    squared = first = residual @ residual
     for _ in range(iters):
         if squared <= tolerance * first:
             break
@@ -132,7 +132,7 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
         if along == 0.0:  # a direction in which nothing changes, without damping
             break
         x += squared / along * p
-        left -= squared / along * a_p
-        before, squared = squared, left @ left
-        p = left + squared / before * p
-    return x, left
+        residual -= squared / along * a_p
+        before, squared = squared, residual @ residual
+        p = residual + squared / before * p
+    return x, residual

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from policies.learners import finite_floats
 from policies.minibatches import VALUE_STREAM, n_minibatches, shuffled, stream
 from policies.share import ALONE, Part
 from policies.tf.batches import own_copy
-from policies.tf.learner import Learner, finite_floats
+from policies.tf.learner import Learner
 from policies.tf.setup import tf
 
 VAR_FLOOR = 1e-12  # targets that are all alike have no variance to explain
@@ -39,14 +40,14 @@ class ValueFunction(Learner):
         self._last_ret = np.empty(0, np.float32)
         self._last_part = Part.whole(0)
 
-    def fit(self, observes, disc_sum_rew, logger, part=None):
+    def fit(self, obs, ret, logger, part=None):
         """One fit on one batch, and on the batch before it where the algorithm replays that.
 
         Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
 
         Args:
-            observes: float32 (N, obs_dim), scaled.
-            disc_sum_rew: float32 (N,), targets: discounted sums of rewards, or advantages plus values (lambda-returns).
+            obs: float32 (N, obs_dim), scaled.
+            ret: float32 (N,), targets: discounted sums of rewards, or advantages plus values (TD(lambda) returns).
             logger: has ``log(dict)``. It gets LossV (mean squared error on this batch after the fit, squared unit of
                 the targets) and ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant).
             part: policies.share.Part, which rows of the whole batch these are; None: all.
@@ -56,12 +57,12 @@ class ValueFunction(Learner):
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
         hyper = self.hyper
-        part = Part.whole(len(observes)) if part is None else part
+        part = Part.whole(len(obs)) if part is None else part
         all_part = part.followed_by(self._last_part)
         n_parts = n_minibatches(hyper, all_part.total, self.share.n_learners)
         with self.updating():
-            obs = own_copy(observes, (len(part), self._obs_dim), np.float32)
-            ret = own_copy(disc_sum_rew, (len(part),), np.float32)
+            obs = own_copy(obs, (len(part), self._obs_dim), np.float32)
+            ret = own_copy(ret, (len(part),), np.float32)
             self.require_finite(obs, ret)
             _, (error_std, ret_std) = self.moments(part, self._predict(obs).numpy() - ret, ret)
             data = obs, ret

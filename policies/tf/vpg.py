@@ -4,14 +4,14 @@ Papers: Williams 1992 (REINFORCE), Sutton et al. 2000 (Policy Gradient Methods f
 Approximation), with the advantages of Schulman et al. 2016 (arXiv:1506.02438); code: Spinning Up's ``vpg``.
 """
 
-from policies.rules import Rule
+from policies.rules import UpdateRule
 
 
-class PolicyGradient(Rule):
-    """``vpg``: a step on the whole batch. A second one on the same batch is no longer along the policy's gradient."""
+class VPG(UpdateRule):
+    """``vpg``: a step on the whole batch. A second step on the same batch no longer follows the policy's gradient."""
 
     def update(self, policy, batch, rng):
-        """See Policy. Nothing of its own is logged."""
+        """See UpdateRule. It logs nothing of its own."""
         outcome = policy.outcome(batch)
         for _ in range(self._hyper.epochs):
             policy.step(policy.gradient(batch, outcome, score=-1.0), self._hyper.lr * policy.lr_scale)
