@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import RANKS, mpi_environment, run
 
-from mpi_util.host.segments import Pool
+from mpi_util.host.segments import Attached, Pool, Segment, attach
 
 
 def test_a_small_dev_shm_is_no_limit(mpi):
@@ -48,3 +48,38 @@ def test_a_segment_is_lent_once_and_reused_when_nothing_refers_to_it():
     assert pool.lease(1000)[1] in (ticket, other)
     pool.lease(1 << 23)
     assert len(pool.live) == 1  # the free ones were too small, and are gone
+
+
+def test_a_segment_is_attached_shared_or_private():
+    segment = Segment(1000)
+    segment.map[:4] = b"data"
+    (shared_file, shared), (private_file, private) = attach(segment.ticket), attach(segment.ticket, private=True)
+    shared[0:1], private[1:2] = b"D", b"A"
+    assert segment.map[:4] == b"Data" and private[:4] == b"DAta" and len(shared) == 1000
+    for fd in (shared_file, private_file):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("wrong", ["size", "serial", "reused", "pipe", "closed"])
+def test_what_has_come_in_a_segments_place_is_not_attached(wrong):
+    """The process id, or its descriptor, may belong to something else by the time that another process opens it."""
+    segment = Segment(1000)
+    ticket, pipe = segment.ticket, os.pipe()
+    if wrong == "size":
+        ticket = ticket._replace(size=1008)
+    elif wrong == "serial":
+        ticket = ticket._replace(serial=ticket.serial ^ 1)
+    elif wrong == "reused":
+        segment.close()
+        segment = Segment(1000)
+        assert segment.ticket.fd == ticket.fd
+    elif wrong == "pipe":
+        ticket = ticket._replace(fd=pipe[0])
+    else:
+        segment.close()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError):
+        Attached().map(ticket)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    for fd in pipe:
+        os.close(fd)

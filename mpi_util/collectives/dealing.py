@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ..errors import RankMismatchError, UsageError
 from ..host import threads
-from ..host.segments import Segment
+from ..host.segments import Segment, attach
 from ..launch.identity import Comm, nworkers, rank
 from .channel import Channel
 from .comm import channel_of
@@ -115,10 +115,10 @@ class _Counter:
             self._map[:] = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
         mine = self._segment.ticket if self._segment else None
         ticket = channel.agree("deal", lambda: None, lambda brought: [mine] * channel.size)
-        if ticket is not None and channel.leader == 0:
-            self._map = channel.attached.map(ticket) if channel.rank else self._map
-            # a lock belongs to an open file, so each process opens the file itself
-            self._lock = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR)
+        if ticket is not None and channel.rank == 0:
+            self._lock = ticket.fd
+        elif ticket is not None and channel.leader == 0:
+            self._lock, self._map = attach(ticket)  # each process needs an open file of its own: a lock belongs to that
         if channel.rank == 0 and (channel.remote_leaders or (ticket is None and channel.size > 1)):
             channel.serve_tickets(self._take_here)
 
@@ -164,10 +164,10 @@ class _Counter:
 
     def close(self) -> None:
         """Gives file and memory back."""
-        if self._lock is not None:
-            os.close(self._lock)
         if self._segment is not None:
             self._segment.close()
+        elif self._lock is not None:
+            os.close(self._lock)
 
 
 class _Locked:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..errors import WorkerLeftError
-from .segments import ALIGN, Segment, Ticket
+from .segments import ALIGN, Segment, Ticket, attach
 
 _PAGE = mmap.PAGESIZE
 
@@ -97,12 +97,8 @@ class Reader:
         """
         if ticket not in self._open:
             try:
-                fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDONLY | os.O_CLOEXEC)
-                if os.fstat(fd).st_size != ticket.size:
-                    os.close(fd)
-                    raise OSError("it is another file's")
                 # private: not even a faulty reader can change what the others get
-                self._open[ticket] = fd, mmap.mmap(fd, ticket.size, mmap.MAP_PRIVATE)
+                self._open[ticket] = attach(ticket, private=True)
             except OSError as error:
                 raise WorkerLeftError(f"the sender has shut down before these weights were read ({error})") from None
         fd, memory = self._open[ticket]

@@ -4,9 +4,10 @@ A segment is an anonymous memory file (memfd). Others open it as /proc/<pid>/fd/
 by a killed process, and not bounded by the size of /dev/shm, which many containers limit to 64 MB.
 """
 
-import itertools
 import mmap
 import os
+import secrets
+import struct
 import weakref
 from typing import NamedTuple
 
@@ -15,11 +16,17 @@ import numpy as np
 ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _GROWTH = 1.25  # spare room, so that batches of varying length do not need a new segment each time
 _PAGE = 1 << 21
-_serials = itertools.count()
+_MARK = struct.Struct("q")  # the serial number, written behind the last byte of a segment
 
 
 class Ticket(NamedTuple):
-    """What another process of the machine needs to map a segment."""
+    """What another process of the machine needs to map a segment.
+
+    Attributes:
+        pid, fd: the file is /proc/<pid>/fd/<fd>.
+        serial: random, and written in the file: neither another segment nor another machine's passes for this one.
+        size: bytes.
+    """
 
     pid: int
     fd: int
@@ -51,12 +58,13 @@ class Segment:
             raise OSError("this system has no memfd_create")
         fd = os.memfd_create("mpi_util")
         try:
-            os.posix_fallocate(fd, 0, size)  # fail here, not with a SIGBUS in the middle of a copy
+            os.posix_fallocate(fd, 0, size + _MARK.size)  # fail here, not with a SIGBUS in the middle of a copy
             self.map = mmap.mmap(fd, size)
         except OSError:
             os.close(fd)
             raise
-        self.ticket = Ticket(os.getpid(), fd, next(_serials), size)
+        self.ticket = Ticket(os.getpid(), fd, secrets.randbits(63), size)
+        os.pwrite(fd, _MARK.pack(self.ticket.serial), size)
         self.lent = False
 
     def lend(self, nbytes: int) -> np.ndarray:
@@ -109,6 +117,29 @@ class Pool:
         return frozenset(s.ticket.serial for s in self.segments)
 
 
+def attach(ticket: Ticket, private: bool = False) -> tuple[int, mmap.mmap]:
+    """(open file, memory) of a segment that another process owns; the caller closes the file.
+
+    Args:
+        private: what this process writes into the memory stays its own, and the file is read-only.
+
+    Raises:
+        OSError: the owner cannot be reached from here (another machine, container or user), or has given the segment
+            back; its process id or descriptor may then be another's.
+    """
+    access = os.O_RDONLY if private else os.O_RDWR
+    # non-blocking: in place of the segment there may be a FIFO
+    fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", access | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        mark = _MARK.pack(ticket.serial)
+        if os.fstat(fd).st_size != ticket.size + len(mark) or os.pread(fd, len(mark), ticket.size) != mark:
+            raise OSError(f"process {ticket.pid} no longer shares this memory ({ticket.size} bytes)")
+        return fd, mmap.mmap(fd, ticket.size, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
+    except OSError:
+        os.close(fd)
+        raise
+
+
 class Attached:
     """Maps of segments that other processes of this machine own."""
 
@@ -116,17 +147,10 @@ class Attached:
         self.maps: dict[Ticket, mmap.mmap] = {}
 
     def map(self, ticket: Ticket) -> mmap.mmap:
-        """The memory of `ticket`, mapped at the first call.
-
-        Raises:
-            OSError: the owner's file cannot be opened from here (another machine, container or user).
-        """
+        """The memory of `ticket`, mapped at the first call. OSError as `attach`."""
         if ticket not in self.maps:
-            fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR)
-            try:
-                self.maps[ticket] = mmap.mmap(fd, ticket.size)
-            finally:
-                os.close(fd)
+            fd, self.maps[ticket] = attach(ticket)
+            os.close(fd)
         return self.maps[ticket]
 
     def keep(self, pid: int, live: frozenset[int]) -> None:
