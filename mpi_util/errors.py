@@ -1,4 +1,7 @@
-"""The errors of mpi_util. Each message says what is wrong, where, and how to mend it."""
+"""The errors of mpi_util. Each message says what is wrong, where, and how to fix it."""
+
+import itertools
+from collections.abc import Iterable
 
 
 class MpiUtilError(Exception):
@@ -19,6 +22,18 @@ class LaunchError(MpiUtilError):
 
 class RankMismatchError(MpiUtilError):
     """Ranks brought different things to one collective call (keys, dtypes, shapes, models, or another call)."""
+
+
+def rank_mismatch(what: str, found: Iterable[object], ranks: Iterable[int] | None = None) -> RankMismatchError:
+    """The error with a table of who has what.
+
+    Args:
+        what: the call, what differs, and what to do.
+        found: what each rank has.
+        ranks: those ranks; None: 0, 1, ...
+    """
+    table = "".join(f"\n  rank {k}: {one}" for k, one in zip(ranks or itertools.count(), found))
+    return RankMismatchError(f"{what}:{table}")
 
 
 class RankLeftError(MpiUtilError):

@@ -12,7 +12,7 @@ import numpy as np
 from .collectives import moments, reductions, start
 from .collectives.comm import channel_of
 from .collectives.gather import rank0_accum_batches
-from .errors import BatchError, MpiUtilError, RankMismatchError
+from .errors import BatchError, MpiUtilError, rank_mismatch
 from .launch import identity
 from .launch.identity import Comm
 
@@ -118,7 +118,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
 
     def check(roots: list[int]) -> list[None]:
         if len(set(roots)) > 1:
-            raise RankMismatchError(f"broadcast: every rank must name the same root; ranks 0, 1, ... name {roots}")
+            raise rank_mismatch("broadcast: every rank must name the same root", roots)
         return [None] * channel.size
 
     channel.agree("broadcast", bring, check)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..arrays import tree
-from ..errors import BatchError, RankMismatchError
+from ..errors import BatchError, rank_mismatch
 from ..host.segments import align
 from ..launch.identity import Comm
 from .barrier import SMALL, Board, gather_round
@@ -272,5 +272,4 @@ def _check_alike(op: str, descriptions: Sequence[Description]) -> None:
         dtype, shape = one[name]
         return "None" if dtype is None else f"{dtype} {shape}"
 
-    table = "\n".join(f"  rank {k}: {text(one)}" for k, one in enumerate(found))
-    raise RankMismatchError(f"{op}: '{name}' is not alike on all ranks:\n{table}")
+    raise rank_mismatch(f"{op}: '{name}' is not the same on all ranks", map(text, found))

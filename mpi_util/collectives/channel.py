@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..errors import MpiUtilError, RankLeftError, RankMismatchError
+from ..errors import MpiUtilError, RankLeftError, RankMismatchError, rank_mismatch
 from ..host import threads
 from ..host.cores import usable_cores
 from ..host.presence import Presence, lowest_rank_here
@@ -176,10 +176,9 @@ class Channel:
     def _check_calls(self, calls: list[tuple[str, int, str]], ranks: Sequence[int]) -> None:
         """Raises RankMismatchError unless the ranks are in the same (call, its number, where in the program)."""
         if len({call[:2] for call in calls}) > 1:
-            table = "\n".join(f"  rank {k}: {op} at {site}" for k, (op, _, site) in zip(ranks, calls))
-            raise RankMismatchError(
-                f"ranks are in different collective calls; all must make the same calls in the same order:\n{table}"
-            )
+            sites = [f"{op} at {site}" for op, _, site in calls]
+            what = "ranks are in different collective calls; all must make the same calls in the same order"
+            raise rank_mismatch(what, sites, ranks)
 
     def send(self, dest: int, payload: Any) -> None:
         """Small message to `dest`, outside of `agree`; `dest` is in `receive` or comes to it on its own."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import pickles, tree
 from ..arrays.adapters import adapter_for
-from ..errors import BatchError, RankMismatchError
+from ..errors import BatchError, rank_mismatch
 from ..host import threads
 from ..host.segments import align
 from ..launch.identity import Comm
@@ -315,8 +315,8 @@ class _Layout:
 
 def _check_indexed(op: str, indexed: list[bool]) -> None:
     if len(set(indexed)) > 1:
-        table = "\n".join(f"  rank {k}: {'with' if given else 'without'} index" for k, given in enumerate(indexed))
-        raise RankMismatchError(f"{op}: give an index on all ranks or on none:\n{table}")
+        table = ["with index" if given else "without index" for given in indexed]
+        raise rank_mismatch(f"{op}: give an index on all ranks or on none", table)
 
 
 def _check_unique(op: str, order: list[tuple[int, int, int]]) -> None:
@@ -335,21 +335,17 @@ def _agreed_kinds(op: str, headers: list[_Header]) -> tuple[tuple[_Kind, ...], i
     kinds = headers[first].kinds or ()
     for k, h in enumerate(headers):
         if h.kinds is not None and h.kinds != kinds:
-            raise RankMismatchError(_mismatch(op, headers, *_first_difference(h.kinds, kinds), k, first))
+            raise _mismatch(op, headers, *_first_difference(h.kinds, kinds), k, first)
     return kinds, first
 
 
-def _mismatch(op: str, headers: list[_Header], path: str, here: str, there: str, k: int, first: int) -> str:
-    """The message of a mismatch: the first leaf that differs, and what each rank has there."""
-    rows = []
-    for j, h in enumerate(headers):
-        if h.kinds is not None:
-            found = {kind.path: str(kind) for kind in h.kinds}
-            rows.append(f"  rank {j}: {found.get(path, 'missing; it has ' + ', '.join(found))}")
-    return (
-        f"{op}: '{path}' is {there} on rank {first} and {here} on rank {k}; "
-        "bring the same keys, dtypes and shapes on every rank:\n" + "\n".join(rows)
-    )
+def _mismatch(op: str, headers: list[_Header], path: str, here: str, there: str, k: int, first: int) -> Exception:
+    """The error for the first leaf that differs, with what each rank has there."""
+    ranks = [j for j, h in enumerate(headers) if h.kinds is not None]
+    brought = [{kind.path: str(kind) for kind in headers[j].kinds or ()} for j in ranks]
+    table = [found.get(path, "missing; it has " + ", ".join(found)) for found in brought]
+    what = f"{op}: '{path}' is {there} on rank {first} and {here} on rank {k}"
+    return rank_mismatch(f"{what}; bring the same keys, dtypes and shapes on every rank", table, ranks)
 
 
 def _restore(leaf: Any, like: Any) -> Any:

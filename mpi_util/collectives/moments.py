@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.adapters import adapter_for
-from ..errors import BatchError, RankMismatchError
+from ..errors import BatchError, rank_mismatch
 from .channel import Channel
 
 
@@ -72,8 +72,8 @@ def _moments(key: str, x: Any) -> _Moments:
 
 def _merge_all(op: str, brought: list[dict[str, _Moments]]) -> dict[str, Statistics]:
     if any(list(b) != list(brought[0]) for b in brought):
-        table = "\n".join(f"  rank {k}: {', '.join(b) or 'none'}" for k, b in enumerate(brought))
-        raise RankMismatchError(f"{op}: every rank must ask for the same keys, in the same order:\n{table}")
+        keys = [", ".join(b) or "none" for b in brought]
+        raise rank_mismatch(f"{op}: every rank must ask for the same keys, in the same order", keys)
     merged = {key: functools.reduce(merge, (b[key] for b in brought)) for key in brought[0]}
     return {
         key: Statistics(m.mean, math.sqrt(m.m2 / m.n) if m.n else math.nan, m.min, m.max) for key, m in merged.items()

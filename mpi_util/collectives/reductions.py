@@ -6,7 +6,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from ..arrays.adapters import adapter_for
-from ..errors import RankMismatchError
+from ..errors import rank_mismatch
 from ..launch.identity import Comm
 from .comm import channel_of
 from .gather import rank0_accum_batches
@@ -157,5 +157,5 @@ def _reduce(
 
 def _all_same(op: str, found: list[Any]) -> None:
     if any(f != found[0] for f in found):
-        table = "\n".join(f"  rank {k}: {f[0]} {f[1]}" if f else f"  rank {k}: no array" for k, f in enumerate(found))
-        raise RankMismatchError(f"{op}: every rank must bring the same dtype and shape:\n{table}")
+        table = [f"{f[0]} {f[1]}" if f else "no array" for f in found]
+        raise rank_mismatch(f"{op}: every rank must bring the same dtype and shape", table)

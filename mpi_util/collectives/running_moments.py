@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.adapters import adapter_for
-from ..errors import BatchError, RankMismatchError
+from ..errors import BatchError, rank_mismatch
 from ..launch.identity import Comm
 from .comm import channel_of
 from .moments import merge
@@ -105,8 +105,7 @@ def _same(a: _State, b: _State) -> bool:
 def _merge_all(brought: list[dict[str, tuple[_State, _State | None]]]) -> dict[str, _State | None]:
     shapes = [{name: now.mean.shape for name, (now, _) in b.items()} for b in brought]
     if any(s != shapes[0] for s in shapes):
-        table = "\n".join(f"  rank {k}: {s}" for k, s in enumerate(shapes))
-        raise RankMismatchError(f"merge_moments: every rank must bring the same names and shapes:\n{table}")
+        raise rank_mismatch("merge_moments: every rank must bring the same names and shapes", shapes)
     return {name: _merge_one([b[name] for b in brought]) for name in brought[0]}
 
 

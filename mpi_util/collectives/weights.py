@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import KeptSlots, Slot, slots
-from ..errors import RankMismatchError
+from ..errors import rank_mismatch
 from ..host.segments import align
 from ..launch.identity import Comm
 from . import barrier as board
@@ -233,10 +233,9 @@ def _check_alike(op: str, models: Sequence[_Names]) -> Sequence[None]:
     different = [*(a for a in other if a not in reference), *(a for a in models[0] if a not in other)]
     name = different[0][0] if different else other[0][0]
     table = []
-    for j, names in enumerate(models):
+    for names in models:
         found = next((f"{dtype} {shape}" for n, dtype, shape in names if n == name), "missing")
-        table.append(f"  rank {j}: {found} (of {len(names)} arrays)")
-    raise RankMismatchError(
-        f"{op}: the models differ, first at '{name}' (rank 0 and rank {k}); build the same model on every rank:\n"
-        + "\n".join(table)
+        table.append(f"{found} (of {len(names)} arrays)")
+    raise rank_mismatch(
+        f"{op}: the models differ, first at '{name}' (rank 0 and rank {k}); build the same model on every rank", table
     )

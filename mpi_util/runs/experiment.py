@@ -13,12 +13,12 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import IO, Any
 
-from ..launch import failure
-from ..host.cores import usable_cores
-from ..errors import UsageError
-from ..host.files import replace_file
-from ..launch.identity import under_launcher
 from ..collectives.start import mpi_fork
+from ..errors import UsageError
+from ..host.cores import usable_cores
+from ..host.files import replace_file
+from ..launch import failure
+from ..launch.identity import under_launcher
 from .to_json import convert_json
 
 MARKER = "finished.json"

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import MpiUtilError, UsageError
 from ..launch import failure
 from . import schedule
-from ..errors import MpiUtilError, UsageError
 from .experiment import Experiment
 from .logger import colorize, on_terminal
 from .schedule import Result

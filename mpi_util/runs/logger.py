@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..arrays.adapters import adapter_for
-from ..launch.identity import Comm, rank
 from ..errors import UsageError
 from ..host.files import replace_file
-from .progress import Progress
+from ..launch.identity import Comm, rank
 from . import to_json
+from .progress import Progress
 from .savers import KerasSaver, SessionSaver, TorchSaver
 
 COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")  # codes 30, 31, ...
