@@ -163,8 +163,8 @@ def code(text: str) -> list[str]:
 
 
 def adopting() -> tuple[list[str], list[str]]:
-    """The diffs of docs/adopting.md, and the other lines of code in it."""
-    text = (ROOT / "docs" / "adopting.md").read_text()
+    """The diffs of docs/adopting.md from "Before and after" on, and the other lines of code there."""
+    text = (ROOT / "docs" / "adopting.md").read_text().partition("\n## Before and after")[2]
     plain = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     return re.findall(r"```diff\n(.*?)```", text, re.DOTALL), plain.splitlines()
 

