@@ -40,7 +40,7 @@ def main() -> int:
     while not control.stop:
         run.actor.refresh()
         if is_root:
-            record.display.doing(f"iteration {control.iteration + 1}: collecting; Ctrl-C saves and ends")
+            record.display.doing(f"iteration {control.iteration + 1}: collecting; Ctrl-C saves and stops")
         with phases("rollout"):
             collected = collector.collect()
         with phases("gather"):

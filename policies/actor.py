@@ -46,11 +46,11 @@ class Spec:
 
     @classmethod
     def from_dict(cls, fields):
-        """The Spec of what `to_dict` gave, tuples restored where JSON made lists."""
+        """The Spec from what `to_dict` returned, with tuples where JSON made lists."""
         return cls(**{**fields, "policy_hid": tuple(fields["policy_hid"]), "valfunc_hid": tuple(fields["valfunc_hid"])})
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict that JSON can hold."""
+        """A dict that JSON can store."""
         return {**asdict(self), "policy_hid": list(self.policy_hid), "valfunc_hid": list(self.valfunc_hid)}
 
     def sizes(self, net):
@@ -67,7 +67,7 @@ class Spec:
         return (self.obs_dim, *self.valfunc_hid, 1)
 
     def shapes(self, net):
-        """Parameter names of one network and their shapes, in the order of a flat vector that holds them all.
+        """Names and shapes of one network's parameters, in the order of a flat vector of all of them.
 
         Weights come first, so that they start on whole cache lines when the widths are multiples of 16.
 
@@ -86,7 +86,7 @@ class Spec:
 
 
 def parse_hid_list(text, obs_dim, act_dim, kind):
-    """Hidden layer widths from the command line; the text is parsed, never evaluated.
+    """Hidden layer widths from the command line; the string is parsed, never evaluated.
 
     Args:
         text: "64,64" or "[64, 64]", or "auto" for Patrick Coady's sizing (github.com/pat-coady/trpo): three layers,
@@ -100,7 +100,7 @@ def parse_hid_list(text, obs_dim, act_dim, kind):
         tuple of int.
 
     Raises:
-        ValueError: the text is neither a list of positive integers nor "auto"; one line.
+        ValueError: the string is neither a list of positive integers nor "auto"; one line.
     """
     if text.strip() == "auto":
         first = obs_dim * 10
@@ -116,15 +116,15 @@ def parse_hid_list(text, obs_dim, act_dim, kind):
 
 
 def init_params(spec, rng, log_std=INIT_LOG_STD):
-    """Fresh parameters, orthogonal weights and zero biases; both learners and every actor start from these bits.
+    """Initial parameters, orthogonal weights and zero biases, from which the learners and every actor start.
 
     Args:
         spec: the Spec.
         rng: numpy.random.Generator to draw from.
-        log_std: first value of every ``policy/log_std``.
+        log_std: initial value of every ``policy/log_std``.
 
     Returns:
-        dict of str to float32 array, as the module's table says.
+        dict of str to float32 array: the table in the module's docstring.
     """
     params = {}
     for net, out_gain in (("policy", POLICY_OUT_GAIN), ("value", VALUE_OUT_GAIN)):
@@ -147,7 +147,7 @@ def _orthogonal(rng, shape, gain):
 
 
 def _layers(params, net):
-    """(weight, bias, output buffer for one row) of each layer; the arrays themselves, so they follow a broadcast."""
+    """(weight, bias, output buffer for one row) of each layer; the arrays themselves, which a broadcast overwrites."""
     layers = []
     while f"{net}/{len(layers)}/weight" in params:
         weight, bias = params[f"{net}/{len(layers)}/weight"], params[f"{net}/{len(layers)}/bias"]
@@ -168,9 +168,9 @@ def _forward(layers, x):
 class Actor:
     """Policy and value function of one rank.
 
-    `act` and `mode` take one row and multiply it alone: a row's bits then never depend on what else is being collected,
-    on this rank or on another. The batched methods give bits that depend on the rows and their number only, as long as
-    BLAS runs on one thread.
+    `act` and `mode` multiply one row at once, so that its bits never depend on what else is being collected, on this
+    rank or on another. The bits of the batched methods depend only on the rows and their number, as long as BLAS runs
+    on one thread.
 
     Attributes:
         spec: the Spec.
@@ -178,7 +178,7 @@ class Actor:
     """
 
     def __init__(self, spec, params):
-        """Args: spec: the Spec. params: dict of float32 arrays as `init_params` gives; kept, not copied."""
+        """Args: spec: the Spec. params: as `init_params` returns them; kept, not copied."""
         self.spec = spec
         self.params = params
         self._policy = _layers(params, "policy")
@@ -188,12 +188,12 @@ class Actor:
         self.refresh()
 
     def refresh(self):
-        """Renews what is derived from `params`; call it after they were overwritten."""
+        """Recomputes what is derived from `params`; call it after a broadcast."""
         if not self.spec.discrete:
             self._std = np.exp(self.params["policy/log_std"])
 
     def noise(self, rng, n):
-        """What `n` calls of `act` consume, drawn at once.
+        """The random numbers of `n` calls of `act`, drawn at once.
 
         Args:
             rng: numpy.random.Generator.

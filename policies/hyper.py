@@ -1,29 +1,29 @@
-"""What the learners can be told, the same for every framework, and each algorithm's own defaults."""
+"""Hyperparameters of the learners, the same for every framework, and each algorithm's defaults."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """Settings of a policy and a value learner. None: the algorithm's default, filled in by `resolve`.
+    """Hyperparameters of a policy and a value learner. None: the algorithm's default, filled in by `resolve`.
 
     Attributes:
         algo: update rule of the policy: "ppo" (clipped), "ppo-kl" (KL penalty), "trpo" (natural gradient within a
             bound on the KL divergence) or "vpg" (vanilla policy gradient).
         seed: of the order in which minibatches are drawn.
         lr: step size of the policy's Adam (not trpo, which has none).
-        epochs: passes of the policy over the batch, at most (not trpo, which makes one step).
-        minibatches: minibatches per pass over the batch; 0: as many as give about `minibatch_rows` rows each. Only the
+        epochs: most passes of the policy over the batch (not trpo, which makes one step).
+        minibatches: per pass over the batch; 0: as many as have about `minibatch_rows` rows each. Only the
             policy of ppo uses them; the others step on the whole batch. The value function always does.
         minibatch_rows: rows of a minibatch where `minibatches` is 0.
         clip: range of the probability ratio, 1 +- clip (ppo).
         kl_targ: mean KL divergence per update, in nats. ppo-kl steers towards it; ppo stops at the first epoch beyond
-            it, 0: never; trpo goes up to it and never beyond. vpg knows no such target.
-        cg_iters: steps of conjugate gradients towards the natural gradient, at most (trpo).
+            it, 0: never; trpo never exceeds it. vpg has no such target.
+        cg_iters: most iterations of conjugate gradients (trpo).
         cg_damping: added to the Fisher matrix's diagonal (trpo).
-        cg_subsample: 1 of so many rows is used for the Fisher matrix (trpo).
-        ent_coef: weight of the entropy, in the policy's loss.
-        max_grad_norm: longest gradient of one step, by scaling it down.
+        cg_subsample: the Fisher matrix uses 1 of this number of rows (trpo).
+        ent_coef: weight of the entropy in the policy's loss.
+        max_grad_norm: gradients with a larger 2-norm are scaled down to it.
         log_std_lr: step size of the Gaussian's deviations, in units of `lr`.
         vf_lr: step size of the value function's Adam.
         vf_epochs: passes of the value function.
@@ -55,7 +55,7 @@ class Hyper:
             Hyper without None.
 
         Raises:
-            ValueError: `algo` is not known; the line lists those that are.
+            ValueError: `algo` is unknown; the line lists those that exist.
         """
         if self.algo not in DEFAULTS:
             raise ValueError(f"algo {self.algo!r} is not one of: {', '.join(sorted(DEFAULTS))}")

@@ -1,21 +1,21 @@
-"""The order in which learners go through a batch: the same for every framework, decided by the seed alone."""
+"""Minibatches and numbers of threads, the same for every framework. The seed alone decides their order."""
 
 import numpy as np
 
 
 class TooFewRows(ValueError):
-    """A minibatch has fewer rows than there are learners that share it."""
+    """A minibatch has fewer rows than there are learners."""
 
 
-# Rows times parameters that a thread must have to itself. Below, on 2 cores, a second thread brings little (320 steps
-# of 125 rows got slower), and it costs a multiple wherever another process wants the core, as threads spin at barriers.
+# Least work per thread, in rows times parameters. With less, on 2 cores, a second thread gains little (320 steps of 125
+# rows got slower), and costs a multiple where another process needs the core, because threads spin at barriers.
 WORK_PER_THREAD = 8e6
 
 POLICY_STREAM, VALUE_STREAM = 0, 1
 
 
 def stream(seed, learner, update):
-    """The random stream of one update. Args: seed: of the run. learner: its number. update: its counter."""
+    """Random generator of one update. Args: seed: of the run. learner: POLICY_STREAM or VALUE_STREAM. update: count."""
     return np.random.default_rng((seed, learner, update))
 
 
@@ -25,7 +25,7 @@ def n_minibatches(hyper, n_rows, n_learners=1):
     Args:
         hyper: resolved Hyper.
         n_rows: rows of the whole batch.
-        n_learners: learners that share it.
+        n_learners: learners that share the batch.
 
     Returns:
         int, 1 to n_rows.
@@ -43,7 +43,7 @@ def n_minibatches(hyper, n_rows, n_learners=1):
 
 
 def shuffled(rng, part, n_parts):
-    """One pass over the whole batch in random order, dealt out into minibatches whose sizes differ by one at most.
+    """One pass over the whole batch in random order, in minibatches whose sizes differ by one at most.
 
     Args:
         rng: numpy.random.Generator, the same for each learner.
@@ -51,17 +51,17 @@ def shuffled(rng, part, n_parts):
         n_parts: number of minibatches.
 
     Returns:
-        iterator over (rows, n): int64 array, where in `part` its rows of the minibatch are, every row once in a pass;
-        and how many rows the minibatch has in all.
+        iterator over (rows, n): int64 array, positions in `part` of its rows of the minibatch, each row once per pass;
+        and the number of rows of the whole minibatch.
     """
     places = np.array_split(part.positions()[rng.permutation(part.total)], n_parts)
     return ((minibatch[minibatch >= 0], len(minibatch)) for minibatch in places)
 
 
 def n_threads(available, rows, n_params):
-    """As many threads as the largest product of an update can use.
+    """Number of threads that the largest matrix product of an update can use.
 
-    The rule looks at the work's size only: timing it would give other bits from run to run.
+    It depends on the size of the work only: with a measurement the bits would vary from run to run.
 
     Args:
         available: threads that may be used.

@@ -1,7 +1,7 @@
-"""Running scale of what the networks see: observations of zero mean and unit variance, returns of unit variance.
+"""Running normalisation: observations of zero mean and unit variance, returns of unit variance.
 
-The state is a dict of arrays that travels with the weights: rank 0 updates it once per iteration, every rank scales
-with the same bits.
+The state is a dict of arrays that is broadcast with the weights: rank 0 updates it once per iteration, and every rank
+scales with the same bits.
 """
 
 import numpy as np
@@ -13,17 +13,17 @@ VAR_FLOOR = 1e-8  # an observation that never changed scales to 0, not to infini
 
 
 class Scaler:
-    """Running mean and variance of observations, or of anything else that comes in rows.
+    """Running mean and variance of observations, or of other rows.
 
     Attributes:
-        arrays: dict of str to array, modified in place, never rebound; the names begin with the scaler's own.
+        arrays: dict of str to array, modified in place, never rebound; each name begins with the scaler's.
             ``scaler/mean``, ``scaler/scale``: float32 (obs_dim,), what `scale` uses; 0 and 1 before the first update.
             ``scaler/run_mean``, ``scaler/run_m2``: float64 (obs_dim,), mean and sum of squared deviations so far.
             ``scaler/count``: float64 (1,), number of observations so far.
     """
 
     def __init__(self, obs_dim, name="scaler"):
-        """Args: obs_dim: length of one observation. name: of the scaler, where there are several."""
+        """Args: obs_dim: length of one observation. name: of this scaler."""
         self.name = name
         self.arrays = {
             f"{name}/mean": np.zeros(obs_dim, np.float32),
@@ -35,18 +35,18 @@ class Scaler:
         self._mean, self._scale = self.arrays[f"{name}/mean"], self.arrays[f"{name}/scale"]
 
     def update(self, obs, share=ALONE):
-        """Takes a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
+        """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
 
         Args:
-            obs: unscaled observations, float32 or float64 (N, obs_dim). No rows: nothing changes.
-            share: how the batch is shared, as policies.share.Alone; the parts are merged in the order of the learners.
+            obs: unscaled observations, float32 or float64 (N, obs_dim). May have no rows.
+            share: of the learners, as policies.share.Alone; their parts are merged in their order.
 
         Raises:
-            FloatingPointError: an observation is not finite; the state is as before.
+            FloatingPointError: an observation is not finite; the state is unchanged.
         """
         parts = np.zeros((share.n_learners, 1 + 2 * obs.shape[1]))
         parts[share.index] = _moments(obs)
-        parts = share.sum(parts)  # all others are 0 in a part
+        parts = share.sum(parts)  # each learner's own row; the others' are 0
         if not np.isfinite(parts).all():
             bad = int(np.flatnonzero(~np.isfinite(parts[:, 1:]))[0]) % obs.shape[1]
             raise FloatingPointError(f"observation component {bad} is not finite")
@@ -64,7 +64,7 @@ class Scaler:
             self._scale[:] = 1.0 / np.sqrt(run_m2 / count[0] + VAR_FLOOR)
 
     def scale(self, obs, out=None):
-        """Scales observations; element by element, so a row's bits are the same alone and in any batch.
+        """Normalises observations elementwise, so a row's bits are the same alone and in any batch.
 
         Args:
             obs: unscaled, float32 or float64, shape (obs_dim,) or (N, obs_dim).
@@ -81,7 +81,7 @@ class Scaler:
 
 
 def _moments(obs):
-    """Of a sample: float64 (1 + 2 * obs_dim,): its size, means, sums of squared deviations; not finite if `obs` is not.
+    """Size, means and sums of squared deviations of a sample: float64 (1 + 2 * obs_dim,); not finite if `obs` is not.
 
     Args:
         obs: (N, obs_dim); N may be 0.

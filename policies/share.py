@@ -1,9 +1,9 @@
-"""How a batch is shared between learners that update in step, each on its own rows of it.
+"""How several learners update synchronously on one batch, each on its own rows of it.
 
-With one learner (`Alone`) it holds the whole batch. With several, every one draws the same minibatches of the whole
-batch from the same stream, takes its own rows of each, and what must agree (gradients, mean divergences, moments) is
-summed over the learners. So the result is that of one learner on the whole batch, up to rounding. Whatever decides
-something (stop, shorten a step, refuse a number) is such a sum: no learner leaves the others alone in the next one.
+A single learner (`Alone`) has the whole batch. Several draw the same minibatches of the whole batch from the same
+stream; each takes its own rows of them, and gradients, mean divergences and moments are summed over the learners. The
+result is that of one learner on the whole batch, up to rounding. Every decision (to stop, to shorten a step, to refuse
+a number) is taken on such a sum, so that all learners take it together and none waits for another.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,18 @@ import numpy as np
 
 
 class Alone:
-    """One learner.
-
-    A share of several learners has the same members; its `sum` is a collective call.
+    """A single learner. For several, an object with the same members, whose `sum` is a collective call.
 
     Attributes:
-        n_learners: learners that update in step.
-        index: number of this one, 0 to n_learners - 1.
+        n_learners: learners that update synchronously.
+        index: of this learner, 0 to n_learners - 1.
     """
 
     n_learners = 1
     index = 0
 
     def sum(self, x):
-        """The sum over the learners, the same bits for each.
+        """Collective among the learners: the sum over them, the same bits on each.
 
         Args:
             x: C-contiguous float32 or float64 array, of the same shape on each.
@@ -65,17 +63,17 @@ class Part:
         return len(self.rows) / self.total if self.total else 1.0
 
     def followed_by(self, other):
-        """The part of the concatenation of two batches, this one's and then `other`'s."""
+        """The part of two batches concatenated, this one's first."""
         return Part(np.concatenate((self.rows, other.rows + self.total)), self.total + other.total)
 
     def collect(self, share, rows):
-        """Collective among the learners: the whole batch.
+        """Collective among the learners: an array of the whole batch from each learner's rows of it.
 
         Args:
-            share: as Alone. rows: array, first axis this part's rows.
+            share: as Alone. rows: array, shape (len(self), ...).
 
         Returns:
-            float32 array, new, first axis the rows of the whole batch.
+            New float32 array, shape (total, ...), on each learner.
         """
         whole = np.zeros((self.total, *rows.shape[1:]), np.float32)
         whole[self.rows] = rows
@@ -83,13 +81,16 @@ class Part:
 
     @classmethod
     def of_owners(cls, share, owners):
-        """This learner's part of a batch whose rows belonged to the learners `owners`; of other learners, every nth."""
+        """This learner's part of a saved batch: the rows it owned, or every nth row if there were more learners then.
+
+        Args: owners: for each row of the batch the index of its learner.
+        """
         if len(owners) and owners.max() < share.n_learners:
             return cls(np.flatnonzero(owners == share.index), len(owners))
         return cls(np.arange(share.index, len(owners), share.n_learners), len(owners))
 
     def positions(self):
-        """int64 (total,): where in this part each row of the whole batch is; -1: not in it."""
+        """int64 (total,): position in this part of each row of the whole batch; -1: not in it."""
         positions = np.full(self.total, -1)
         positions[self.rows] = np.arange(len(self.rows))
         return positions

@@ -18,7 +18,7 @@ def measured(n=1, cores=2, work=8.0, asleep=0.0, update=2.0, steps=100, width=1,
     """
     wall = work + asleep + steal
     rollout = max((work + steal) / min(n, cores), wall / n)
-    seen = {"busy": wall, "away": asleep + steal, "naps": 1000 * bool(asleep), "env_steps": 1000}
+    seen = {"busy": wall, "asleep": asleep + steal, "sleeps": 1000 * bool(asleep), "env_steps": 1000}
     return Measured(rollout, 0.01, update, 0.01, **seen, steps=steps, width=width * ITERATIONS, exchange=exchange)
 
 
@@ -68,7 +68,7 @@ def test_it_never_promises_more_than_the_processes_can_bring():
 def test_more_processes_than_cores_pay_only_where_they_wait_for_something_else():
     assert said(measured(2, width=2), 2) is None
     assert said(measured(2, work=1.0, asleep=20.0, update=0.1), 2)[0] == 4
-    assert said(measured(2, work=1.0, steal=20.0, update=0.1), 2) is None  # nobody slept: a host took the cores
+    assert said(measured(2, work=1.0, steal=20.0, update=0.1), 2) is None  # a host took the cores
 
 
 def test_no_more_processes_than_there_is_to_share():

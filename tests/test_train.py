@@ -110,7 +110,7 @@ def test_the_run_folder(alone, tmp_path):
 @pytest.mark.parametrize(
     "limits, ends",
     [
-        ("", "goes on until you end it; --total_steps or -n sets an end"),
+        ("", "runs until you stop it; --total_steps or -n sets an end"),
         ("-n 24 --total_steps 1000000", "ends after 24 episodes or 1,000,000 environment steps"),
     ],
 )
@@ -120,9 +120,9 @@ def test_it_says_how_it_ends(tmp_path, capsys, limits, ends):
     again = f"python train.py --resume '{tmp_path}/a run'"
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"Hopper-v4: ppo, seed 0, 2 processes, results in {tmp_path}/a run"
-    assert second == f"{ends}; Ctrl-C saves and ends, and to go on: {again}"
+    assert second == f"{ends}; Ctrl-C saves and stops; to continue: {again}"
     record.finish("stopped", 3, 4000)
-    assert capsys.readouterr().out.endswith(f"policy.safetensors; go on: {again}\n")
+    assert capsys.readouterr().out.endswith(f"policy.safetensors; to continue: {again}\n")
     record.finish("done", 3, 4000)
     assert (
         capsys.readouterr().out == f"done: 3 iterations, 4,000 steps; weights in {tmp_path}/a run/policy.safetensors\n"

@@ -1,8 +1,8 @@
-"""Where the time of a run goes, and which number of processes and mode would suit it: Amdahl's law on measured phases.
+"""Where the time of a run goes, and which --nprocs and --parallel would be faster: Amdahl's law on measured phases.
 
-All times are wall-clock times. Rollouts are shared by all processes. Under `gather` the update is rank 0's, with the
-whole machine; under `average` it is shared too, and every optimizer step costs an exchange among all. Processes beyond
-the cores gain time only where they wait for something else than a core, as environments may that are not computed here.
+All times are wall-clock times. Rollouts are shared by all processes. With `gather` rank 0 updates on the whole machine;
+with `average` the update is shared too, and every optimizer step costs an exchange among all processes. More processes
+than cores help only where environments sleep, such as those that wait for another machine.
 """
 
 import time
@@ -12,26 +12,26 @@ from dataclasses import dataclass, fields
 from trainer.config import Config
 
 FIRST, LAST = 2, 6  # iterations that are measured; the first one warms up
-WORTH = 0.2  # what another number of processes has to gain, by the cautious estimate
-REACHED = 0.75  # the part of a rollout's ideal gain that is counted on
-STEP_S = 3e-4  # of an optimizer step, however few rows it has: some 40 operations of a framework
-NAPS = 0.5  # an environment that sleeps gives its core up so often per step, or more
+WORTH = 0.2  # least gain to advise another way for, by the cautious estimate
+REACHED = 0.75  # part of the ideal gain of sharing that the cautious estimate counts on
+STEP_S = 3e-4  # of an optimizer step with any number of rows: overhead of some 40 operations of a framework
+SLEEPS = 0.5  # an environment that sleeps gives up its core at least this often per step
 PHASES = ("rollout", "gather", "update", "bcast")
-Way = tuple[str, int]  # "gather" or "average", and a number of processes, 1 or more
+Way = tuple[str, int]  # --parallel and --nprocs
 
 
 @dataclass
 class Measured:
-    """Sums over the iterations measured, in seconds of wall-clock time where nothing else is said.
+    """Sums over the measured iterations, in seconds of wall-clock time unless stated otherwise.
 
     Attributes:
-        rollout, gather, update, bcast: of the phases, on rank 0.
-        busy, away: of work in the rollouts, all processes together: in all, and neither on a core nor waiting for one.
-        naps: how often that work gave its core up by itself.
-        env_steps: of the environments.
+        rollout, gather, update, bcast: phases, on rank 0.
+        busy: of rollouts, summed over the processes. asleep: part of it neither on a core nor waiting for one.
+        sleeps: number of times that rollouts gave up their core voluntarily.
+        env_steps: number of environment steps.
         steps: number of optimizer steps.
-        width: cores that a process's update used, summed over the iterations.
-        exchange: of one exchange among all processes, as an optimizer step under `average` needs it.
+        width: number of cores that a process's update used, summed over the iterations.
+        exchange: one exchange among all processes, as an optimizer step with `average` needs it.
     """
 
     rollout: float = 0.0
@@ -39,8 +39,8 @@ class Measured:
     update: float = 0.0
     bcast: float = 0.0
     busy: float = 0.0
-    away: float = 0.0
-    naps: float = 0.0
+    asleep: float = 0.0
+    sleeps: float = 0.0
     env_steps: int = 0
     steps: int = 0
     width: float = 0.0
@@ -52,32 +52,33 @@ class Measured:
         return self.rollout + self.gather + self.update + self.bcast
 
     @property
-    def asleep(self) -> float:
-        """Share of the rollouts' work in which environments slept; 0 where a host took the core away instead."""
-        return min(self.away / self.busy, 0.999) if self.busy and self.naps >= NAPS * self.env_steps else 0.0
+    def sleep_share(self) -> float:
+        """Share of the rollouts in which environments slept; 0 if the host took the cores away instead."""
+        slept = self.busy and self.sleeps >= SLEEPS * self.env_steps
+        return min(self.asleep / self.busy, 0.999) if slept else 0.0
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a number of processes has to share.
+    """What the processes share.
 
     Attributes:
-        cores: that the run may use. pieces: episodes or environments of an iteration.
+        cores: number that the run may use. pieces: episodes or environments per iteration.
     """
 
     cores: int
     pieces: int
 
-    def speed(self, n: int, asleep: float) -> float:
-        """Rollouts of `n` processes at a time, in those of one that has a core."""
-        return min(n, self.cores / (1.0 - asleep), self.pieces)
+    def speed(self, n: int, sleep_share: float) -> float:
+        """Speed-up of the rollouts with `n` processes over one process with a core."""
+        return min(n, self.cores / (1.0 - sleep_share), self.pieces)
 
 
 def estimate(measured: Measured, way: Way, now: Way, machine: Machine, reached: float = 1.0) -> float:
-    """Seconds that the measured iterations would take another `way`; `now` is that of the run that was measured.
+    """Seconds that the measured iterations would have taken another `way`; they were measured with `now`.
 
     Args:
-        reached: the part of the ideal gain of what is shared that is counted on.
+        reached: part of the ideal gain of sharing that is counted on, 0 to 1.
     """
     (mode, n), (now_mode, now_n), cores = way, now, machine.cores
     if way == now:
@@ -86,7 +87,7 @@ def estimate(measured: Measured, way: Way, now: Way, machine: Machine, reached: 
     def share(seconds: float, gain: float) -> float:
         return seconds / (1.0 + (gain - 1.0) * (reached if gain > 1.0 else 1.0))
 
-    gain = machine.speed(n, measured.asleep) / machine.speed(now_n, measured.asleep)
+    gain = machine.speed(n, measured.sleep_share) / machine.speed(now_n, measured.sleep_share)
     rest = share(measured.rollout, gain) + measured.gather + measured.bcast
     if mode == now_mode == "gather":
         return rest + measured.update
@@ -94,18 +95,18 @@ def estimate(measured: Measured, way: Way, now: Way, machine: Machine, reached: 
     computed = max(measured.update - exchanged, 0.0)
     fixed = min(measured.steps * STEP_S, computed)
     width = now_n if now_mode == "average" else measured.width / (LAST - FIRST + 1)
-    wanted = n if mode == "average" else 1  # rank 0 under `gather` may use more cores; that is not counted on
+    wanted = n if mode == "average" else 1  # rank 0 with `gather` may use more cores; that is not counted on
     update = fixed + share(computed - fixed, min(wanted, cores) / min(width, cores))
     exchange = measured.exchange * max(1.0, n / max(now_n, cores)) if mode == "average" else 0.0
     return rest + update + measured.steps * exchange
 
 
 def advise(measured: Measured, now: Way, machine: Machine) -> str:
-    """What a person is told, two lines. Never promises more than `n` processes can bring."""
+    """The advice, two lines. Never promises more than the advised processes can gain."""
     mode, n = now
     powers = {n, *(2**k for k in range(7) if 2**k <= 2 * max(machine.cores, n)), machine.cores}
     counts = sorted(k for k in powers if k <= max(machine.pieces, n))
-    modes = ("gather", "average") if n > 1 else ("gather",)  # what an exchange takes is not known before there is one
+    modes = ("gather", "average") if n > 1 else ("gather",)  # one process cannot measure an exchange
     ways = [now, *((m, k) for m in modes for k in counts if k > 1 or m == "gather")]
     times = {way: estimate(measured, way, now, machine, REACHED) for way in ways}
     choice = next(way for way in ways if times[way] <= (1.0 + WORTH) * min(times.values()))
@@ -125,7 +126,7 @@ def advise(measured: Measured, now: Way, machine: Machine) -> str:
 
 
 class Advice:
-    """Collects the phases of the first iterations, and speaks once."""
+    """Adds up the phases of the first iterations, and then gives its advice once."""
 
     def __init__(self, config: Config, n: int, cores: int):
         """Args: config: of the run. n: its number of processes. cores: that it may use."""
@@ -136,7 +137,7 @@ class Advice:
 
     @property
     def needs_exchange(self) -> bool:
-        """True in the iteration after which an exchange has to be measured; the same on all ranks."""
+        """True in the iteration in which an exchange has to be measured; the same on all ranks."""
         return self.iteration == LAST - 1 and self.now[1] > 1
 
     def after(
@@ -147,14 +148,14 @@ class Advice:
         update: tuple[int, int],
         exchange_s: float,
     ) -> str:
-        """Takes in an iteration.
+        """Adds an iteration.
 
         Args:
-            seconds: of the phases. work: (busy, away, naps) as Measured has them. update: (steps, width).
+            seconds: of the phases. work: (busy, asleep, sleeps) as in Measured. update: (steps, width).
             exchange_s: seconds of one exchange, in the iteration that needs it.
 
         Returns:
-            The advice, after the last iteration that is measured; else "".
+            The advice, after the last measured iteration; else "".
         """
         self.iteration += 1
         if not FIRST <= self.iteration <= LAST:
@@ -166,7 +167,7 @@ class Advice:
 
 
 def timed(exchange: Callable[[], object], n: int = 20) -> float:
-    """Median seconds of a call, of `n`."""
+    """Median seconds of `n` calls."""
     times = []
     for _ in range(n):
         began = time.perf_counter()

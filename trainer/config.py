@@ -1,4 +1,4 @@
-"""The settings of a training run: one frozen dataclass that is the command line, its help, and most of config.json."""
+"""The settings of a training run: one frozen dataclass, which makes the command line and most of config.json."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from policies.minibatches import TooFewRows
 
 
 def _opt(group: str, help: str, default: Any = None, kind: type = str, flags: tuple[str, ...] = (), **more: Any) -> Any:
-    """A field that knows its place on the command line."""
+    """A field and its option on the command line."""
     return field(default=default, metadata={"group": group, "help": help, "kind": kind, "flags": flags, **more})
 
 
@@ -21,69 +21,69 @@ RUN, BATCH, ALGO, NETS = "the run", "the batch", "the algorithm", "the networks"
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one run. None: not limited, or the algorithm's own default."""
+    """Settings of one run. None: no limit, or the algorithm's default."""
 
     env: str = _opt(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
-    env_kwargs: str = _opt(RUN, "arguments for the environment, a JSON object", "{}")
+    env_kwargs: str = _opt(RUN, "keyword arguments of the environment, a JSON object", "{}")
     nprocs: int = _opt(RUN, "number of processes, 1 or more; the result does not depend on it", 1, int)
-    seed: int = _opt(RUN, "of everything random, 0 or more", 0, int)
-    num_episodes: int | None = _opt(RUN, "stop after so many episodes", None, int, ("-n",))
-    total_steps: int | None = _opt(RUN, "stop after so many environment steps", None, int)
-    run_dir: str | None = _opt(RUN, "folder for the results, new or empty (default: runs/ENV/TIME-sSEED)")
-    resume: str | None = _opt(RUN, "folder of an earlier run to go on with, on its settings", metavar="RUN_DIR")
-    eval_every: int | None = _opt(RUN, "after so many steps, try the policy with its most likely actions", None, int)
-    eval_episodes: int = _opt(RUN, "whole episodes in such a trial, all processes together", 10, int)
-    device: str = _opt(RUN, "where the updates run, such as cuda", "cpu")
+    seed: int = _opt(RUN, "random seed, 0 or more", 0, int)
+    num_episodes: int | None = _opt(RUN, "stop after N episodes", None, int, ("-n",))
+    total_steps: int | None = _opt(RUN, "stop after N environment steps", None, int)
+    run_dir: str | None = _opt(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
+    resume: str | None = _opt(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
+    eval_every: int | None = _opt(RUN, "evaluate the policy deterministically every N steps", None, int)
+    eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10, int)
+    device: str = _opt(RUN, "device of the updates, such as cuda", "cpu")
     render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
 
     batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, int, ("-b",))
     batch_steps: int | None = _opt(
-        BATCH, "steps per iteration, in segments of fixed length, instead of episodes", None, int
+        BATCH, "steps per iteration, in segments of fixed length instead of whole episodes", None, int
     )
-    num_envs: int = _opt(BATCH, "environments that the segments come from; divides --batch_steps", 20, int)
+    num_envs: int = _opt(BATCH, "environments to collect segments from; divides --batch_steps", 20, int)
 
     parallel: str = _opt(
-        BATCH, "gather: rank 0 updates on the batches of all; average: every process updates on its own, in step",
+        BATCH, "gather: rank 0 updates on all rows; average: every process on its own rows, with summed gradients",
         "gather", choices=("gather", "average"),
     )  # fmt: skip
-    framework: str = _opt(ALGO, "of the updates", "torch", choices=("torch", "tf"))
+    framework: str = _opt(ALGO, "deep learning framework of the updates", "torch", choices=("torch", "tf"))
     algo: str = _opt(ALGO, f"update rule: {' or '.join(DEFAULTS)}", "ppo", choices=tuple(DEFAULTS))
-    gamma: float = _opt(ALGO, "discount of one step, 0 to 1", 0.99, float, ("-g",))
+    gamma: float = _opt(ALGO, "discount per step, 0 to 1", 0.99, float, ("-g",))
     lam: float = _opt(ALGO, "lambda of the generalised advantage estimate, 0 to 1", 0.95, float, ("-l",))
     kl_targ: float | None = _opt(
-        ALGO, "KL divergence per update, nats: trpo's bound, ppo-kl steers to it, ppo stops there (0: never)", None,
+        ALGO, "KL divergence per update, nats: trpo's bound, ppo-kl's target, ppo stops beyond it (0: never)", None,
         float, ("-k",),
     )  # fmt: skip
-    lr: float | None = _opt(ALGO, "step size of the policy's Adam, above 0; trpo has none", None, float)
-    vf_lr: float | None = _opt(ALGO, "step size of the value function's Adam, above 0", None, float)
+    lr: float | None = _opt(ALGO, "learning rate of the policy, above 0; trpo has none", None, float)
+    vf_lr: float | None = _opt(ALGO, "learning rate of the value function, above 0", None, float)
     lr_schedule: str = _opt(
-        ALGO, "step sizes over the run: constant, or linear (down to 0 at --total_steps)", "constant",
+        ALGO, "learning rates over the run: constant, or linear (to 0 at --total_steps)", "constant",
         choices=("constant", "linear"),
     )  # fmt: skip
     rew_scale: str = _opt(
-        ALGO, "rewards as the value function sees them: times 1 - gamma, or over the running deviation of the returns",
+        ALGO, "scale of the rewards: 1 - gamma, or 1 / running standard deviation of the returns",
         "gamma", choices=("gamma", "returns"),
     )  # fmt: skip
-    epochs: int | None = _opt(ALGO, "passes of the policy over the batch, at most", None, int)
+    epochs: int | None = _opt(ALGO, "most passes of the policy over the batch", None, int)
     vf_epochs: int | None = _opt(ALGO, "passes of the value function over the batch", None, int)
-    minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: by their number of rows", None, int)
-    minibatch_rows: int | None = _opt(ALGO, "rows of a minibatch, about, where --minibatches is 0", None, int)
-    clip: float | None = _opt(ALGO, "range of ppo's probability ratio, 1 +- so much, above 0", None, float)
+    minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: as --minibatch_rows says", None, int)
+    minibatch_rows: int | None = _opt(ALGO, "approximate rows of a minibatch, if --minibatches is 0", None, int)
+    clip: float | None = _opt(ALGO, "ppo's probability ratio is clipped to 1 +- X, above 0", None, float)
     ent_coef: float | None = _opt(ALGO, "weight of the entropy in the policy's loss, 0 or more", None, float)
-    max_grad_norm: float | None = _opt(ALGO, "longer gradients are scaled down to this length, above 0", None, float)
-    cg_iters: int | None = _opt(ALGO, "steps of trpo's conjugate gradients, at most", None, int)
+    max_grad_norm: float | None = _opt(ALGO, "gradients are clipped to this norm, above 0", None, float)
+    cg_iters: int | None = _opt(ALGO, "most iterations of trpo's conjugate gradients", None, int)
     cg_damping: float | None = _opt(ALGO, "added to the diagonal of trpo's Fisher matrix, 0 or more", None, float)
 
     policy_hid_list: str = _opt(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = _opt(NETS, "the same for the value function", "64,64")
 
     log_std: float = _opt(
-        NETS, "first logarithm of the Gaussian's deviations; 0: half the range of an action", INIT_LOG_STD, float
+        NETS, "initial log standard deviation of the actions; 0: half an action's range", INIT_LOG_STD, float
     )
 
     @property
     def unused(self) -> dict[str, str]:
-        """Settings that have no effect beside the others: {name: because of what}."""
+        """Settings without effect: {name: because of which other setting}."""
         segments, algo = self.batch_steps is not None, self.algo
         because = {
             "without --batch_steps": ("num_envs",) * (not segments),
@@ -99,15 +99,15 @@ class Config:
 
     @property
     def effective(self) -> dict[str, Any]:
-        """Every setting with the value that it has in the run; None: no limit, or no effect."""
+        """Every setting with its value in the run; None: no limit, or no effect."""
         values = asdict(self) | {name: getattr(self.hyper, name) for name in self._hyper_names}
         return values | dict.fromkeys(self.unused) | {"resume": None}
 
     def check(self) -> "Config":
-        """Itself, if every setting is in its range.
+        """Returns itself if every setting is in its range.
 
         Raises:
-            ValueError: one line that names the option, what it is, and what it may be.
+            ValueError: one line that names the option, its value, and what is allowed.
         """
         at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
         at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1, "eval_every": 1, "eval_episodes": 1}
@@ -130,7 +130,7 @@ class Config:
         if self.batch_steps is not None and self.batch_steps % self.num_envs:
             raise ValueError(
                 f"--batch_steps {self.batch_steps} is not a multiple of --num_envs {self.num_envs}; "
-                "each environment makes a segment of the same length"
+                "the segments of all environments have the same length"
             )
         if self.batch_steps is not None and self.nprocs > self.num_envs:
             raise ValueError(
@@ -148,8 +148,8 @@ class Config:
         rows = hyper.minibatch_rows if not hyper.minibatches else known
         if self.parallel == "average" and rows is not None and rows < self.nprocs:
             raise TooFewRows(
-                f"--parallel average with --nprocs {self.nprocs}: a minibatch of {rows} rows has not one for each "
-                "process; set --minibatches lower, or --minibatch_rows higher"
+                f"--parallel average with --nprocs {self.nprocs}: a minibatch of {rows} rows has fewer than one for "
+                "each process; set --minibatches lower, or --minibatch_rows higher"
             )
 
     @property
@@ -160,17 +160,17 @@ class Config:
         except json.JSONDecodeError as error:
             raise ValueError(f"--env_kwargs {self.env_kwargs!r} is not JSON: {error}") from None
         if not isinstance(arguments, dict):
-            raise ValueError(f"--env_kwargs {self.env_kwargs!r} is no JSON object, such as '{{\"gravity\": -9.8}}'")
+            raise ValueError(f"--env_kwargs {self.env_kwargs!r} is not a JSON object, such as '{{\"gravity\": -9.8}}'")
         return arguments
 
     @property
     def first_rew_scale(self) -> float:
-        """What rewards are multiplied by at first. Coady's: discounted sums then are of the size of one reward."""
+        """Initial factor of the rewards. Coady's: returns then are of the size of one reward."""
         return 1.0 - self.gamma if self.gamma < 0.999 else 1.0
 
     @property
     def hyper(self) -> Hyper:
-        """What the learners are told."""
+        """The hyperparameters of the learners."""
         return Hyper(**{name: getattr(self, name) for name in self._hyper_names}).resolve()
 
     @property
@@ -182,7 +182,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     """The Config of a command line. Usage errors end the program with status 2 and one line."""
     parser = argparse.ArgumentParser(
         prog="train.py",
-        description="Train a policy on N processes: all collect, rank 0 updates, and N changes nothing but the clock.",
+        description="Train a policy on N processes: all collect, rank 0 updates; N changes the time, not the result.",
         epilog="example: python train.py Humanoid-v4 --nprocs 10",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
         allow_abbrev=False,
@@ -194,7 +194,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         if option.name == "env":
             group.add_argument("env", nargs="?", metavar="ENV", help=how["help"], default=argparse.SUPPRESS)
             continue
-        shown = "" if option.default in (None, False) else f" (default: {option.default})"
+        shown = "" if option.default is None or option.default is False else f" (default: {option.default})"
         keywords = {"help": how["help"].replace("%", "%%") + shown, "default": argparse.SUPPRESS}
         if how["kind"] is bool:
             keywords["action"] = "store_true"
@@ -206,7 +206,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         group.add_argument(*how["flags"], f"--{option.name}", **keywords)
     given = vars(parser.parse_args(arguments))
     if ("env" in given) == ("resume" in given):
-        parser.error("give an environment, such as Humanoid-v4, or --resume RUN_DIR, and not both")
+        parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
     try:
         config = (_resumed(given) if "resume" in given else Config(**given)).check()
         for name in sorted(set(config.unused) & set(given)):
@@ -217,10 +217,10 @@ def parse(arguments: list[str] | None = None) -> Config:
 
 
 def _resumed(given: dict[str, Any]) -> Config:
-    """The settings of an earlier run, but for those that may change without changing its bits.
+    """The settings of an earlier run, with those that may change on resume.
 
     Raises:
-        ValueError: one line: there is no such run, or another setting was given.
+        ValueError: one line: there is no such run, or a setting was given that cannot change.
     """
     may_change = {"nprocs", "num_episodes", "total_steps", "device", "render", "framework"}
     refused = sorted(set(given) - may_change - {"resume", "env"})

@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line, and a table row per iteration."""
+"""The screen of a run: a table row per iteration, and on a terminal a status line."""
 
 import os
 import sys
@@ -27,10 +27,10 @@ ROWS_PER_HEADING = 30
 
 
 class Display:
-    """Prints rows, and on a terminal keeps a live line under them."""
+    """Prints rows, and on a terminal keeps a status line below them."""
 
     def __init__(self) -> None:
-        # under a launcher stdout is a pipe or a pty, whatever is at its other end; the launching process knows that
+        # under a launcher stdout is always a pipe or a pty; only the launching process knows about the terminal
         launched = "MPI_UTIL_JOB" in os.environ
         terminal = os.environ.get("MPI_UTIL_TTY") == "1" if launched else sys.stdout.isatty()
         self.console = Console(force_terminal=terminal, highlight=False, soft_wrap=True)
@@ -40,24 +40,24 @@ class Display:
             self.live.start()
 
     def say(self, text: str) -> None:
-        """A line of its own, if there is anything to say."""
+        """Prints `text`, unless it is empty."""
         if text:
             self.console.print(text, markup=False)
 
     def doing(self, text: str) -> None:
-        """The live line; nothing where there is no terminal."""
+        """Sets the status line, if there is a terminal."""
         if self.live:
             self.live.update(Text(text, style="dim"), refresh=True)
 
     def row(self, row: dict[str, Any]) -> None:
-        """The row of one iteration, by the columns of progress.txt."""
+        """Prints an iteration. Args: row: by the columns of progress.txt."""
         if self.rows % ROWS_PER_HEADING == 0:
             self.console.print(Text("".join(f"{head:>{width}}" for _, head, width, _ in COLUMNS), style="bold"))
         self.rows += 1
         self.console.print(Text("".join(f"{format(row[key], form):>{width}}" for key, _, width, form in COLUMNS)))
 
     def close(self) -> None:
-        """Takes the live line away."""
+        """Removes the status line."""
         if self.live:
             self.live.stop()
             self.live = None

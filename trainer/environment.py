@@ -9,15 +9,15 @@ import numpy as np
 
 
 def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
-    """The environment, with flat observations.
+    """A Gymnasium environment with flat observations.
 
     Args:
         env_id: Gymnasium id; `module:Env-v0` imports the module first.
-        arguments: for the environment.
-        quiet: no warnings: they are the same on every rank.
+        arguments: keyword arguments of the environment.
+        quiet: suppress its warnings, which are the same on every rank.
 
     Raises:
-        ValueError: the environment is unknown, cannot be built, or has an action space that no policy here fits.
+        ValueError: the environment is unknown, cannot be built, or its action space is not supported.
     """
     with warnings.catch_warnings():
         if quiet:
@@ -32,16 +32,16 @@ def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
         isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
     ):
         raise ValueError(f"{env_id}: actions are {space}; a policy needs Box (floating point) or Discrete ones")
-    observes = env.observation_space
-    if not (isinstance(observes, gym.spaces.Box) and len(observes.shape) == 1):
+    space = env.observation_space
+    if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
         env = gym.wrappers.FlattenObservation(env)
     return env
 
 
 def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
-    """(number of components or choices, discrete?, function from an actor's action to the environment's).
+    """(components or number of actions, discrete?, function from an actor's action to the environment's).
 
-    A Box with finite bounds is rescaled, so that -1 and 1 are its bounds; the actor's Gaussian is clipped to them.
+    A Box with finite bounds is rescaled to bounds -1 and 1, to which the actor's Gaussian is clipped.
     """
     if isinstance(space, gym.spaces.Discrete):
         start = int(space.start)

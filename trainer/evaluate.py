@@ -1,4 +1,4 @@
-"""Play what a run has learned: episodes with its most likely actions, in NumPy, whichever framework trained it.
+"""Evaluates the policy of a run deterministically, in NumPy, whichever framework trained it.
 
 python -m trainer.evaluate runs/Hopper-v4/20260101-120000-s0 --episodes 20
 python -m trainer.evaluate runs/Hopper-v4/20260101-120000-s0/best.safetensors --render
@@ -19,12 +19,12 @@ from trainer.run_folder import load
 
 
 def main() -> None:
-    """Prints each episode's return, and their mean."""
+    """Prints the return of each episode, their mean and standard deviation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, help="run folder (its policy.safetensors), or such a file")
-    parser.add_argument("--episodes", type=int, default=10, help="how many (default: 10)")
+    parser.add_argument("path", type=Path, help="run folder (for its policy.safetensors), or such a file")
+    parser.add_argument("--episodes", type=int, default=10, help="number of episodes (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
-    parser.add_argument("--render", action="store_true", help="show them in a window")
+    parser.add_argument("--render", action="store_true", help="show the episodes in a window")
     parser.error = lambda message: parser.exit(2, f"evaluate: {message} (see --help)\n")
     args = parser.parse_args()
     if args.episodes < 1:
@@ -43,10 +43,10 @@ def main() -> None:
 
 
 def open_policy(path: Path, args: argparse.Namespace) -> Runner:
-    """A runner of the policy in that file.
+    """A Runner with the policy of a file.
 
     Raises:
-        ValueError: one line: there is no such file, or its environment cannot be made.
+        ValueError: one line: the file cannot be read, or its environment cannot be made.
     """
     arrays, notes = load(path)
     spec = Spec.from_dict(notes["spec"])

@@ -1,4 +1,4 @@
-"""What rank 0 keeps of a run: checkpoints, the best policy, what is shown, and where the time goes. No MPI here."""
+"""What rank 0 saves and shows of a run: checkpoints, the best policy, the screen, columns of time. No MPI here."""
 
 import contextlib
 import importlib.metadata
@@ -36,7 +36,7 @@ class Record:
 
         Args:
             nworkers: number of ranks.
-            resumed: the numbers of the checkpoint that the run goes on from; {}: a new run.
+            resumed: numbers of the checkpoint that is resumed; {}: a new run.
 
         Raises:
             ValueError: one line: the folder cannot be used.
@@ -50,15 +50,15 @@ class Record:
         self.display = Display()
 
     def announce(self) -> None:
-        """Says what runs, where its results are, and how it ends. From then on the folder can be resumed from."""
+        """Prints what runs, where its results are, and how it ends."""
         config, n = self.config, self.nworkers
         limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
         ends = " or ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit)
-        ends = f"ends after {ends}" if ends else "goes on until you end it; --total_steps or -n sets an end"
+        ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
             f"results in {self.folder.path}\n"
-            f"{ends}; Ctrl-C saves and ends, and to go on: python train.py --resume {self._quoted}"
+            f"{ends}; Ctrl-C saves and stops; to continue: python train.py --resume {self._quoted}"
         )
 
     @property
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """For config.json: all settings as they are in effect, versions, and the command line of each start."""
+        """For config.json: all settings in effect, versions, and the command line of each start."""
         commands = []
         if self.config.resume:
             commands = json.loads((self.folder.path / "config.json").read_text()).get("commands", [])
@@ -79,17 +79,17 @@ class Record:
         }
 
     def show(self, row: dict[str, float]) -> None:
-        """A new row of progress.txt, for the screen; its columns are what else is kept of the iteration."""
+        """Shows a new row of progress.txt, and keeps it for `keep_best`."""
         self.row = row
         self.display.row(row)
 
     def times(self, n_steps: int, seconds: dict[str, float], busy_s: float) -> dict[str, float]:
-        """The columns about time of an iteration.
+        """The columns of time of an iteration.
 
         Args:
-            n_steps: of all ranks.
-            seconds: of its phases; "record": of what rank 0 did since the broadcast before, while others collected.
-            busy_s: seconds of work in the rollouts, of all ranks together.
+            n_steps: environment steps of all ranks.
+            seconds: of its phases; "record": what rank 0 did after the last broadcast, while others collected.
+            busy_s: seconds of rollouts, summed over the ranks.
         """
         collecting = seconds["rollout"] + seconds["gather"] + seconds.get("record", 0.0)
         return {
@@ -103,10 +103,10 @@ class Record:
         return self.time_before + time.perf_counter() - self.began
 
     def keep_best(self, policy: dict[str, np.ndarray]) -> None:
-        """Keeps the policy that did best with its most likely actions in best.safetensors.
+        """Saves the policy as best.safetensors if the last row has the best evaluation so far.
 
         Args:
-            policy: weights and observation scale; the last row says how it did, or NaN: it was not tried.
+            policy: weights and observation scale.
         """
         if self.row.get("AverageTestEpRet", math.nan) > self.best:
             self.best = self.row["AverageTestEpRet"]
@@ -117,10 +117,10 @@ class Record:
         return time.perf_counter() - self.saved_at > SAVE_EVERY_S
 
     def save(self, policy: dict[str, np.ndarray], arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
-        """Writes the policy, and all that the rest of the run depends on.
+        """Writes the policy, and everything that the rest of the run depends on.
 
         Args:
-            policy: weights and observation scale. arrays, scalars: as Training.state gives them.
+            policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
         self.folder.save("policy.safetensors", policy, self._notes())
         scalars = scalars | {"time": self._time(), "best": self.best}
@@ -131,15 +131,15 @@ class Record:
         return {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": self.spec.to_dict()}
 
     def finish(self, why: str, iterations: int, steps: int) -> None:
-        """One line says how the run ended."""
+        """Prints one line on how the run ended."""
         self.display.close()
         weights = self.folder.path / "policy.safetensors"
         text = f"{why}: {iterations} iterations, {steps:,} steps; weights in {weights}"
-        self.display.say(text + f"; go on: python train.py --resume {self._quoted}" * (why == "stopped"))
+        self.display.say(text + f"; to continue: python train.py --resume {self._quoted}" * (why == "stopped"))
 
 
 def _versions() -> dict[str, str]:
-    """Of Python and of the packages that are installed."""
+    """Versions of Python and of the installed packages."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

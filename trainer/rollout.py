@@ -1,7 +1,7 @@
-"""Rollouts: an environment, the NumPy actor, and the arrays of what happened. The same bits on whichever rank it runs.
+"""Rollouts: steps an environment with the NumPy actor, and computes advantages. The bits do not depend on the rank.
 
-Every episode has random streams of its own, derived from the seed and the episode's number, so that it does not matter
-which rank runs it, nor what that rank ran before.
+Every episode has its own random streams, derived from the seed and the episode's key, so that it does not matter which
+rank runs it, nor what that rank ran before.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ NOISE_ROWS = 64
 
 
 def _clock() -> np.ndarray:
-    """Seconds from some moment on, and those in which this thread wanted no core; how often it gave its core up."""
+    """Wall-clock seconds; seconds of sleep of this thread; number of times that it gave up its core voluntarily."""
     now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
     with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
-        waited = int(file.read().split()[1]) * 1e-9  # ready to run, while others had the cores
+        waited = int(file.read().split()[1]) * 1e-9  # runnable, without a core
     return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw])
 
 
 class Runner:
-    """Steps one environment with the actor, and makes batches of what it sees.
+    """Steps one environment with the actor.
 
-    A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or
-    int64 (T,), as the actor drew them; adv, ret float32 (T,), in scaled rewards; ep_ret float64 and
+    A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or int64
+    (T,), as the actor drew them; adv and ret (TD(lambda) returns) float32 (T,), in scaled rewards; ep_ret float64 and
     ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 3): seconds that it took, seconds of
-    these without need of a core, and how often it gave its core up.
+    sleep among these, and number of times that the core was given up.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Runner:
         """A runner.
 
         Args:
-            rew_scale: (1,), what rewards are multiplied by; may change between calls of `run`.
+            rew_scale: (1,), factor of the rewards; may change between calls of `run`.
             seed: of the run.
             gamma, lam: as policies.returns.gae takes them.
-            greedy: take the most likely actions, in episodes that are not those of training.
+            greedy: act deterministically, in episodes that training does not use.
         """
         self.env, self.actor, self.scaler = env, actor, scaler
         self._act = (lambda obs, _: actor.mode(obs)) if greedy else actor.act
@@ -74,14 +74,14 @@ class Runner:
     def _rows(self, n: int) -> np.ndarray:
         return np.empty((n, self.actor.spec.obs_dim), np.float32)
 
-    def start(self, *number: int) -> None:
-        """Begins the episode of that number."""
+    def start(self, *key: int) -> None:
+        """Starts an episode. Args: key: its number, or several; selects its random streams."""
         began = _clock()
         kinds = (self._env_stream, NOISE_STREAM)
-        keys = [np.random.SeedSequence(self.seed, spawn_key=(kind, *number)) for kind in kinds]
-        self._obs[0] = self.env.reset(seed=int(keys[0].generate_state(1)[0]))[0]
-        self._noise = self._draw(np.random.default_rng(keys[1]))
-        self.name = "/".join(map(str, number))
+        seeds = [np.random.SeedSequence(self.seed, spawn_key=(kind, *key)) for kind in kinds]
+        self._obs[0] = self.env.reset(seed=int(seeds[0].generate_state(1)[0]))[0]
+        self._noise = self._draw(np.random.default_rng(seeds[1]))
+        self.name = "/".join(map(str, key))
         self.ep_ret, self.ep_len = 0.0, 0
         self._work += _clock() - began
 
@@ -93,11 +93,11 @@ class Runner:
         """Steps to the end of the episode, or for `n_steps`.
 
         Args:
-            n_steps: at most so many; None: the whole episode.
-            stop: asked before each step; True gives the episode up.
+            n_steps: most steps; None: the whole episode.
+            stop: called before each step; True drops the episode.
 
         Returns:
-            (batch, True if the episode ended); the batch is None if it was given up.
+            (batch, True if the episode ended); the batch is None if it was dropped.
 
         Raises:
             FloatingPointError: a reward or observation is not finite.
@@ -128,7 +128,7 @@ class Runner:
             setattr(self, name, np.concatenate([getattr(self, name), self._rows(len(self._obs))]))
 
     def _batch(self, t: int, ended: bool, terminated: bool) -> dict[str, Any]:
-        """The arrays of the last `t` steps; the observation after them becomes the first of the next."""
+        """The batch of the last `t` steps; the observation after them becomes the first one of the next batch."""
         rew = np.array(self._rews)
         if not (np.isfinite(rew).all() and np.isfinite(self._obs[: t + 1]).all()):
             what = "reward" if not np.isfinite(rew).all() else "observation"
@@ -145,7 +145,7 @@ class Runner:
             "obs": self._obs[:t].copy(),
             "act": np.array(self._acts, np.int64 if self.discrete else np.float32),
             "adv": adv,
-            "ret": adv + val[:t],  # TD(lambda) returns: less noisy targets than the sampled sums
+            "ret": adv + val[:t],  # TD(lambda) returns: less noisy targets than Monte Carlo returns
             "ep_ret": np.array([self.ep_ret] if ended else [], np.float64),
             "ep_len": np.array([self.ep_len] if ended else [], np.int64),
         }
@@ -154,13 +154,14 @@ class Runner:
 
 
 def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
-    """A batch of no steps, as Runner makes them."""
-    actions = np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32)
-    none, ended = (
-        np.empty(0, np.float32),
-        {"ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 3))},
-    )
+    """A batch like Runner's, of no steps."""
+    none = np.empty(0, np.float32)
     return {
-        "obs": np.empty((0, spec.obs_dim), np.float32), "act": actions, "adv": none,
-        "ret": none, **ended,
-    }  # fmt: skip
+        "obs": np.empty((0, spec.obs_dim), np.float32),
+        "act": np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32),
+        "adv": none,
+        "ret": none,
+        "ep_ret": np.empty(0),
+        "ep_len": np.empty(0, np.int64),
+        "work": np.empty((0, 3)),
+    }

@@ -1,4 +1,4 @@
-"""Where a run leaves its weights, and a checkpoint to go on from."""
+"""The files of a run: weights, and a checkpoint to resume from."""
 
 import json
 import os
@@ -14,22 +14,22 @@ META = "mpi_util"  # the only key: the order of several would vary from one save
 
 
 class RunFolder:
-    """A run's folder. Files are written whole under another name, synced, renamed: a crash leaves the last good one."""
+    """A run's folder. Files are written under another name, synced, renamed: a crash leaves the last complete one."""
 
     def __init__(self, path: Path, new: bool):
         """Opens the folder.
 
         Args:
-            path: of the folder; made if it is missing.
-            new: True: it must hold no results yet. False: to go on with those that it holds.
+            path: of the folder; created if it is missing.
+            new: True: it must not hold a run yet. False: it must hold one, to resume.
 
         Raises:
-            ValueError: one line: not writable, or holding a run already, or holding none.
+            ValueError: one line: not writable, or it holds a run already, or none.
         """
         self.path = path
         holds_run = (path / "checkpoint.safetensors").exists()
         if new and holds_run:
-            raise ValueError(f"{path} holds a run already; give another --run_dir, or --resume {path} to go on with it")
+            raise ValueError(f"{path} holds a run already; give another --run_dir, or --resume {path} to continue it")
         if not new and not holds_run:
             raise ValueError(f"{path} holds no checkpoint to resume from")
         try:
@@ -51,11 +51,11 @@ class RunFolder:
         return path
 
     def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any]) -> None:
-        """Writes arrays and what describes them as one safetensors file.
+        """Writes arrays and a description as one safetensors file.
 
         Args:
             arrays: by name.
-            notes: for JSON; kept in the file's header.
+            notes: what JSON can store; written to the file's header.
         """
         whole = {key: np.ascontiguousarray(arrays[key]) for key in sorted(arrays)}
         self._replace(name, save(whole, {META: json.dumps(notes, sort_keys=True)}))
@@ -68,7 +68,7 @@ class RunFolder:
             os.fsync(file.fileno())
         os.replace(temporary, self.path / name)
         folder = os.open(self.path, os.O_RDONLY)
-        os.fsync(folder)  # the renaming itself
+        os.fsync(folder)  # makes the renaming durable
         os.close(folder)
 
 
@@ -76,7 +76,7 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and notes of a file that `RunFolder.save` wrote.
 
     Raises:
-        ValueError: one line: the file is missing, damaged, or not one of these.
+        ValueError: one line: the file is missing, damaged, or was not written by it.
     """
     try:
         with safe_open(path, "np") as file:

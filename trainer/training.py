@@ -1,4 +1,4 @@
-"""The learners of a run, and what all ranks get from them after each update. No MPI here."""
+"""The learners of a run: one update per iteration, and when the run stops. No MPI here."""
 
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,26 @@ from trainer.config import Config
 from trainer.control import Control
 from trainer.run_folder import load
 
-FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow"}  # also the names of the extras that bring them
+FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow"}  # the keys are also the names of the extras that install them
 
 
 class Training:
-    """Learns from each iteration's batch and says when to stop: on rank 0 alone, or on every rank that learns.
+    """Learns from each iteration's batch, and sets `control`: on rank 0 alone, or on every rank that learns.
 
     Attributes:
-        control: what all ranks get with the weights: whether to stop and to evaluate, and how far the run is.
-        cost: of the last update: number of optimizer steps, and cores that it used.
+        control: what rank 0 broadcasts with the weights: whether to stop and to evaluate, and how far the run is.
+        cost: of the last update: (number of optimizer steps, number of cores used).
     """
 
     def __init__(
         self, config: Config, spec: Spec, params: dict, scaler: Scaler, control: Control, share: Any, threads: int
     ):
-        """Makes the learners, and takes over the checkpoint if the run is resumed.
+        """Makes the learners, and loads the checkpoint of a resumed run.
 
         Args:
             params: the actor's arrays; written in place after each update.
-            share: how the learners share a batch, as policies.share.Alone.
-            threads: cores that the updates may use.
+            share: of the learners that share a batch, as policies.share.Alone.
+            threads: number of cores that the updates may use.
 
         Raises:
             ValueError: one line: the framework, the device or the checkpoint cannot be used.
@@ -49,14 +49,14 @@ class Training:
         self.resumed = self._load_checkpoint(Path(config.resume)) if config.resume else {}
 
     def learn(self, batch: dict[str, np.ndarray], part: Part) -> dict[str, float]:
-        """One update; then `params`, `scaler` and `control` are what all ranks get.
+        """One update of everything that is broadcast: `params`, `scaler` and `control`.
 
         Args:
-            batch: as trainer.rollout.Runner makes it; of all ranks, or this learner's share.
+            batch: as trainer.rollout.Runner's; of all ranks, or this learner's rows of it.
             part: which rows of the whole batch it has.
 
         Returns:
-            What the learners log.
+            What the learners log: dict of column to number.
         """
         for learner in (self.policy, self.val_func):
             learner.lr_scale = self._lr_scale()
@@ -81,13 +81,13 @@ class Training:
         return self.policy.adam.steps + self.val_func.adam.steps
 
     def _lr_scale(self) -> float:
-        """Factor of the step sizes in the update to come."""
+        """Factor of the step sizes in the next update."""
         if self.config.lr_schedule == "constant":
             return 1.0
         return max(0.0, 1.0 - self.control.steps / self.config.total_steps)
 
     def _decide(self, n_new: int = 0) -> None:
-        """Sets `control`: stop if the run has had its episodes or its steps, evaluate when that is due or the last."""
+        """Sets `control`: stop at a limit; evaluate when due, and at the end. Args: n_new: steps of this iteration."""
         config, control = self.config, self.control
         limits = (control.episodes, config.num_episodes), (control.steps, config.total_steps)
         control.stop = any(limit is not None and n >= limit for n, limit in limits)
@@ -95,7 +95,7 @@ class Training:
             control.evaluate = control.stop or control.steps // every > (control.steps - n_new) // every
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Everything that the rest of the run depends on: (arrays, numbers). Collective among the learners."""
+        """Collective among the learners: everything that the rest of the run depends on, (arrays, numbers)."""
         arrays, scalars = self.scaler.arrays | self.returns.arrays | self.control.arrays, {}
         for learner in (self.policy, self.val_func):
             more_arrays, more_scalars = learner.state()
@@ -103,10 +103,10 @@ class Training:
         return arrays, scalars
 
     def _load_checkpoint(self, path: Path) -> dict[str, Any]:
-        """Takes over a checkpoint; returns its numbers."""
+        """Restores a checkpoint; returns its numbers."""
         arrays, notes = load(path / "checkpoint.safetensors")
         if Spec.from_dict(notes["spec"]) != self.spec:
-            raise ValueError(f"{path}: its checkpoint is of other networks or another environment")
+            raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
         try:
             for learner in (self.policy, self.val_func):
                 learner.load_state(arrays, notes["scalars"])
@@ -120,7 +120,7 @@ class Training:
 
 
 def _learners(framework: str) -> tuple[Any, Any, Any]:
-    """The classes Policy, ValueFunction, SideBySide of a framework, which is imported here and nowhere else.
+    """The classes Policy, ValueFunction, SideBySide of a framework, which only this function imports.
 
     Raises:
         ValueError: it is not installed.

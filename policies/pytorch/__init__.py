@@ -1,4 +1,8 @@
-"""The learners of rank 0 in PyTorch."""
+"""The learners in PyTorch: policy, value function, update rules, each with its derivatives written out.
+
+It imports torch and the framework-free modules of `policies`. Read `policy` first, then `ppo`; `nets` and `dists` have
+the arithmetic.
+"""
 
 from policies.pytorch.policy import Policy
 from policies.pytorch.side_by_side import SideBySide

@@ -1,4 +1,4 @@
-"""Adam on one flat parameter vector, with the gradient's length limited."""
+"""Adam on one flat parameter vector, with gradient clipping by norm."""
 
 import math
 
@@ -8,7 +8,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1 with the corrections of both means taken into the step.
+    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1, with both bias corrections folded into the step size.
 
     Attributes:
         steps: number of steps so far.
@@ -16,12 +16,12 @@ class Adam:
     """
 
     def __init__(self, net, max_norm, boosted=None, boost=1.0):
-        """What to step.
+        """Sets up the moments.
 
         Args:
             net: Net whose `flat` is stepped along its `grad`.
             max_norm: gradients longer than this (2-norm) are scaled down to it.
-            boosted: name of the net's last parameter, which takes steps `boost` times as long; None: no such.
+            boosted: name of the net's last parameter, whose steps are `boost` times as long; None: none.
             boost: see `boosted`.
         """
         self._flat, self._grad, self._max_norm = net.flat, net.grad, max_norm

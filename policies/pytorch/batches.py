@@ -1,4 +1,4 @@
-"""From a NumPy batch to minibatches of fresh tensors, and the threads that work on them."""
+"""Tensors and minibatches from a NumPy batch, and torch's number of threads."""
 
 from contextlib import contextmanager
 
@@ -11,8 +11,8 @@ from policies import minibatches
 def to_tensor(array, shape, dtype, device):
     """A copy in memory that torch allocated.
 
-    BLAS may sum in another order where memory is aligned differently, so a batch that lies in foreign memory could give
-    other bits; torch aligns all its memory alike.
+    BLAS may sum in another order where memory is aligned differently, so a batch in other memory could give other bits;
+    torch aligns all its memory in the same way.
 
     Args:
         array: array of any alignment and strides.
@@ -34,7 +34,7 @@ def to_tensor(array, shape, dtype, device):
 
 
 def shuffled(rng, part, n_parts, device):
-    """One pass in minibatches, as policies.minibatches.shuffled gives it, in tensors.
+    """policies.minibatches.shuffled in tensors: one pass over the whole batch in minibatches.
 
     Args:
         rng: numpy.random.Generator.
@@ -43,7 +43,7 @@ def shuffled(rng, part, n_parts, device):
         device: torch device.
 
     Returns:
-        iterator over (rows, n): int64 tensor, where in `part` its rows of the minibatch are; rows of the minibatch.
+        iterator over (rows, n): int64 tensor, positions in `part`; number of rows of the whole minibatch.
     """
     places, sizes = zip(*minibatches.shuffled(rng, part, n_parts))
     rows = torch.from_numpy(np.concatenate(places)).to(device)
@@ -52,7 +52,7 @@ def shuffled(rng, part, n_parts, device):
 
 @contextmanager
 def torch_threads(n):
-    """Runs the block with `n` torch threads, and restores the count."""
+    """Context in which torch has `n` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

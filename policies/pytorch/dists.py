@@ -1,15 +1,14 @@
 """Action distributions over the policy network's outputs, with their derivatives written out.
 
-Both classes have the same methods. `set` takes the outputs for a batch, the others answer for that batch:
+Both classes have the same methods. `set` takes the outputs for a batch, which the others use:
 
 - ``logp(act)``: log-probability of each action, nats, float32 (N,)
 - ``entropy()``: mean entropy, nats, float32 ()
-- ``freeze()``: what ``kl`` needs to compare a later distribution with this one
+- ``freeze()``: a copy of this distribution for ``kl``
 - ``kl(old)``: mean KL(old || this), nats, float32 ()
 - ``backward(d_logp, d_kl, d_entropy, old)``: derivative of a loss with respect to the outputs, float32 (N, act_dim), by
-  the chain rule from ``d_logp`` (N,), the derivative by each action's ``logp`` (of the last ``logp`` call), and the
-  numbers ``d_kl`` and ``d_entropy``, the derivatives by ``kl(old)`` and ``entropy()``. A Gaussian also writes the
-  derivative by its log deviations.
+  the chain rule from the loss's derivatives by the last ``logp(act)``, ``d_logp`` (N,), by ``kl(old)``, ``d_kl``, and
+  by ``entropy()``, ``d_entropy``. A Gaussian also writes the derivative by its log deviations.
 - ``fisher(d_out, d_log_std, n, weight)``: the Fisher matrix of the outputs, the second derivative of ``kl``, times a
   direction: ``d_out`` (N, act_dim) in the outputs, ``d_log_std`` (act_dim,) in a Gaussian's log deviations. The rows
   are divided by ``n``, the deviations' part is multiplied by ``weight``. Returns and writes what ``backward`` does.
@@ -23,10 +22,10 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Gaussian:
-    """Independent normal distributions; the network gives the means, the deviations are parameters of their own."""
+    """Independent normal distributions: means from the network, state-independent log deviations."""
 
     def __init__(self, log_std, log_std_grad):
-        """Args: log_std, log_std_grad: float32 (act_dim,), the parameters and where `backward` puts their gradient."""
+        """Args: log_std, log_std_grad: float32 (act_dim,), the parameters, and the gradient that `backward` writes."""
         self._log_std = log_std
         self._log_std_grad = log_std_grad
         self._constant = 0.5 * LOG_2PI * log_std.numel()
@@ -51,7 +50,7 @@ class Gaussian:
         return self._mean.clone(), self._log_std.clone()
 
     def kl(self, old):
-        """Args: old: what `freeze` gave."""
+        """Args: old: what `freeze` returned."""
         ratio, shift = self._against(old)
         return (ratio - ratio.log()).sum().sub_(ratio.numel()).add_(shift.square().sum() / len(shift)).mul_(0.5)
 
@@ -78,7 +77,7 @@ class Gaussian:
 
 
 class Categorical:
-    """Choices; the network gives the logits."""
+    """Categorical distributions: logits from the network."""
 
     def __init__(self):
         self._log_probs = self._probs = self._act = None
@@ -105,7 +104,7 @@ class Categorical:
         return self._probs, self._log_probs
 
     def kl(self, old):
-        """Args: old: what `freeze` gave."""
+        """Args: old: what `freeze` returned."""
         old_probs, old_log_probs = old
         return (old_probs * (old_log_probs - self._log_probs)).sum(1).mean()
 

@@ -1,4 +1,4 @@
-"""What every learner shares: a network with its Adam, safe updates, export and resume."""
+"""Base class of the learners: a network with its Adam, updates that can be undone, sums over learners, checkpoints."""
 
 from contextlib import contextmanager
 
@@ -16,13 +16,13 @@ class Learner:
 
     Attributes:
         net: Net. adam: Adam. hyper: resolved Hyper. threads: most torch threads to use. device: torch.device.
-        share: how the batch is shared, as policies.share.Alone.
-        updates: number of updates so far; picks the random stream of the next one.
-        lr_scale: factor of the step sizes, 0 to 1; a schedule sets it before an update.
+        share: of the learners that share the batch, as policies.share.Alone.
+        updates: number of updates so far; selects the random stream of the next one.
+        lr_scale: factor of the step sizes, 0 to 1, set before an update.
     """
 
     def __init__(self, name, spec, params, hyper, threads, device, share, max_norm, **boost):
-        """Args as Policy and ValueFunction give them; `boost` goes to Adam."""
+        """Args: of Policy and ValueFunction. max_norm, boost: of Adam."""
         self.device = torch.device(device)
         self.hyper = hyper
         self.threads = threads
@@ -39,7 +39,7 @@ class Learner:
         raise NotImplementedError
 
     def n_threads(self, n_rows):
-        """Threads that an update uses; as many for each learner, as the bits of a norm depend on their number.
+        """Threads that an update uses; the same on each learner, as the bits of a norm depend on their number.
 
         Args:
             n_rows: rows of the whole batch.
@@ -63,11 +63,11 @@ class Learner:
         """Means over the whole batch.
 
         Args:
-            part: the rows that this learner holds.
-            means: numbers or 0-d tensors, means over these rows; without rows they are not looked at.
+            part: the rows of this learner.
+            means: numbers or 0-d tensors, means over these rows; ignored if there are no rows.
 
         Returns:
-            float64 array, one number for each; with one learner the same that were given.
+            float64 array, one number for each.
         """
         sums = [len(part) * float(mean) if len(part) else 0.0 for mean in means]
         return self.share.sum(np.array(sums)) / part.total
@@ -76,35 +76,35 @@ class Learner:
         """Means and standard deviations over the whole batch (Chan, Golub, LeVeque 1979: merge of several samples).
 
         Args:
-            part: the rows that this learner holds.
+            part: the rows of this learner.
             tensors: float32 (len(part),) each.
 
         Returns:
             (means, deviations): float64 arrays, one number for each tensor.
         """
         if not len(part):
-            tensors = [x.new_zeros(1) for x in tensors]  # weighs nothing
+            tensors = [x.new_zeros(1) for x in tensors]  # its weight is 0
         ours = np.array([float(x.mean()) for x in tensors])
         means = self.means(part, *ours)
         squares = [float(x.std(correction=0)) ** 2 for x in tensors] + (ours - means) ** 2
         return means, np.sqrt(self.means(part, *squares))
 
     def require_finite(self, *tensors):
-        """Raises FloatingPointError, for every learner, if any has a number that is not finite in its tensors."""
+        """Raises FloatingPointError on every learner if a number is not finite in any learner's tensors."""
         sums = np.array([float(x.sum()) for x in tensors])
         if not np.isfinite(self.share.sum(sums)).all():
             raise FloatingPointError("a number in the batch is not finite")
 
     @contextmanager
     def updating(self, n_rows):
-        """Runs one update: without autograd, with the threads that suit it, and undone if it fails.
+        """Context of one update: without autograd, with a fitting number of threads; undone if it fails.
 
         Args:
             n_rows: rows of the whole batch.
 
         Raises:
-            FloatingPointError: the block left parameters that are not finite. As after any other exception inside the
-                block, network and optimizer are as before.
+            FloatingPointError: the parameters are no longer finite. After this or any other exception in the block,
+                network and optimizer are as before.
         """
         net, adam = self.net, self.adam
         before = net.flat.clone(), adam.m.clone(), adam.v.clone(), adam.steps
@@ -121,7 +121,7 @@ class Learner:
         self.updates += 1
 
     def weights(self, out):
-        """Writes the network's parameters.
+        """Copies the network's parameters out.
 
         Args:
             out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
@@ -130,10 +130,10 @@ class Learner:
         self.net.weights(out)
 
     def state(self):
-        """Everything that shapes the updates to come, so that a resumed run gives the same bits.
+        """Everything that later updates depend on, so that a resumed run has the same bits.
 
         Returns:
-            (arrays, scalars): dict of str to array, with the parameters under their own names, and dict of str to
+            (arrays, scalars): dict of str to array, with the parameters under the actor's names, and dict of str to
             number. All names begin with the network's name, so those of two learners can share a dict.
         """
         name = self.net.name
@@ -143,7 +143,7 @@ class Learner:
         return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
 
     def load_state(self, arrays, scalars):
-        """Takes over what `state` gave; other names in the dicts are passed over.
+        """Restores what `state` returned; other names in the dicts are ignored.
 
         Args:
             arrays, scalars: as `state` returned them, from a learner of the same Spec.

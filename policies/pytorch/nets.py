@@ -23,8 +23,8 @@ class Net:
 
     Attributes:
         name: "policy" or "value".
-        flat: float32 (P,), every parameter; `grad`: float32 (P,), its gradient as `backward` left it.
-        views: dict of parameter name to its place in `flat`; `grads`: the same for `grad`.
+        flat: float32 (P,), every parameter; `grad`: float32 (P,), the gradient that `backward` wrote.
+        views: dict of parameter name to its view of `flat`; `grads`: the same for `grad`.
     """
 
     def __init__(self, spec, name, params, device):
@@ -33,7 +33,7 @@ class Net:
         Args:
             spec: policies.actor.Spec.
             name: "policy" or "value".
-            params: dict of str to float32 array, as policies.actor.init_params gives.
+            params: dict of str to float32 array, as policies.actor.init_params returns.
             device: torch device, such as "cpu" or "cuda".
         """
         self.name = name
@@ -59,7 +59,7 @@ class Net:
         return [(views[f"{self.name}/{i}/weight"], views[f"{self.name}/{i}/bias"]) for i in range(n_layers)]
 
     def load(self, params):
-        """Takes parameters by name. Args: params: dict with at least this network's names, float32 arrays.
+        """Copies parameters into the network. Args: params: dict with at least this network's names, float32 arrays.
 
         Raises:
             ValueError: a name is missing or a shape differs; nothing was changed.
@@ -72,7 +72,7 @@ class Net:
             view.copy_(torch.tensor(params[key]))
 
     def weights(self, out):
-        """Writes the parameters. Args: out: dict with at least this network's names; its arrays are overwritten."""
+        """Copies the parameters out. Args: out: dict with at least this network's names; its arrays are overwritten."""
         flat = self.flat.cpu()
         offset = 0
         for key, view in self.views.items():
@@ -80,7 +80,7 @@ class Net:
             offset += view.numel()
 
     def forward(self, x):
-        """Outputs for a batch; keeps what `backward` needs.
+        """Outputs for a batch; keeps what `backward` and `jvp` need.
 
         Args:
             x: float32 (N, inputs).
@@ -96,7 +96,7 @@ class Net:
         return torch.addmm(bias, x, weight)
 
     def backward(self, grad_out):
-        """Gradients of a loss, into `grad`, for the batch of the last `forward`.
+        """Writes the gradient of a loss into `grad`, for the batch of the last `forward`.
 
         Args:
             grad_out: float32 (N, outputs), derivative of the loss with respect to `forward`'s result.
@@ -110,10 +110,10 @@ class Net:
                 grad_out = torch.ops.aten.tanh_backward(grad_out.mm(self._layers[i][0].t()), x)
 
     def jvp(self, directions):
-        """Derivative of the last `forward`'s result when the parameters move along a direction.
+        """Jacobian-vector product: directional derivative of the last `forward`'s result by the parameters.
 
         Args:
-            directions: dict of parameter name to float32 tensor of its shape, as `by_name` gives.
+            directions: dict of parameter name to float32 tensor of its shape, as `by_name` returns.
 
         Returns:
             float32 (N, outputs).

@@ -1,4 +1,4 @@
-"""The policy learner: one batch in, better weights out. How they become better is an update rule's job."""
+"""The policy learner: prepares a batch, and leaves the improvement of the policy to an update rule."""
 
 import torch
 
@@ -22,7 +22,8 @@ class Policy(Learner):
     Attributes:
         spec: the Spec.
         dist: Gaussian or Categorical over the network's outputs.
-        rule: the update rule, a policies.rules.Rule.
+        rule: the update rule, a policies.rules.UpdateRule. Its ``update`` returns the final probability ratios, float32
+            (N,), and a dict of numbers to log.
     """
 
     def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
@@ -30,11 +31,11 @@ class Policy(Learner):
 
         Args:
             spec: policies.actor.Spec.
-            params: dict of float32 arrays as policies.actor.init_params gives.
+            params: dict of float32 arrays as policies.actor.init_params returns.
             config: policies.hyper.Hyper.
             threads: most torch threads to use in an update.
             device: torch device.
-            share: how the batch is shared with other learners, as policies.share.Alone.
+            share: of the learners that share the batch, as policies.share.Alone.
 
         Raises:
             ValueError: config.algo is unknown, or the parameters do not fit `spec`.
@@ -52,12 +53,12 @@ class Policy(Learner):
     def update(self, obs, act, adv, logger, part=None):
         """One update by the rule on one batch; old log-probabilities are those of the current weights.
 
-        Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
+        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
 
         Args:
             obs: float32 (N, obs_dim), scaled.
             act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
-            adv: float32 (N,), any unit; standardised here.
+            adv: float32 (N,), any unit; normalised here.
             logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
                 after the update, in standard deviations of the advantage) and the rule's own numbers.
             part: policies.share.Part, which rows of the whole batch these are; None: all.
@@ -77,7 +78,7 @@ class Policy(Learner):
         logger.log(log)
 
     def rows_per_step(self, n_rows):
-        """As Learner.rows_per_step; the rule knows."""
+        """As Learner.rows_per_step; depends on the rule."""
         return self.rule.rows_per_step(n_rows)
 
     def forward(self, obs):
@@ -90,12 +91,12 @@ class Policy(Learner):
         return self.dist.logp(batch.act).sub_(batch.old_logp).exp_()
 
     def state(self):
-        """As Learner.state, with the rule's numbers."""
+        """As Learner.state, with the rule's state."""
         arrays, scalars = super().state()
         return arrays, scalars | {f"policy/{key}": value for key, value in self.rule.state().items()}
 
     def load_state(self, arrays, scalars):
-        """As Learner.load_state, with the rule's numbers."""
+        """As Learner.load_state, with the rule's state."""
         super().load_state(arrays, scalars)
         self.rule.load_state({key: scalars[f"policy/{key}"] for key in self.rule.state()})
 
@@ -107,7 +108,7 @@ class Batch:
         part: policies.share.Part, which rows of the whole batch these are.
         obs: float32 (N, obs_dim). act: float32 (N, act_dim) or int64 (N,).
         adv: float32 (N,), mean 0 and standard deviation 1 over the whole batch.
-        old: what the distribution's `kl` needs. old_logp: float32 (N,), nats.
+        old: the distribution before the update, for `kl`. old_logp: float32 (N,), nats.
     """
 
     def __init__(self, policy, obs, act, adv, part):

@@ -14,13 +14,13 @@ class PPOClip(UpdateRule):
     """``ppo``: arXiv:1707.06347, equation 7, over several passes in minibatches, with an optional stop by KL."""
 
     def rows_per_step(self, n_rows):
-        """See Rule."""
+        """See UpdateRule."""
         return n_rows // n_minibatches(self._hyper, n_rows)
 
     def update(self, policy, batch, rng):
         """See UpdateRule.
 
-        The log has ClipFrac, share of rows beyond the clip range after the update, and StopIter, passes made.
+        It logs ClipFrac, share of rows beyond the clip range after the update, and StopIter, number of passes.
         """
         hyper, dist = self._hyper, policy.dist
         n_parts = n_minibatches(hyper, batch.part.total, policy.share.n_learners)
@@ -54,7 +54,7 @@ class PPOPenalty(AdaptiveKLPenalty):
     def update(self, policy, batch, rng):
         """See UpdateRule.
 
-        The log has Beta and LrMult, as this update used them, and StopIter, passes made.
+        It logs Beta and LrMult, as this update used them, and StopIter, number of passes.
         """
         hyper, dist, part = self._hyper, policy.dist, batch.part
         kl = 0.0

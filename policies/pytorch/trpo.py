@@ -1,9 +1,9 @@
-"""Trust region policy optimisation: a natural gradient step, as long as a bound on the KL divergence allows.
+"""Trust region policy optimisation: a natural gradient step within a bound on the KL divergence.
 
 Paper: Schulman et al. 2015 (arXiv:1502.05477), section 6 and appendix C. The Fisher matrix F of the policy is the
-second derivative of the mean KL divergence. It is never formed: conjugate gradients need its products with vectors
-only, and F v = J' M J v, where J is the derivative of the network's outputs by its parameters and M the Fisher matrix
-of the distribution over them. J v takes a forward pass, J' a backward pass, both written out in nets.py.
+second derivative of the mean KL divergence. It is never formed: conjugate gradients only need its products with
+vectors, and F v = J' M J v, where J is the derivative of the network's outputs by its parameters and M the Fisher
+matrix of the distribution over them. J v takes a forward pass, J' a backward pass, both written out in nets.py.
 """
 
 import math
@@ -17,14 +17,14 @@ from policies.rules import UpdateRule
 class TRPO(UpdateRule):
     """``trpo``: arXiv:1502.05477, algorithm 1 with the single-path estimate, on the whole batch."""
 
-    BACKTRACKS = 10  # steps to try, at most
-    BACKTRACK = 0.8  # length of each, in units of the one before
+    BACKTRACKS = 10  # most steps to try
+    BACKTRACK = 0.8  # length of each, relative to the one before
 
     def update(self, policy, batch, rng):
-        """See UpdateRule. If none of the steps tried is good, the policy stays what it is.
+        """See UpdateRule. If the line search accepts no step, the policy does not change.
 
-        The log has BacktrackIters, steps that were tried and refused; StepFrac, the part of the longest step that was
-        taken, 0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
+        It logs BacktrackIters, steps that the line search rejected; StepFrac, the accepted fraction of the full step,
+        0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
 
         Raises:
             FloatingPointError: the gradient or its curvature is not finite.
@@ -41,15 +41,15 @@ class TRPO(UpdateRule):
         if not math.isfinite(curvature):
             raise FloatingPointError("the policy update's gradient is not finite")
         step.mul_(math.sqrt(2.0 * hyper.kl_targ / curvature) if curvature > 0.0 else 0.0)  # 0: nothing to gain
-        ratio, refused, fraction = self._search(policy, batch, loss, step.float())
+        ratio, rejected, fraction = self._search(policy, batch, loss, step.float())
         cg_residual = (residual.norm() / neg_grad.norm().clamp_(min=1e-30)).item()
-        return ratio, {"BacktrackIters": refused, "StepFrac": fraction, "CgResidual": cg_residual}
+        return ratio, {"BacktrackIters": rejected, "StepFrac": fraction, "CgResidual": cg_residual}
 
     def fisher(self, policy, batch, rng):
         """The damped Fisher matrix at the current parameters, of the batch or of a random part of it.
 
         Returns:
-            Function that multiplies it by a float64 (P,) tensor, and gives a new one.
+            Function that multiplies it with a float64 (P,) tensor, and returns a new one.
         """
         hyper, net, dist = self._hyper, policy.net, policy.dist
         n, weight = batch.part.total, batch.part.weight  # with any rows, the weights of all learners are 1 together
@@ -68,19 +68,19 @@ class TRPO(UpdateRule):
         return product
 
     def _search(self, policy, batch, loss, step):
-        """Goes along `step` as far as brings the loss below `loss` and keeps the divergence within the target.
+        """Backtracking line search: as much of `step` as lowers the loss below `loss` and keeps to the target KL.
 
         Returns:
-            (ratio, steps refused, part of `step` that was taken).
+            (ratio, number of rejected steps, accepted fraction of `step`).
         """
         flat, fraction = policy.net.flat, 1.0
         before = flat.clone()
-        for refused in range(self.BACKTRACKS):
+        for rejected in range(self.BACKTRACKS):
             torch.add(before, step, alpha=fraction, out=flat)
             ratio = policy.ratio(batch)
             new_loss, kl = self._loss_and_kl(policy, batch, ratio)
             if new_loss < loss and kl <= self._hyper.kl_targ:
-                return ratio, refused, fraction
+                return ratio, rejected, fraction
             fraction *= self.BACKTRACK
         flat.copy_(before)
         return policy.ratio(batch), self.BACKTRACKS, 0.0
@@ -97,11 +97,11 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
     Args:
         product: function that multiplies A by a tensor like `b`.
         b: float64 (P,).
-        iters: most products to use.
-        tolerance: ends it when the squared residual has fallen to so much of the first.
+        iters: most products to compute.
+        tolerance: of the squared residual, relative to the first one.
 
     Returns:
-        (x, b - A x): float64 (P,) each. A number that is not finite anywhere makes the second so.
+        (x, residual b - A x): float64 (P,) each. The residual is not finite if any number was not.
     """
     x, residual, p = torch.zeros_like(b), b.clone(), b.clone()
     squared = first = residual.dot(residual).item()
@@ -110,7 +110,7 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
             break
         a_p = product(p)
         along = p.dot(a_p).item()
-        if along == 0.0:  # a direction in which nothing changes, without damping
+        if along == 0.0:  # without damping: a direction of zero curvature
             break
         x.add_(p, alpha=squared / along)
         residual.add_(a_p, alpha=-squared / along)

@@ -1,4 +1,4 @@
-"""The value learner: least squares on discounted sums of rewards."""
+"""The value learner: least squares on returns."""
 
 import numpy as np
 import torch
@@ -9,22 +9,22 @@ from policies.pytorch.batches import shuffled, to_tensor
 from policies.pytorch.learner import Learner
 from policies.share import ALONE, Part
 
-VAR_FLOOR = 1e-12  # targets that are all alike have no variance to explain
+VAR_FLOOR = 1e-12  # constant targets have no variance to explain
 
 
 class ValueFunction(Learner):
-    """Estimates the discounted sum of rewards that follows an observation."""
+    """Estimates the return that follows an observation."""
 
     def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
         """Copies the value function's parameters.
 
         Args:
             spec: policies.actor.Spec.
-            params: dict of float32 arrays as policies.actor.init_params gives.
+            params: dict of float32 arrays as policies.actor.init_params returns.
             config: policies.hyper.Hyper.
             threads: most torch threads to use in a fit.
             device: torch device.
-            share: how the batch is shared with other learners, as policies.share.Alone.
+            share: of the learners that share the batch, as policies.share.Alone.
 
         Raises:
             ValueError: config.algo is unknown, or the parameters do not fit `spec`.
@@ -39,7 +39,7 @@ class ValueFunction(Learner):
     def fit(self, obs, ret, logger, part=None):
         """One fit on one batch, and on the batch before it where the algorithm replays that.
 
-        Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
+        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
 
         Args:
             obs: float32 (N, obs_dim), scaled.
@@ -86,7 +86,7 @@ class ValueFunction(Learner):
         return self.net.forward(obs).squeeze(1)
 
     def state(self):
-        """As Learner.state, with the whole batch to replay: collective among the learners that share it."""
+        """Collective among the learners: as Learner.state, with the whole batch to replay."""
         arrays, scalars = super().state()
         part, owner = self._last_part, np.full(len(self._last_part), self.share.index)
         arrays["value/last_obs"] = part.collect(self.share, self._last_obs.cpu().numpy())
@@ -95,7 +95,7 @@ class ValueFunction(Learner):
         return arrays, scalars
 
     def load_state(self, arrays, scalars):
-        """As Learner.load_state, with the batch to replay, of which each learner takes its share."""
+        """As Learner.load_state; each learner takes its rows of the batch to replay."""
         super().load_state(arrays, scalars)
         self._last_part = Part.of_owners(self.share, arrays["value/last_owner"])
         rows = self._last_part.rows

@@ -1,4 +1,8 @@
-"""The learners of rank 0 in TensorFlow: twins of those in PyTorch, with the same results up to rounding."""
+"""The learners in TensorFlow: they do the same as those in PyTorch, up to rounding, and share their checkpoints.
+
+It imports TensorFlow and the framework-free modules of `policies`. Read `policy` first, then `ppo`; import TensorFlow
+from `setup` only.
+"""
 
 from policies.tf.policy import Policy
 from policies.tf.side_by_side import SideBySide

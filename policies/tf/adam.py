@@ -1,4 +1,4 @@
-"""Adam on the weights of a network, with the gradient's length limited."""
+"""Adam on the weights of a network, with gradient clipping by norm."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1 with the corrections of both means taken into the step.
+    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1, with both bias corrections folded into the step size.
 
-    Keras' own Adam adds epsilon after the corrections and so steps differently.
+    Keras' Adam adds epsilon after the corrections, and so takes other steps.
 
     Attributes:
         steps: number of steps so far.
@@ -18,12 +18,12 @@ class Adam:
     """
 
     def __init__(self, net, max_norm, boosted=None, boost=1.0):
-        """What to step.
+        """Sets up the moments.
 
         Args:
             net: Net.
             max_norm: gradients longer than this (2-norm) are scaled down to it.
-            boosted: name of a parameter that takes steps `boost` times as long; None: no such.
+            boosted: name of a parameter whose steps are `boost` times as long; None: none.
             boost: see `boosted`.
         """
         self._net, self._max_norm = net, max_norm
@@ -36,14 +36,14 @@ class Adam:
         self.step_flat = tf.function(self._step_flat, input_signature=signature)
 
     def plan(self, lr, n=1):
-        """Counts the next steps, and makes for each what `step` is to be given.
+        """Advances the step count; returns the bias-corrected numbers of each of these steps, for `step`.
 
         Args:
             lr: step size.
-            n: number of steps.
+            n: number of steps to come.
 
         Returns:
-            float32 (n, 2): corrected step sizes and epsilons. In float64 up to here: 1 - BETA2 has few digits.
+            float32 (n, 2): step sizes and epsilons; computed in float64, because 1 - BETA2**t loses digits.
         """
         t = self.steps + np.arange(1, n + 1)
         self.steps += n
@@ -61,10 +61,10 @@ class Adam:
         for parameter, m, v, grad, boost in zip(self._parameters, self.m, self.v, grads, self._boosts):
             tf.raw_ops.ResourceApplyAdam(
                 var=parameter.handle, m=m.handle, v=v.handle, grad=grad * shrink,
-                beta1_power=0.0, beta2_power=0.0,  # the corrections are in `planned`
+                beta1_power=0.0, beta2_power=0.0,  # the bias corrections are in `planned`
                 lr=planned[0] * boost, beta1=BETA1, beta2=BETA2, epsilon=planned[1],
             )  # fmt: skip
 
     def _step_flat(self, grad, planned):
-        """`step`, as a function of its own. Args: grad: float32 (P,). planned: as `step`'s."""
+        """`step` of a flat gradient, compiled. Args: grad: float32 (P,). planned: as `step`'s."""
         self.step(self._net.unflatten(grad), planned)

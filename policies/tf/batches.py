@@ -1,10 +1,10 @@
-"""From a NumPy batch to tensors."""
+"""Copies of NumPy batches."""
 
 import numpy as np
 
 
 def own_copy(array, shape, dtype):
-    """A copy that belongs to the learner: the caller's memory may be overwritten while a tensor still lies on it.
+    """A copy for the learner: the caller may overwrite its memory while a tensor still uses it.
 
     Args:
         array: array of any alignment and strides.

@@ -1,6 +1,6 @@
 """Action distributions over the policy network's outputs.
 
-Both classes have the same methods. A batch of distributions is a tuple of tensors, which `of` makes:
+Both classes have the same methods. A batch of distributions is a tuple of tensors:
 
 - ``of(out, net)``: the distributions over a network's outputs
 - ``logp(dist, act)``: log-probability of each action, nats, float32 (N,)
@@ -9,7 +9,7 @@ Both classes have the same methods. A batch of distributions is a tuple of tenso
 - ``fisher(dist, d_out, d_log_std, n)``: the Fisher matrix, the second derivative of ``kl``, times a direction:
   ``d_out`` (N, act_dim) in the outputs, ``d_log_std`` (act_dim,) in a Gaussian's log deviations. The rows are divided
   by ``n``. Returns a tuple like `dist`
-- ``signature``: of such a tuple
+- ``signature``: tf.TensorSpecs of such a tuple
 """
 
 import math
@@ -57,7 +57,7 @@ class Gaussian:
 
 
 class Categorical:
-    """Choices, (log-probabilities (N, act_dim),)."""
+    """Categorical distributions, (log-probabilities (N, act_dim),)."""
 
     def __init__(self, act_dim):
         """Args: act_dim: number of actions."""

@@ -1,4 +1,4 @@
-"""What every learner shares: a network with its Adam, safe updates, passes in minibatches, export and resume."""
+"""Base class of the learners: a network with its Adam, updates that can be undone, minibatches, checkpoints."""
 
 import math
 from contextlib import contextmanager
@@ -19,16 +19,16 @@ class Learner:
         net: Net. adam: Adam. hyper: resolved Hyper. threads: cores that may be used. device: name of the device.
         op_threads: threads that one operation uses. TensorFlow fixes them once per process, so all learners have the
             same: what a minibatch of `hyper.minibatch_rows` rows can use.
-        share: how the batch is shared, as policies.share.Alone.
-        updates: number of updates so far; picks the random stream of the next one.
-        lr_scale: factor of the step sizes, 0 to 1; a schedule sets it before an update.
+        share: of the learners that share the batch, as policies.share.Alone.
+        updates: number of updates so far; selects the random stream of the next one.
+        lr_scale: factor of the step sizes, 0 to 1, set before an update.
     """
 
     def __init__(self, name, spec, params, hyper, threads, device, share, max_norm, signature, **boost):
-        """Args as Policy and ValueFunction give them; `boost` goes to Adam.
+        """Args: of Policy and ValueFunction. max_norm, boost: of Adam.
 
         `signature`: tuple of tf.TensorSpec, of the tensors that `loss` takes after `n`. Every function is compiled for
-        any number of rows: a compilation for one number could fold it into other arithmetic, and so into other bits.
+        any number of rows: a compilation for a constant number could change the arithmetic, and so the bits.
         """
         self.hyper = hyper
         self.threads = threads
@@ -58,7 +58,7 @@ class Learner:
 
         Args:
             data: tuple of tensors that `loss` takes, of all rows.
-            minibatches: iterable of (rows, n), as policies.minibatches.shuffled gives.
+            minibatches: iterable of (rows, n), as policies.minibatches.shuffled returns.
             lr: step size.
         """
         rows, totals = zip(*minibatches)
@@ -95,7 +95,7 @@ class Learner:
         """Means over the whole batch.
 
         Args:
-            part: the rows that this learner holds.
+            part: the rows of this learner.
             sums: numbers, sums over these rows.
 
         Returns:
@@ -107,7 +107,7 @@ class Learner:
         """Means and standard deviations over the whole batch.
 
         Args:
-            part: the rows that this learner holds.
+            part: the rows of this learner.
             arrays: float32 (len(part),) each.
 
         Returns:
@@ -118,7 +118,7 @@ class Learner:
         return means, np.sqrt(squares)
 
     def require_finite(self, *arrays):
-        """Raises FloatingPointError, for every learner, if any has a number that is not finite in its arrays."""
+        """Raises FloatingPointError on every learner if a number is not finite in any learner's arrays."""
         with np.errstate(over="ignore", invalid="ignore"):
             sums = np.array([x.sum() for x in arrays], np.float64)
             if not np.isfinite(self.share.sum(sums)).all():
@@ -126,11 +126,11 @@ class Learner:
 
     @contextmanager
     def updating(self):
-        """Runs one update: on the learner's device, and undone if it fails.
+        """Context of one update: on the learner's device; undone if it fails.
 
         Raises:
-            FloatingPointError: the block left parameters that are not finite. As after any other exception inside the
-                block, network and optimizer are as before.
+            FloatingPointError: the parameters are no longer finite. After this or any other exception in the block,
+                network and optimizer are as before.
         """
         net, adam = self.net, self.adam
         variables = list(net.views.values()), adam.m, adam.v
@@ -149,7 +149,7 @@ class Learner:
         self.updates += 1
 
     def weights(self, out):
-        """Writes the network's parameters.
+        """Copies the network's parameters out.
 
         Args:
             out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
@@ -158,12 +158,12 @@ class Learner:
         self.net.weights_to(out)
 
     def state(self):
-        """Everything that shapes the updates to come, so that a resumed run gives the same bits.
+        """Everything that later updates depend on, so that a resumed run has the same bits.
 
         Returns:
-            (arrays, scalars): dict of str to array, with the parameters under their own names, and dict of str to
-            number. All names begin with the network's name, so those of two learners can share a dict. They are those
-            of the learners in PyTorch, which can go on from them.
+            (arrays, scalars): dict of str to array, with the parameters under the actor's names, and dict of str to
+            number. All names begin with the network's name, so those of two learners can share a dict. The learners in
+            PyTorch use the same names, and can resume from them.
         """
         name = self.net.name
         arrays = {key: view.numpy().copy() for key, view in self.net.views.items()}
@@ -172,7 +172,7 @@ class Learner:
         return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
 
     def load_state(self, arrays, scalars):
-        """Takes over what `state` gave; other names in the dicts are passed over.
+        """Restores what `state` returned; other names in the dicts are ignored.
 
         Args:
             arrays, scalars: as `state` returned them, from a learner of the same Spec.

@@ -6,7 +6,7 @@ from policies.tf.setup import keras, tf
 
 
 class Net(keras.Model):
-    """Tanh hidden layers and a linear output; a Gaussian policy has its log deviations as one more weight.
+    """Tanh hidden layers and a linear output; a Gaussian policy has its log deviations as another weight.
 
     Attributes:
         views: dict of parameter name to tf.Variable, in the order of Spec.shapes.
@@ -20,7 +20,7 @@ class Net(keras.Model):
         Args:
             spec: policies.actor.Spec.
             name: "policy" or "value".
-            params: dict of str to float32 array, as policies.actor.init_params gives.
+            params: dict of str to float32 array, as policies.actor.init_params returns.
         """
         super().__init__(name=name, dtype="float32")
         inputs, *widths = spec.sizes(name)
@@ -49,8 +49,8 @@ class Net(keras.Model):
         """Outputs for a batch. Args: obs: float32 (N, inputs) tensor. Returns: float32 (N, outputs) tensor."""
         return self._stack(obs)
 
-    def moving(self, obs, direction):
-        """Outputs for a batch, and their derivative when the parameters move along a direction.
+    def with_jvp(self, obs, direction):
+        """Outputs for a batch, and their directional derivative by the parameters.
 
         Args:
             obs: float32 (N, inputs) tensor.
@@ -70,7 +70,7 @@ class Net(keras.Model):
         return x, moved
 
     def load(self, params):
-        """Takes parameters by name. Args: params: dict with at least this network's names, float32 arrays.
+        """Copies parameters into the network. Args: params: dict with at least this network's names, float32 arrays.
 
         Raises:
             ValueError: a name is missing or a shape differs; nothing was changed.
@@ -83,17 +83,17 @@ class Net(keras.Model):
             view.assign(params[key])
 
     def weights_to(self, out):
-        """Writes the parameters. Args: out: dict with at least this network's names; its arrays are overwritten."""
+        """Copies the parameters out. Args: out: dict with at least this network's names; its arrays are overwritten."""
         for key, view in self.views.items():
             out[key][...] = view.numpy()
 
     @staticmethod
     def flatten(tensors):
-        """One vector, (P,), of what belongs to each parameter. Args: tensors: in the order of `views`."""
+        """One vector, (P,), of a tensor per parameter. Args: tensors: in the order of `views`."""
         return tf.concat([tf.reshape(tensor, (-1,)) for tensor in tensors], 0)
 
     def unflatten(self, flat):
-        """The opposite of `flatten`. Args: flat: (P,) array or tensor. Returns: list of tensors."""
+        """The inverse of `flatten`. Args: flat: (P,) array or tensor. Returns: list of tensors."""
         return [tf.reshape(part, shape) for part, shape in zip(tf.split(flat, self._sizes), self._shapes)]
 
     def assign(self, flat, variables=None):

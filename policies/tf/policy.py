@@ -1,4 +1,4 @@
-"""The policy learner: one batch in, better weights out. How they become better is an update rule's job."""
+"""The policy learner: prepares a batch, and leaves the improvement of the policy to an update rule."""
 
 from typing import NamedTuple
 
@@ -22,14 +22,13 @@ ADV_EPS = 1e-8
 class Policy(Learner):
     """A policy and its update rule.
 
-    Its update rule is a policies.rules.Rule. ``update`` returns the Outcome of the weights that it leaves, and a dict
-    of numbers to log. It works with ``gradient`` and ``step`` on the whole batch, or with ``descend`` in minibatches;
-    then it also has ``loss(policy, n, *rows)``, as Learner's.
+    A rule's ``update`` returns the Outcome of the final weights, and a dict of numbers to log. It uses ``gradient`` and
+    ``step`` on the whole batch, or ``descend`` in minibatches; then it also has ``loss(policy, n, *rows)``, as Learner.
 
     Attributes:
         spec: the Spec.
         dist: Gaussian or Categorical over the network's outputs.
-        rule: the update rule.
+        rule: the update rule, a policies.rules.UpdateRule.
     """
 
     def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
@@ -37,11 +36,11 @@ class Policy(Learner):
 
         Args:
             spec: policies.actor.Spec.
-            params: dict of float32 arrays as policies.actor.init_params gives.
+            params: dict of float32 arrays as policies.actor.init_params returns.
             config: policies.hyper.Hyper.
             threads: cores that an update may use.
             device: "cpu", or "gpu:0", "cuda" and so on.
-            share: how the batch is shared with other learners, as policies.share.Alone.
+            share: of the learners that share the batch, as policies.share.Alone.
 
         Raises:
             ValueError: config.algo is unknown, or the parameters do not fit `spec`.
@@ -62,12 +61,12 @@ class Policy(Learner):
     def update(self, obs, act, adv, logger, part=None):
         """One update by the rule on one batch; old log-probabilities are those of the current weights.
 
-        Collective among the learners that share the batch: each gives its own rows and gets the numbers of the whole.
+        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
 
         Args:
             obs: float32 (N, obs_dim), scaled.
             act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
-            adv: float32 (N,), any unit; standardised here.
+            adv: float32 (N,), any unit; normalised here.
             logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
                 after the update, in standard deviations of the advantage) and the rule's own numbers.
             part: policies.share.Part, which rows of the whole batch these are; None: all.
@@ -107,7 +106,7 @@ class Policy(Learner):
         return dist, self.dist.logp(dist, act)
 
     def outcome(self, batch):
-        """The policy as it is now on a batch: collective among the learners. Args: batch: Batch. Returns: Outcome."""
+        """Collective among the learners: the current policy on a batch. Args: batch: Batch. Returns: Outcome."""
         with tf.GradientTape() as tape:
             sums, ratio = self._sums(batch.rows, batch.old)
         kl, entropy, loss, _ = self.means(batch.part, *sums.numpy())
@@ -139,7 +138,7 @@ class Policy(Learner):
         return self.summed(self.net.flatten(grads))
 
     def step(self, grad, lr):
-        """One step of Adam. Args: grad: as `gradient` gives. lr: step size."""
+        """One step of Adam. Args: grad: as `gradient` returns. lr: step size."""
         self.adam.step_flat(grad, self.adam.plan(lr)[0])
 
     def loss(self, n, *rows):
@@ -147,12 +146,12 @@ class Policy(Learner):
         return self.rule.loss(self, n, *rows)
 
     def state(self):
-        """As Learner.state, with the rule's numbers."""
+        """As Learner.state, with the rule's state."""
         arrays, scalars = super().state()
         return arrays, scalars | {f"policy/{key}": value for key, value in self.rule.state().items()}
 
     def load_state(self, arrays, scalars):
-        """As Learner.load_state, with the rule's numbers."""
+        """As Learner.load_state, with the rule's state."""
         super().load_state(arrays, scalars)
         self.rule.load_state({key: scalars[f"policy/{key}"] for key in self.rule.state()})
 
@@ -173,7 +172,7 @@ class Batch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a policy has become on a batch.
+    """A policy on a batch, compared with the policy before its update.
 
     Attributes:
         kl, entropy, loss: mean KL(old || new) and entropy, nats, and surrogate loss: floats, of the whole batch.

@@ -18,7 +18,7 @@ class PPOClip(UpdateRule):
     def update(self, policy, batch, rng):
         """See UpdateRule.
 
-        The log has ClipFrac, share of rows beyond the clip range after the update, and StopIter, passes made.
+        It logs ClipFrac, share of rows beyond the clip range after the update, and StopIter, number of passes.
         """
         hyper, part = self._hyper, batch.part
         n_parts = n_minibatches(hyper, part.total, policy.share.n_learners)
@@ -32,7 +32,7 @@ class PPOClip(UpdateRule):
         return outcome, {"ClipFrac": clip_frac, "StopIter": epoch}
 
     def loss(self, policy, n, obs, act, adv, old_logp):
-        """See Policy: -sum(min(ratio * adv, clipped ratio * adv)) / n, less the entropy."""
+        """See Learner: -sum(min(ratio * adv, clipped ratio * adv)) / n, less the entropy."""
         dist = policy.forward(obs)
         ratio = tf.exp(policy.dist.logp(dist, act) - old_logp)
         clipped = tf.clip_by_value(ratio, 1.0 - self._hyper.clip, 1.0 + self._hyper.clip)
@@ -48,7 +48,7 @@ class PPOPenalty(AdaptiveKLPenalty):
     def update(self, policy, batch, rng):
         """See UpdateRule.
 
-        The log has Beta and LrMult, as this update used them, and StopIter, passes made.
+        It logs Beta and LrMult, as this update used them, and StopIter, number of passes.
         """
         hyper, epochs = self._hyper, 0
         outcome = policy.outcome(batch)

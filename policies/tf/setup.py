@@ -1,4 +1,4 @@
-"""TensorFlow and Keras as the learners need them. Import both from here: some settings count only before the first
+"""TensorFlow and Keras as the learners need them. Import both from here: some settings only work before the first
 import, others only before the first operation."""
 
 import os
@@ -13,7 +13,7 @@ INTER_OP_THREADS = 2  # one for each of two learners that update side by side
 def _load():
     quiet = nullcontext() if "TF_CPP_MIN_LOG_LEVEL" in os.environ else _no_stderr()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # its kernels sum in orders that nothing promises
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # its kernels promise no order of summation
     os.environ["KERAS_BACKEND"] = "tensorflow"
     with quiet:
         import keras
@@ -23,7 +23,7 @@ def _load():
 
 @contextmanager
 def _no_stderr():
-    """Drops what is written to file descriptor 2: the libraries greet before they read their log level."""
+    """Drops what is written to file descriptor 2: the libraries print before they read their log level."""
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
@@ -39,11 +39,10 @@ tf, keras = _load()
 
 
 def configure(threads):
-    """Settings of the whole process: the same bits on each run, float32 in full, a fixed number of threads.
+    """Settings of the whole process: deterministic, full float32, a fixed number of threads.
 
     Args:
-        threads: that one operation may use. TensorFlow cannot change it once it has computed anything; a warning says
-            so if it would have to.
+        threads: of one operation. TensorFlow cannot change it after its first operation; then there is a warning.
     """
     tf.config.experimental.enable_op_determinism()
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -56,7 +55,7 @@ def configure(threads):
 
 
 def device_name(device):
-    """What TensorFlow calls a device.
+    """TensorFlow's name of a device.
 
     Args:
         device: "cpu", or "gpu", "gpu:0", "cuda", "cuda:0" and so on.

@@ -1,9 +1,9 @@
-"""Trust region policy optimisation: a natural gradient step, as long as a bound on the KL divergence allows.
+"""Trust region policy optimisation: a natural gradient step within a bound on the KL divergence.
 
 Paper: Schulman et al. 2015 (arXiv:1502.05477), section 6 and appendix C. The Fisher matrix F of the policy is the
-second derivative of the mean KL divergence. It is never formed: conjugate gradients need its products with vectors
-only, and F v = J' M J v, where J is the derivative of the distributions by the network's parameters and M their Fisher
-matrix. J v is taken forwards, J' backwards.
+second derivative of the mean KL divergence. It is never formed: conjugate gradients only need its products with
+vectors, and F v = J' M J v, where J is the derivative of the distributions by the network's parameters and M their
+Fisher matrix. J v takes forward mode, J' a backward pass.
 """
 
 import math
@@ -18,8 +18,8 @@ from policies.tf.setup import tf
 class TRPO(UpdateRule):
     """``trpo``: arXiv:1502.05477, algorithm 1 with the single-path estimate, on the whole batch."""
 
-    BACKTRACKS = 10  # steps that are tried,
-    BACKTRACK = 0.8  # each so much of the one before
+    BACKTRACKS = 10  # most steps to try
+    BACKTRACK = 0.8  # length of each, relative to the one before
 
     def __init__(self, hyper):
         """Args: hyper: resolved Hyper."""
@@ -27,10 +27,10 @@ class TRPO(UpdateRule):
         self._product = None
 
     def update(self, policy, batch, rng):
-        """See UpdateRule. If none of the steps tried is good, the policy stays what it is.
+        """See UpdateRule. If the line search accepts no step, the policy does not change.
 
-        The log has BacktrackIters, steps that were tried and refused; StepFrac, the part of the longest step that was
-        taken, 0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
+        It logs BacktrackIters, steps that the line search rejected; StepFrac, the accepted fraction of the full step,
+        0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
 
         Raises:
             FloatingPointError: the gradient or its curvature is not finite.
@@ -43,15 +43,15 @@ class TRPO(UpdateRule):
         if not math.isfinite(curvature):
             raise FloatingPointError("the policy update's gradient is not finite")
         step *= math.sqrt(2.0 * hyper.kl_targ / curvature) if curvature > 0.0 else 0.0  # 0: nothing to gain
-        outcome, refused, fraction = self._search(policy, batch, start, step.astype(np.float32))
+        outcome, rejected, fraction = self._search(policy, batch, start, step.astype(np.float32))
         cg_residual = np.linalg.norm(residual) / max(np.linalg.norm(neg_grad), 1e-30)
-        return outcome, {"BacktrackIters": refused, "StepFrac": fraction, "CgResidual": cg_residual}
+        return outcome, {"BacktrackIters": rejected, "StepFrac": fraction, "CgResidual": cg_residual}
 
     def fisher(self, policy, batch, rng):
-        """The damped Fisher matrix at the current parameters, of the batch or of every so manieth of its rows.
+        """The damped Fisher matrix at the current parameters, of the batch or of a random part of it.
 
         Returns:
-            Function that multiplies it by a float64 (P,) array, and gives a new one.
+            Function that multiplies it with a float64 (P,) array, and returns a new one.
         """
         hyper, obs, n = self._hyper, batch.rows[0], batch.part.total
         if hyper.cg_subsample > 1:
@@ -67,18 +67,18 @@ class TRPO(UpdateRule):
         return product
 
     def _search(self, policy, batch, start, step):
-        """Goes along `step` as far as brings the loss below the start's and keeps the divergence within the target.
+        """Backtracking line search: as much of `step` as lowers the loss of `start` and keeps to the target KL.
 
         Returns:
-            (Outcome, steps refused, part of `step` that was taken).
+            (Outcome, number of rejected steps, accepted fraction of `step`).
         """
         net, fraction = policy.net, 1.0
         before = net.flatten(net.views.values())
-        for refused in range(self.BACKTRACKS):
+        for rejected in range(self.BACKTRACKS):
             net.assign(before + np.float32(fraction) * step)
             outcome = policy.outcome(batch)
             if self._loss(outcome) < self._loss(start) and outcome.kl <= self._hyper.kl_targ:
-                return outcome, refused, fraction
+                return outcome, rejected, fraction
             fraction *= self.BACKTRACK
         net.assign(before)
         return policy.outcome(batch), self.BACKTRACKS, 0.0
@@ -101,9 +101,9 @@ def compile_product(policy):
 
     def product(obs, vector, n):
         with tf.GradientTape() as tape:
-            out, d_out = net.moving(obs, vector)
+            out, d_out = net.with_jvp(obs, vector)
             now = dist.of(out, net)
-        d_log_std = net.unflatten(vector)[-1]  # without meaning for a categorical distribution, which does not look
+        d_log_std = net.unflatten(vector)[-1]  # meaningless, and not used, for a categorical distribution
         return net.flatten(tape.gradient(now, parameters, dist.fisher(now, d_out, d_log_std, n)))
 
     signature = [tf.TensorSpec((None, policy.spec.obs_dim)), tf.TensorSpec((net.n_params,)), tf.TensorSpec(())]
@@ -116,11 +116,11 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
     Args:
         product: function that multiplies A by an array like `b`.
         b: float64 (P,).
-        iters: most products to use.
-        tolerance: ends it when the squared residual has fallen to so much of the first.
+        iters: most products to compute.
+        tolerance: of the squared residual, relative to the first one.
 
     Returns:
-        (x, b - A x): float64 (P,) each. A number that is not finite anywhere makes the second so.
+        (x, residual b - A x): float64 (P,) each. The residual is not finite if any number was not.
     """
     x, residual, p = np.zeros_like(b), b.copy(), b.copy()
     squared = first = residual @ residual
@@ -129,7 +129,7 @@ def conjugate_gradients(product, b, iters, tolerance=1e-10):
             break
         a_p = product(p)
         along = p @ a_p
-        if along == 0.0:  # a direction in which nothing changes, without damping
+        if along == 0.0:  # without damping: a direction of zero curvature
             break
         x += squared / along * p
         residual -= squared / along * a_p
