@@ -1,10 +1,10 @@
-"""Whether train.py's advice is right: what it expects of another number of processes or mode, and what that brings.
+"""Whether train.py's advice is right: the speed it expects of another number of processes or mode, and the real one.
 
     python -m benchmarks.advice
 
-Each run takes its advice from its first iterations. The run that is advised follows, in turn with the one that was
-measured; where nothing better is expected, the run in which a person may hope for it all the same. Steps per second
-over whole iterations, the first two left out.
+The advice comes from a run's first iterations. Then the advised run and the first one take turns; where nothing better
+is expected, a run that one might hope is faster takes the place of the advised one. Steps per second over whole
+iterations, the first two left out.
 """
 
 import re
@@ -14,7 +14,7 @@ from functools import partial
 from benchmarks import record
 
 SEGMENTS = "--batch_steps 4000 --num_envs 20 --kl_targ "
-PAIRS = {  # what is run: (settings, those of the run that is advised, those to compare with where nothing is)
+PAIRS = {  # name: (settings, those of the advised run, those to compare with where nothing is advised)
     "HalfCheetah-v5, ppo, 2x64": (f"HalfCheetah-v5 {SEGMENTS} 0", "--nprocs 1", "--nprocs 2"),
     "HalfCheetah-v5, trpo, 2x64": (f"HalfCheetah-v5 {SEGMENTS} 0.01 --algo trpo", "--nprocs 1", "--nprocs 2"),
     "Humanoid-v5, ppo, 2x512": (

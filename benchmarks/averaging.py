@@ -2,9 +2,9 @@
 
     python -m benchmarks.averaging
 
-Two Humanoid-v4 policies, 2x64 and Patrick Coady's sizes (3760, 799, 170: 4.6 million parameters). Per parameter is the
-well-known way: each gradient's memory as a NumPy array, `comm.Allreduce` into a new one, division by the number of
-ranks, and back; `comm.Bcast` of each parameter's memory. A sample is the mean of some calls in a row, on rank 0.
+Two Humanoid-v4 policies, 2x64 and Patrick Coady's sizes (3760, 799, 170: 4.6 million parameters). "Per parameter" is
+the well-known way: each gradient's memory as a NumPy array, `comm.Allreduce` into a new one, division by the number of
+ranks, and back; `comm.Bcast` of each parameter's memory. A sample is the mean of several calls in a row, on rank 0.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python -m benchmarks.bcast
 
 Two Humanoid-v4 policies, 2x64 and Patrick Coady's sizes (3760, 799, 170: 4.6 million parameters), as torch module and
-as dict of arrays. All ranks wait in the call already when rank 0 comes to it, as after an update; clocked from then
+as dict of arrays. All ranks wait in the call already when rank 0 calls it, as after an update; timed from then
 until the last rank has the weights (all processes of a machine read the same clock). Every alternative writes into the
 same modules on the same ranks. The memcpy is one numpy.copyto of the same bytes by rank 0 while the others sleep.
 """
@@ -115,7 +115,7 @@ def until_all_have_it(bcast: Callable[[], Any], params: list[Any]) -> float:
 
 
 def clock_memcpy(target: np.ndarray, source: np.ndarray) -> float:
-    """Seconds of one copy by rank 0, of bytes that were just written, while the others sleep in the next collective."""
+    """Seconds of one copy by rank 0, of bytes that were just written, while the others sleep in the next call."""
     seconds = None
     if mpi_util.rank == 0:
         source += 1

@@ -1,4 +1,4 @@
-"""train.py with Patrick Coady's algorithm, from the start of training, beside bare stepping by 2 processes.
+"""train.py with Patrick Coady's algorithm, from the start of training, compared with bare stepping by 2 processes.
 
     python -m benchmarks.coady
 

@@ -4,9 +4,9 @@
     python -m benchmarks.examples --only same_bits,cross_entropy
     python -m benchmarks.examples --table            # the rows of the table in examples/README.md, from the results
 
-Seconds an iteration, all of it (weights, rollout, gather, update), the first one left out: from the arrival of the
-first line "iteration ..." to that of the last. The programs that deal episodes do the same work on any number of ranks,
-bit for bit; in vector_envs.py it is the same number of steps.
+Seconds per whole iteration (weights, rollout, gather, update), the first one left out: from the arrival of the
+first line "iteration ..." to that of the last. The programs that deal episodes do bit-identical work on any number of
+ranks; in vector_envs.py it is the same number of steps.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from benchmarks import record
 
 ENV, SLEEPING = "HalfCheetah-v5", "benchmarks.sleeping_env:Sleeping-v0"
-PAIRS = {2: ENV, 10: SLEEPING}  # ranks -> what they collect
+PAIRS = {2: ENV, 10: SLEEPING}  # ranks -> environment
 TARGETS = {2: 1.5, 10: 8.0}
 EXAMPLES = record.ROOT / "examples"
 
@@ -33,7 +33,7 @@ class Program(NamedTuple):
     Attributes:
         work: options that make an iteration of some seconds on HalfCheetah-v5 (episodes of 1000 steps).
         asleep: options that make one of 1000 steps, 5 s of sleep on 1 rank, on the sleeping environment.
-        iterations: the option that says how many, but for the number.
+        iterations: the option that sets their number.
     """
 
     teaches: str
@@ -45,17 +45,20 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "same_bits": Program(
-        "the smallest program with the same bits: `deal`, `stream`, `index=`", "yes", "--episodes 16", "--episodes 50"
+        "the smallest program with bit-identical results: `deal`, `stream`, `index=`",
+        "yes",
+        "--episodes 16",
+        "--episodes 50",
     ),
     "gather_ppo_torch": Program(
-        "PPO in one file with the shape of CleanRL's; stop and totals over all ranks; a normaliser",
+        "PPO in one file in the style of CleanRL; stop and totals over all ranks; a normaliser",
         "yes",
         "--episodes 8 --minibatch_size 500",
         "--episodes 50 --minibatch_size 500 --epochs 2",
         "--total_steps",
     ),
     "cross_entropy": Program(
-        "NumPy alone; only returns travel, rank 0 draws the weights again",
+        "NumPy alone; only returns are sent, rank 0 draws the weights again",
         "yes",
         "--candidates 16 --elite 4 --episodes 1",
         "--candidates 50 --episodes 1",
@@ -129,10 +132,10 @@ def seconds(args: argparse.Namespace, name: str, n: int, env: str) -> float:
 
 
 def print_table(args: argparse.Namespace) -> None:
-    """The rows of examples/README.md, with the figures that the results have."""
+    """The rows of examples/README.md, with the figures of the results."""
     path = args.results / "examples.json"
     samples = json.loads(path.read_text())["samples"] if path.exists() else {}
-    print("| program | what it teaches | command | lines | same bits | speed-up on 2 | on 10, asleep |")
+    print("| program | what it teaches | command | lines | bit-identical | speed-up on 2 | on 10, asleep |")
     print("|---|---|---|---|---|---|---|")
     for name, program in PROGRAMS.items():
         lines = sum("  # +" in line for line in (EXAMPLES / f"{name}.py").read_text().splitlines())

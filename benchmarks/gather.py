@@ -2,9 +2,9 @@
 
     python -m benchmarks.gather
 
-62 MB in all, rows as Humanoid-v4 makes them, in equal parts on all ranks. Clocked on rank 0, from when all ranks are
+62 MB in all, rows as Humanoid-v4 makes them, in equal parts on all ranks. Timed on rank 0, from when all ranks are
 ready until it has the rows of all. The memcpy is one numpy.copyto by rank 0 into memory that was written before, while
-the others sleep. comm.gather gets no charge for joining the parts that it returns.
+the others sleep. comm.gather is not charged for joining the parts that it returns.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import mpi_util
 from benchmarks import record
 
 ROW_BYTES = 4 * (376 + 17 + 1 + 1)
-SETTLE_S = 0.01  # until the other ranks have come to their next wait and sleep there
+SETTLE_S = 0.01  # until the other ranks sleep in their next wait
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def part(args: argparse.Namespace) -> None:
     batch_of_all: dict = {}
 
     def gather() -> None:
-        batch_of_all.update(mpi_util.rank0_accum_batches(batch))  # the last one is held meanwhile, as train.py does
+        batch_of_all.update(mpi_util.rank0_accum_batches(batch))  # the last one is held until then, as train.py does
 
     def pickled() -> list | None:
         return MPI.COMM_WORLD.gather(batch)
@@ -94,7 +94,7 @@ def clock_alone(call: Callable[[], Any]) -> float:
 
 
 def rows_of_rank(n_rows: int) -> dict[str, np.ndarray]:
-    """This rank's part of a batch of `n_rows` steps, float32, no two values alike."""
+    """This rank's part of a batch of `n_rows` steps, float32, all values different."""
     rank, n = mpi_util.rank, mpi_util.nworkers
     rows = range(rank * n_rows // n, (rank + 1) * n_rows // n)
     rng = np.random.default_rng(rank)

@@ -1,4 +1,4 @@
-"""What waiting costs: the CPU time of ranks that wait for rank 0's update, and what they do to that update.
+"""What waiting costs: the CPU time of ranks that wait for rank 0's update, and how much they slow it down.
 
     python -m benchmarks.idle
 
@@ -25,7 +25,7 @@ def main() -> None:
     """Takes the alternatives in turn, each in processes of its own, and saves what they measured."""
     parser = record.command_line(__doc__, repeats=5, ranks="2,10", mpi="mpich,openmpi")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the update alone (default: 5)")
-    contrast = "share of it beside comm.Bcast (default: 0.05; 0: leave that out)"
+    contrast = "share of it while others are in comm.Bcast (default: 0.05; 0: leave that out)"
     parser.add_argument("--contrast", type=float, default=0.05, help=contrast)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help="of the update (default: as many as take --seconds alone)")

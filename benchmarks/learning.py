@@ -3,10 +3,10 @@
     python -m benchmarks.learning --jobs 2
     python -m benchmarks.learning --only PPO/Hopper-v4,VPG/Hopper-v4 --repeats 5
 
-Every 20,000 steps a run plays 10 episodes with its most likely actions; their mean return is one evaluation. A task's
-figure is the best evaluation of each seed, averaged over the seeds 0 .. --repeats - 1. Runs that are complete are not
-made again, so that the program can be interrupted and started anew. The result's file keeps the tasks that
-this call leaves out; pictures of the curves go to the folder learning/ beside it, if matplotlib is installed.
+Every 20,000 steps a run evaluates its policy deterministically on 10 episodes; their mean return is one evaluation. A
+task's figure is the best evaluation of each seed, averaged over the seeds 0 .. --repeats - 1. Complete runs are not
+repeated, so the program can be interrupted and started again. The result's file keeps the tasks that this call leaves
+out; pictures of the curves go to the folder learning/ next to it, if matplotlib is installed.
 """
 
 import json
@@ -47,7 +47,7 @@ class Task:
         return f"{self.env} {limits} {self.settings} --seed {seed}".split()
 
 
-# The targets are for one million steps, VPG's for three; where a part of them is enough, a run is no longer than that.
+# The targets are for one million steps, VPG's for three; runs are shorter where fewer steps reach them.
 TASKS = {
     "PPO/Hopper-v4": Task("Hopper-v4", 500_000, 2609, PPO),
     "PPO/Walker2d-v4": Task("Walker2d-v4", 1_000_000, 4000, PPO),
@@ -60,7 +60,7 @@ TASKS = {
 
 
 def main() -> None:
-    """Makes the runs that are missing, and saves what came of them."""
+    """Makes the runs that are missing, and saves their results."""
     parser = record.command_line(__doc__, repeats=3)
     parser.add_argument("--only", type=record.words, default=list(TASKS), help=f"tasks, of: {', '.join(TASKS)}")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
@@ -73,7 +73,7 @@ def main() -> None:
     tasks = {name: replace(TASKS[name], steps=args.steps or TASKS[name].steps) for name in args.only}
     with ThreadPoolExecutor(args.jobs) as pool:
         made = {name: [] for name in tasks}
-        for seed in range(args.repeats):  # all tasks once, then once more: an early end leaves something of each
+        for seed in range(args.repeats):  # seed by seed, so that an interrupted program has runs of every task
             for name, task in tasks.items():
                 made[name].append(
                     pool.submit(run, task.arguments(seed), runs_folder / name / f"seed{seed}", args.mpi[0])
@@ -94,7 +94,7 @@ def main() -> None:
         for name, sample in found.items()
     ]
     unit = "undiscounted return, mean of 10 episodes with the most likely actions"
-    note = "wall_s includes the evaluations, --jobs runs at a time, and whatever else the machine did meanwhile"
+    note = "wall_s includes the evaluations, --jobs runs at once, and whatever else the machine did in that time"
     record.save(args, found, claims, unit=unit, jobs=args.jobs, note=note)
 
 

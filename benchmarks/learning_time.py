@@ -1,4 +1,4 @@
-"""The wall-clock time of benchmarks.learning's PPO runs beside Stable-Baselines3's PPO, the same work, in turn.
+"""The wall-clock time of benchmarks.learning's PPO runs against Stable-Baselines3's PPO, the same work, in turn.
 
     python -m benchmarks.learning_time --sb3_python ../sb3/bin/python
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory
 
-PSS (proportional set size): private pages, and of shared ones each process's share. The batch that all ranks share is
-counted so too.
+PSS (proportional set size): private pages, and of shared ones each process's share. The shared batch is
+counted in the same way.
 """
 
 import os
@@ -22,7 +22,7 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def main() -> None:
-    """Trains, looks at each rank every second, and saves what was seen."""
+    """Trains, measures each rank every second, and saves the figures."""
     parser = record.command_line(__doc__, repeats=20, ranks="4")
     args = parser.parse_args()
     mpi, n = args.mpi[0], args.ranks[0]

@@ -1,9 +1,9 @@
-"""What rank 0's update takes in a program of the user's own, beside the same program without mpi_util.
+"""The time of rank 0's update in a user's own program, against the same program without mpi_util.
 
     python -m benchmarks.own_program
 
-The program is plain torch without a word about threads: three layers of 1024 units, Adam, full batches of 4000 rows. In
-one way it runs as it is; in the other it has the README's lines, and 3 other ranks wait while rank 0 updates.
+The program is plain torch that sets no threads: three layers of 1024 units, Adam, full batches of 4000 rows. It runs as
+it is, and with the README's lines while 3 other ranks wait for rank 0's update.
 """
 
 import subprocess

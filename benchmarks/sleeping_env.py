@@ -1,4 +1,4 @@
-"""An environment that sleeps in each step: what collecting gains from more ranks where no core is the limit.
+"""An environment that sleeps in each step, to measure what more ranks gain where cores are not the limit.
 
 Gymnasium id `benchmarks.sleeping_env:Sleeping-v0`.
 """

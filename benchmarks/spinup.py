@@ -1,4 +1,4 @@
-"""train.py on the work of Spinning Up's PPO, beside a loop written in that style, in turn.
+"""train.py on the work of Spinning Up's PPO, against a loop written in that style, in turn.
 
     python -m benchmarks.spinup
 

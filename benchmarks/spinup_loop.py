@@ -67,7 +67,7 @@ def mpi_sum(x) -> np.ndarray:
 
 
 def avg_grads(parameters: list[nn.Parameter]) -> None:
-    """Averages gradients over the ranks, one after the other."""
+    """Averages gradients over the ranks, one parameter after another."""
     if COMM.size > 1:
         for p in parameters:
             grad = p.grad.numpy()
@@ -127,7 +127,7 @@ def update(ac: ActorCritic, optimizers: tuple, data: dict[str, torch.Tensor]) ->
         clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
         loss = -torch.min(ratio * data["adv"], clipped * data["adv"]).mean()
         kl = (data["logp"] - logp).mean().item()
-        (pi.entropy().mean().item(), (ratio != clipped).float().mean().item())  # for the log, at each step as there
+        (pi.entropy().mean().item(), (ratio != clipped).float().mean().item())  # for the log, as in the original
         if mpi_sum(kl) / COMM.size > 1.5 * TARGET_KL:
             break
         loss.backward()

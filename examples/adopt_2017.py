@@ -97,8 +97,8 @@ def run_episode(env: gym.Env, policy: Policy) -> Episode:
     """Plays one episode.
 
     Returns:
-        Observations (one more than steps: the last is where it ended), actions, rewards, and whether it terminated;
-        one that was cut off would have gone on, which the value of its last observation stands for.
+        Observations (one more than steps: the last is where it ended), actions, rewards, and whether it terminated.
+        Where it was truncated, the value of its last observation takes the place of the rewards to come.
     """
     observes, actions, rewards, terminated, truncated = [env.reset()[0]], [], [], False, False
     while not (terminated or truncated):
@@ -148,7 +148,7 @@ def main() -> None:
         mpi_util.rank0_bcast_wts(val_func.sess, val_func.g, "val")  # 8
         mpi_util.rank0_bcast_wts(policy.sess, policy.g, "policy")
 
-    send_weights()  # each rank has drawn its own
+    send_weights()  # each rank has its own random weights so far
     n_own = max(1, len(range(mpi_util.rank, args.batch_size, mpi_util.nworkers)))
     episode = 0
     while episode < args.num_episodes:

@@ -56,7 +56,7 @@ def make_env(name: str) -> gym.Env:
     env = gym.make(name)
     space = env.observation_space
     flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-    return env if flat else gym.wrappers.FlattenObservation(env)  # which cannot be pickled, so not everywhere
+    return env if flat else gym.wrappers.FlattenObservation(env)  # it cannot be pickled, so only where it is needed
 
 
 def seeded_env(env_fn: Callable[[], gym.Env], seed: int, set_framework_seed: Callable[[int], object]) -> gym.Env:
@@ -96,7 +96,7 @@ class Buffer:
         self.act = np.zeros((size, *(env.action_space.shape or ())), np.int64 if discrete else np.float32)
         self.rew, self.val, self.logp, self.adv, self.ret = np.zeros((5, size), np.float32)
         self.gamma, self.lam, self.size = gamma, lam, size
-        self.n = self.start = 0  # steps that are here; where the current episode starts
+        self.n = self.start = 0  # steps stored so far; where the current episode starts
 
     def store(self, obs: np.ndarray, act: Any, rew: SupportsFloat, val: Any, logp: Any) -> None:
         """Adds a step."""
@@ -165,9 +165,9 @@ def train(
 
     Args:
         step: as `collect` takes it.
-        update: learns from what is in the buffer, and stores losses and the like.
+        update: learns from the buffer, and stores losses and other statistics.
         save_freq: epochs from one save to the next; the last is always saved.
-        columns: what `update` stores beside LossPi, LossV, DeltaLossPi, DeltaLossV, Entropy and KL.
+        columns: what `update` stores in addition to LossPi, LossV, DeltaLossPi, DeltaLossV, Entropy and KL.
     """
     start_time = time.time()
     for epoch in range(epochs):

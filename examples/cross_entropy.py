@@ -3,11 +3,10 @@
     python examples/cross_entropy.py --env Pendulum-v1 --nprocs 4
     mpiexec -n 4 python examples/cross_entropy.py --env CartPole-v1
 
-Each candidate is a set of weights drawn from a normal distribution; the best ones say where the next are drawn (de Boer
-et al., 2005, "A Tutorial on the Cross-Entropy Method"). A candidate is tried by whichever rank is free, and only its
-return travels: rank 0 draws the weights of the best again from the same random stream. So the gather stays small
-however large the network is, and the result has the same bits on any number of ranks. Lines marked `# +` need
-mpi_util.
+Each candidate is a set of weights drawn from a normal distribution, which is then fitted to the best ones (de Boer et
+al., 2005, "A Tutorial on the Cross-Entropy Method"). A rank that is free takes the next candidate, and only its return
+is sent: rank 0 draws the weights of the best again from the same random stream. So the gather stays small however
+large the network is, and results are bit-identical on any number of ranks. Lines marked `# +` need mpi_util.
 """
 
 import argparse
@@ -21,8 +20,8 @@ parser.add_argument("--env", default="CartPole-v1", help="id of Gymnasium, or mo
 parser.add_argument("--nprocs", type=int, default=1, help="number of processes (default: 1)")
 parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
 parser.add_argument("--candidates", type=int, default=50, help="an iteration, all ranks together (default: 50)")
-parser.add_argument("--elite", type=int, default=10, help="the best of them, which are kept (default: 10)")
-parser.add_argument("--episodes", type=int, default=2, help="that try one candidate (default: 2)")
+parser.add_argument("--elite", type=int, default=10, help="how many of the best are kept (default: 10)")
+parser.add_argument("--episodes", type=int, default=2, help="to evaluate one candidate (default: 2)")
 parser.add_argument("--iterations", type=int, default=20, help="(default: 20)")
 args = parser.parse_args()
 if mpi_util.mpi_fork(args.nprocs) == "parent":  # +
@@ -40,7 +39,7 @@ policy = {"mean": np.zeros(n_weights), "std": np.ones(n_weights)}
 
 
 def candidate_rng(iteration: int, i: int) -> np.random.Generator:
-    """The random numbers of candidate i: the same ones whenever, and on whichever rank, they are drawn."""
+    """The random generator of candidate i: the same on every rank."""
     return np.random.default_rng(mpi_util.stream(args.seed, iteration, i))  # +
 
 
@@ -61,7 +60,7 @@ def act(weights: np.ndarray, obs: np.ndarray) -> Any:
 
 
 def mean_return(rng: np.random.Generator) -> float:
-    """Draws a candidate and tries it."""
+    """Draws a candidate and evaluates it."""
     weights, rewards = draw(rng), []
     for _ in range(args.episodes):
         obs, _ = env.reset(seed=int(rng.integers(2**31)))

@@ -1,11 +1,11 @@
-"""PPO in one file: every process collects, rank 0 updates. With the shape of CleanRL's ppo.py, in other words.
+"""PPO in one file, in the style of CleanRL's ppo.py: every process collects, rank 0 updates.
 
     python examples/gather_ppo_torch.py --env CartPole-v1 --nprocs 4
     python examples/gather_ppo_torch.py --env Humanoid-v5 --nprocs 10 --episodes 50 --total_steps 2000000
     mpiexec -n 4 python examples/gather_ppo_torch.py
 
-Lines marked `# +` are those that mpi_util added or changed in a program for one process; docs/adopting.md has
-both, side by side. The result has the same bits on any number of processes. PPO: Schulman et al., arXiv 1707.06347.
+Lines marked `# +` are those that mpi_util added or changed in a program for one process; docs/adopting.md shows
+both versions. Results are bit-identical on any number of processes. PPO: Schulman et al., arXiv 1707.06347.
 """
 
 import argparse
@@ -30,7 +30,7 @@ parser.add_argument("--lam", type=float, default=0.95, help="of GAE, 0 to 1 (def
 parser.add_argument("--clip", type=float, default=0.2, help="of the probability ratio (default: 0.2)")
 parser.add_argument("--ent_coef", type=float, default=0.0, help="weight of the entropy (default: 0)")
 args = parser.parse_args()
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small are slower on many threads, which rank 0 would take
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small are slower on many threads, rank 0's default
 if mpi_util.mpi_fork(args.nprocs) == "parent":  # +  above the heavy imports, which only the ranks need
     sys.exit()  # +
 
@@ -50,7 +50,7 @@ def mlp(n_in: int, n_out: int, out_std: float) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """Policy, value function, and the scale of observations, which as buffers travel with the weights."""
+    """Policy, value function, and the scale of observations, in buffers, which are sent with the weights."""
 
     count: torch.Tensor
     mean: torch.Tensor
@@ -91,11 +91,11 @@ class Agent(nn.Module):
 @torch.no_grad()
 def collect(env: Any, agent: Agent, seed: int) -> dict[str, Any]:  # +
     """Plays one episode. Returns its rows, tensors whose first axis is steps, and the sum of its rewards."""
-    torch.manual_seed(seed)  # +  a seed for each episode, so that it is the same one on whichever rank it is played
+    torch.manual_seed(seed)  # +  a seed for each episode: it is then the same on any rank
     obs, terminated, truncated = torch.as_tensor(env.reset(seed=seed)[0], dtype=torch.float32), False, False  # +
     rows: dict[str, list[torch.Tensor]] = {"obs": [], "act": [], "logp": [], "value": [], "rew": []}
     while not (terminated or truncated):
-        # one row at a time: in a batch a row's last bits depend on how many rows there are, and so on who has them
+        # one row per call: in a batch, a row's last bits depend on the number of rows
         dist = agent.distribution(obs)
         act = dist.sample()
         next_obs, rew, terminated, truncated, _ = env.step(act.numpy())
@@ -103,7 +103,7 @@ def collect(env: Any, agent: Agent, seed: int) -> dict[str, Any]:  # +
             rows[key].append(x)
         obs = torch.as_tensor(next_obs, dtype=torch.float32)
     episode = {key: torch.stack(tensors) for key, tensors in rows.items()}
-    last_value = torch.zeros(()) if terminated else agent.value(obs)  # one that was cut off would have gone on
+    last_value = torch.zeros(()) if terminated else agent.value(obs)  # a truncated episode has a future
     episode["adv"] = gae(episode["rew"], episode["value"], last_value)
     return episode | {"returns": episode["rew"].sum()}
 
@@ -156,9 +156,9 @@ while total_steps < args.total_steps and not mpi_util.all_sum(stop):  # +  when 
     batch = mpi_util.rank0_accum_batches(mine, index=episodes.taken)  # +
     if mpi_util.rank:  # +
         continue  # +
-    torch.manual_seed(seed_of(iteration))  # +  rank 0 has drawn for its own episodes, and how many is chance
+    torch.manual_seed(seed_of(iteration))  # +  rank 0 has drawn for its own episodes, whose number varies
     update(agent, optimizer, batch)
-    agent.learn_scale(batch["obs"])  # of all ranks' rows; a normaliser on each rank would drift away from the others
+    agent.learn_scale(batch["obs"])  # from all ranks' rows; normalisers updated on each rank would drift apart
     stop = bool(batch["returns"].mean() >= args.stop_at)
     print(f"iteration {iteration}: return {batch['returns'].mean():.1f}, {total_steps} steps")
 

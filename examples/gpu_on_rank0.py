@@ -1,14 +1,14 @@
-"""The update on rank 0's GPU, the rollouts on the processors: no other process touches the GPU.
+"""The update on rank 0's GPU, the rollouts on the CPU: no other process opens the GPU.
 
     python examples/gpu_on_rank0.py --env CartPole-v1 --nprocs 4
     python examples/gpu_on_rank0.py --env Humanoid-v5 --nprocs 10 --hidden 1024 --episodes 100
     mpiexec -n 4 python examples/gpu_on_rank0.py --device cpu
 
-A process that so much as opens the GPU takes some hundred megabytes of its memory, and a forward pass for a single
-observation is slower there than on a processor. So every rank acts with a copy of the policy in its own memory
-(`actor`), and rank 0 alone has another one on the GPU (`learner`), which it updates and copies back. Without a GPU the
-learner is on rank 0's processor. The result has the same bits on any number of processes with the same device. To keep
-torch itself out of the workers, act with NumPy as keras_reinforce.py does. PPO with full batches, as in Spinning Up.
+A process that only opens the GPU takes some hundred megabytes of its memory, and a forward pass for a single
+observation is slower there than on the CPU. So every rank acts with a copy of the policy in its own memory (`actor`),
+and rank 0 has a second one on the GPU (`learner`), which it updates and copies back. Without a GPU the learner is on
+the CPU. Results are bit-identical on any number of processes with the same device. To keep torch itself out of the
+workers, act with NumPy as keras_reinforce.py does. PPO with full batches, as in Spinning Up.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def collect(env: Any, actor: Policy, seed: int) -> dict[str, Any]:
     observes, actions, rewards, terminated, truncated = [], [], [], False, False
     while not (terminated or truncated):
         observes.append(torch.as_tensor(obs, dtype=torch.float32))
-        actions.append(actor(observes[-1])[0].sample())  # one row at a time: its bits are the same on every rank
+        actions.append(actor(observes[-1])[0].sample())  # one row per call: bit-identical on every rank
         obs, rew, terminated, truncated, _ = env.step(actions[-1].numpy())
         rewards.append(float(rew))
     to_go = 0.0 if terminated else float(actor(torch.as_tensor(obs, dtype=torch.float32))[1])
@@ -94,7 +94,7 @@ def update(
 
 
 def seed_of(iteration: int, i: int) -> int:
-    """The seed of episode i, on whichever rank it is played."""
+    """The seed of episode i, the same on every rank."""
     return int(mpi_util.stream(args.seed, iteration, i).generate_state(1)[0])  # +
 
 
@@ -105,9 +105,9 @@ env = env if discrete else gym.wrappers.ClipAction(env)
 n_act = int(env.action_space.n) if discrete else env.action_space.shape[0]
 actor = Policy(env.observation_space.shape[0], n_act, discrete)
 device = "cpu"
-if mpi_util.rank == 0:  # +  only here is the GPU asked for: even `cuda.is_available()` may open it
+if mpi_util.rank == 0:  # +  only here: even `cuda.is_available()` may open the GPU
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-learner = Policy(env.observation_space.shape[0], n_act, discrete).to(device)  # of no use on other ranks
+learner = Policy(env.observation_space.shape[0], n_act, discrete).to(device)  # unused on other ranks
 learner.load_state_dict(actor.state_dict())
 optimizer = torch.optim.Adam(learner.parameters(), lr=LR)
 

@@ -4,8 +4,8 @@
     mpiexec -n 4 python examples/keras_reinforce.py
 
 Every process acts with NumPy on the weights of a Keras model, in some ten microseconds where a call of the model takes
-a millisecond. Rank 0 gets the trajectories as they are, a list of dicts of lists of differing lengths, and fits the
-model (Williams, 1992, with the mean return at each step as baseline). The result has the same bits on any number of
+a millisecond. Rank 0 gets the trajectories as they are, a list of dicts of lists of different lengths, and fits the
+model (Williams, 1992, with the mean return at each step as baseline). Results are bit-identical on any number of
 processes. Lines marked `# +` need mpi_util.
 """
 
@@ -33,7 +33,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-mpi_util.setup_tensorflow_for_mpi()  # + threads; and where there are GPUs, no process takes all of one's memory
+mpi_util.setup_tensorflow_for_mpi()  # + sets threads; on a GPU, no process takes all of its memory
 GAMMA, LR, STD = 0.99, 0.05, 0.5
 env: Any = gym.wrappers.FlattenObservation(gym.make(args.env))
 discrete = isinstance(env.action_space, gym.spaces.Discrete)
@@ -51,7 +51,7 @@ def act(weights: list[np.ndarray], obs: np.ndarray, rng: np.random.Generator) ->
     w1, b1, w2, b2 = weights
     out = np.tanh(obs @ w1 + b1) @ w2 + b2
     if discrete:
-        return int((out + rng.gumbel(size=n_act)).argmax())  # the same as a draw from softmax(out)
+        return int((out + rng.gumbel(size=n_act)).argmax())  # a sample from softmax(out)
     return (out + STD * rng.normal(size=n_act)).astype(np.float32)
 
 
@@ -70,7 +70,7 @@ def play(weights: list[np.ndarray], rng: np.random.Generator) -> dict[str, list[
 
 
 def advantages(trajectories: list[dict[str, list[Any]]]) -> np.ndarray:
-    """What followed each step, less the mean of it over the episodes that were as long; float32, shape (n_steps,)."""
+    """The return from each step, minus its mean over the episodes that got that far; float32, shape (n_steps,)."""
     to_go = np.full((len(trajectories), max(len(t["rew"]) for t in trajectories)), np.nan)
     for row, trajectory in zip(to_go, trajectories):
         total = 0.0

@@ -1,13 +1,13 @@
-"""The smallest program whose result has the same bits on any number of processes.
+"""The smallest program with bit-identical results on any number of processes.
 
     python examples/same_bits.py --nprocs 1
     python examples/same_bits.py --nprocs 3          # prints the same checksum
     mpiexec -n 3 python examples/same_bits.py        # so does this
 
-Random search (Mania et al., arXiv 1803.07055, much shortened): each episode tries the linear policy with some noise
-added, and the policy moves towards the noise that was paid better than average. Three names make the bits the same:
-`deal` gives each episode to the rank that is free, `stream` gives an episode random numbers that depend on its number
-alone, and `index=` puts the episodes back in the order of their numbers. Lines marked `# +` need mpi_util.
+Random search (Mania et al., arXiv 1803.07055, much shortened): each episode evaluates the linear policy with some noise
+added, and the policy moves towards the noise with above-average returns. Three names make the results identical: `deal`
+gives each episode to a rank that is free, `stream` gives an episode random numbers that depend on its number alone, and
+`index=` puts the episodes back in the order of their numbers. Lines marked `# +` need mpi_util.
 """
 
 import argparse
@@ -38,9 +38,9 @@ policy = {"weights": np.zeros(shape)}
 
 
 def episode(rng: np.random.Generator) -> dict[str, Any]:
-    """Tries the policy with noise from `rng`. Returns the noise, shape (1, n_act, n_obs), and the sum of rewards."""
+    """Tests the policy with noise from `rng`. Returns the noise, shape (1, n_act, n_obs), and the sum of rewards."""
     noise = NOISE * rng.normal(size=shape)
-    obs, _ = env.reset(seed=int(rng.integers(2**31)))  # nothing is left of the episode before
+    obs, _ = env.reset(seed=int(rng.integers(2**31)))  # nothing carries over from the episode before
     ret, over = 0.0, False
     while not over:
         scores = (policy["weights"] + noise) @ obs

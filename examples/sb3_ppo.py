@@ -4,7 +4,7 @@
     python examples/sb3_ppo.py --env CartPole-v1 --steps 512 --total 2048 --nprocs 2
 
 Needs stable_baselines3 and gymnasium[mujoco]. Every process runs this file; what must happen once, such as the
-evaluation here, is inside `if mpi_util.rank == 0`. SB3's logger, callbacks and `save` are so by themselves.
+evaluation here, is inside `if mpi_util.rank == 0`. SB3's logger, callbacks and `save` already run on rank 0 only.
 """
 
 import argparse
@@ -20,7 +20,7 @@ parser.add_argument("--total", type=int, default=100_000)
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--save", default="", help="file for the model; none: it is not saved")
 args = parser.parse_args()
-if mpi_util.mpi_fork(args.nprocs) == "parent":  # before the imports that take long
+if mpi_util.mpi_fork(args.nprocs) == "parent":  # above the slow imports
     sys.exit()
 
 from stable_baselines3 import PPO

@@ -4,10 +4,9 @@
     python examples/vector_envs.py --env HalfCheetah-v5 --nprocs 10 --num_envs 20 --num_steps 200
     mpiexec -n 2 python examples/vector_envs.py
 
-This is the quick way: each process has one seed, and its environments go on where they stopped. What that gives up: the
-bits differ from one number of processes to another, because random numbers, normalisation and the rows of a forward
-pass depend on which process has which environments. Two runs with the same number have the same bits. Lines marked
-`# +` need mpi_util.
+This is the quick way: each process has one seed, and its environments continue where they stopped. The price: results
+depend on the number of processes, because random numbers, normalisation and the rows of a forward pass depend on which
+process has which environments. Two runs with the same number are bit-identical. Lines marked `# +` need mpi_util.
 """
 
 import argparse
@@ -25,7 +24,7 @@ parser.add_argument("--num_envs", type=int, default=8, help="of all ranks togeth
 parser.add_argument("--num_steps", type=int, default=256, help="of each in an iteration (default: 256)")
 parser.add_argument("--iterations", type=int, default=20, help="(default: 20)")
 args = parser.parse_args()
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small are slower on many threads, which rank 0 would take
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small are slower on many threads, rank 0's default
 if mpi_util.mpi_fork(args.nprocs) == "parent":  # +
     sys.exit()  # +
 
@@ -119,9 +118,9 @@ optimizer = torch.optim.Adam(agent.parameters(), lr=LR, eps=1e-5)
 obs, over = envs.reset(seed=seed)[0], np.zeros(n_own, bool)
 for iteration in range(args.iterations):
     mpi_util.rank0_bcast_wts(agent)  # +
-    mpi_util.merge_moments(envs)  # +  all normalise with the mean and deviation of what all have seen
+    mpi_util.merge_moments(envs)  # +  every rank normalises with the mean and deviation of all ranks' samples
     own, obs, over = collect(obs, over)
-    batch = mpi_util.rank0_accum_batches(own)  # +  ranks may bring different numbers of rows, and of returns
+    batch = mpi_util.rank0_accum_batches(own)  # +  numbers of rows and of returns may differ between ranks
     if mpi_util.rank:  # +
         continue  # +
     returns = batch.pop("returns")
