@@ -26,34 +26,32 @@ def is_joined_list(node: Any) -> bool:
     return isinstance(node, (str, bytes, Objects)) or (isinstance(node, list) and all(map(_is_plain, node)))
 
 
-def find_list(tree: Any, path: str = "") -> tuple[str, list[Any]] | None:
-    """(path, list) of the first list that is no leaf; None if there is none."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else ()
-    if isinstance(tree, list) and not is_joined_list(tree):
-        return path, tree
-    found = (find_list(item, f"{path}/{key}" if path else str(key)) for key, item in items)
-    return next((f for f in found if f is not None), None)
-
-
 def _is_plain(node: Any) -> bool:
     if isinstance(node, (list, tuple)):
         return all(map(_is_plain, node))
     return isinstance(node, PLAIN)
 
 
-def walk(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def nodes(tree: Any, path: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Yields (path, node, whether it is a leaf) of the tree and all in it, containers first, in the order of `walk`."""
+    if isinstance(tree, dict):
+        items: Any = ((key, tree[key]) for key in sorted(tree, key=str))
+    elif isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
+        items = enumerate(tree)
+    else:
+        yield path, tree, True
+        return
+    yield path, tree, False
+    for key, item in items:
+        yield from nodes(item, f"{path}/{key}" if path else str(key))
+
+
+def walk(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields (path, leaf) in an order that does not depend on the order of dict keys.
 
     A path joins the keys with "/": `{"obs": {"image": x}, "act": (y, z)}` has "act/0", "act/1", "obs/image".
     """
-    if isinstance(tree, dict):
-        for key in sorted(tree, key=str):
-            yield from walk(tree[key], f"{path}/{key}" if path else str(key))
-    elif isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
-        for i, item in enumerate(tree):
-            yield from walk(item, f"{path}/{i}" if path else str(i))
-    else:
-        yield path, tree
+    return ((path, node) for path, node, is_leaf in nodes(tree) if is_leaf)
 
 
 def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:

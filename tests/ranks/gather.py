@@ -1,6 +1,7 @@
 """Gathers against a plain NumPy loop: dtypes, shapes, memory orders, structures, order by index, mismatches, leases."""
 
 from collections import Counter, namedtuple
+from functools import partial
 
 import numpy as np
 from harness import fork, raises, run_checks
@@ -139,6 +140,35 @@ def check_mismatches_are_raised_everywhere(comm, rank, size):
     twice = [{"x": np.zeros(1)}]
     if size > 1:
         raises(mpi_util.BatchError, "index 5", lambda: mpi_util.rank0_accum_batches(twice, index=[5], comm=comm))
+
+
+def check_structures_that_differ_are_raised_everywhere(comm, rank, size):
+    """Where all leaves are the same, by the same paths, too; and with any number of segments."""
+    if size == 1:
+        return
+    x, last = np.zeros(2), rank == size - 1
+    swapped = namedtuple("Pair", "second first")
+    for usual, odd, what in [
+        ({"a": (x, x)}, {"a": {0: x, 1: x}}, "'a' is tuple on rank 0 and dict on"),
+        ({"a": Pair(x, x)}, {"a": swapped(x, x)}, "'a' is Pair(first, second) on rank 0 and Pair(second, first) on"),
+        ({"a": Pair(x, x)}, {"a": (x, x)}, "'a' is Pair(first, second) on rank 0 and tuple on"),
+        ({"x": x, "info": {}}, {"x": x}, "'info' is dict on rank 0 and missing on"),
+        ({"x": x, "info": {"b": {}}}, {"x": x, "info": {}}, "'info/b' is dict on rank 0 and missing on"),
+        ({"x": x, "info": {}}, {"x": x, "info": ()}, "'info' is dict on rank 0 and tuple on"),
+        ({"x": x, "info": []}, {"x": x, "info": ()}, "'info' is list on rank 0 and tuple on"),
+        ({"x": x, "info": None}, {"x": x, "info": {}}, "'info' is none on rank 0 and dict on"),
+        ({}, (), "the batch is dict on rank 0 and tuple on"),
+        ((x, x), {0: x, 1: x}, "the batch is tuple on rank 0 and dict on"),
+    ]:
+        batch = odd if last else usual
+        for accumulate in (mpi_util.rank0_accum_batches, mpi_util.all_accum_batches):
+            raises(mpi_util.RankMismatchError, what, partial(accumulate, batch, comm=comm))
+            for n in (1, 3):
+                call = partial(accumulate, [batch] * n, index=range(rank * n, (rank + 1) * n), comm=comm)
+                raises(mpi_util.RankMismatchError, what, call)
+            mine = [usual, batch]  # on the last rank they differ
+            call = partial(accumulate, mine, index=[2 * rank, 2 * rank + 1], comm=comm)
+            raises(mpi_util.BatchError, "in segment 1 and", call)
 
 
 def check_calls_that_differ(comm, rank, size):
