@@ -117,6 +117,10 @@ def test_every_room_is_installed():
     assert set(setup["options"]["packages"].split()) == {room for room in folders if room.startswith("mpi_util")}
 
 
+def test_the_drawing_is_that_of_the_code():
+    assert rooms.drawing() in rooms.DOCUMENT.read_text(), "run: python docs/rooms.py"
+
+
 def test_policies_know_neither_mpi_nor_each_others_framework():
     for path in (ROOT / "policies").rglob("*.py"):
         roots = {name.partition(".")[0] for name in imports(path)}
