@@ -1,8 +1,102 @@
-"""What a policy and its value function share in every framework: both updates at the same time, and their log."""
+"""What the learners of every framework have in common: checkpoints, the policy's update, both updates at once."""
 
 import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
+
+from policies.minibatches import POLICY_STREAM, stream
+from policies.share import Part
+
+
+class BaseLearner:
+    """Weights and checkpoints of a learner, whose framework provides `net` and `adam`.
+
+    Attributes:
+        net: Net. adam: Adam. hyper: resolved Hyper.
+        threads: number of cores that an update may use.
+        share: of the learners that share the batch, as policies.share.Alone.
+        updates: number of updates so far; selects the random stream of the next one.
+        lr_scale: factor of the step sizes, 0 to 1, set before an update.
+    """
+
+    def __init__(self, hyper, threads, share):
+        self.hyper, self.threads, self.share = hyper, threads, share
+        self.updates, self.lr_scale = 0, 1.0
+
+    def weights(self, out):
+        """Copies the network's parameters out.
+
+        Args:
+            out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
+                the arrays are overwritten in place.
+        """
+        self.net.copy_to(out)
+
+    def state(self):
+        """Everything that later updates depend on, so that a resumed run has the same bits.
+
+        Returns:
+            (arrays, scalars): dict of str to array, with the parameters under the actor's names, and dict of str to
+            number, the same for every framework. All names begin with the network's name, so those of two learners can
+            share a dict.
+        """
+        name, (m, v) = self.net.name, self.adam.moments()
+        arrays = self.net.arrays() | {f"{name}/adam/m": m, f"{name}/adam/v": v}
+        return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
+
+    def load_state(self, arrays, scalars):
+        """Restores what `state` returned; other names in the dicts are ignored.
+
+        Args:
+            arrays, scalars: as `state` returned them, from a learner of the same Spec.
+
+        Raises:
+            ValueError: the parameters do not fit this network.
+            KeyError: a name is missing.
+        """
+        name = self.net.name
+        self.net.load(arrays)
+        self.adam.load(arrays[f"{name}/adam/m"], arrays[f"{name}/adam/v"], int(scalars[f"{name}/adam/steps"]))
+        self.updates = int(scalars[f"{name}/updates"])
+
+
+class BasePolicy(BaseLearner):
+    """A policy's update by its `rule`, a policies.rules.UpdateRule."""
+
+    def update(self, obs, act, adv, logger, part=None):
+        """One update by the rule on one batch; old log-probabilities are those of the current weights.
+
+        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
+
+        Args:
+            obs: float32 (N, obs_dim), scaled.
+            act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
+            adv: float32 (N,), any unit; normalised here.
+            logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
+                after the update, in standard deviations of the advantage) and the rule's own numbers.
+            part: policies.share.Part, which rows of the whole batch these are; None: all.
+
+        Raises:
+            ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
+            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
+        """
+        part = Part.whole(len(obs)) if part is None else part
+        with self.updating(part.total):
+            batch = self.batch(obs, act, adv, part)
+            result, rule_log = self.rule.update(self, batch, stream(self.hyper.seed, POLICY_STREAM, self.updates))
+            log = finite_floats(dict(zip(("KL", "Entropy", "LossPi"), self.summary(batch, result))) | rule_log)
+        self.rule.adapt(log["KL"])
+        logger.log(log)
+
+    def state(self):
+        """As the base class, with the rule's state."""
+        arrays, scalars = super().state()
+        return arrays, scalars | {f"policy/{key}": value for key, value in self.rule.state().items()}
+
+    def load_state(self, arrays, scalars):
+        """As the base class, with the rule's state."""
+        super().load_state(arrays, scalars)
+        self.rule.load_state({key: scalars[f"policy/{key}"] for key in self.rule.state()})
 
 
 class SideBySide:

@@ -32,6 +32,16 @@ class Adam:
         self._boosted = self._denominator[-net.views[boosted].numel() :] if boosted and boost != 1.0 else None
         self._boost = boost
 
+    def moments(self):
+        """Copies of `m` and `v`: float32 (P,) arrays."""
+        return self.m.cpu().numpy().copy(), self.v.cpu().numpy().copy()
+
+    def load(self, m, v, steps):
+        """Restores the state. Args: m, v: as `moments` returns. steps: number of steps."""
+        self.m.copy_(torch.tensor(m))
+        self.v.copy_(torch.tensor(v))
+        self.steps = steps
+
     def step(self, lr):
         """One step. Args: lr: step size. A gradient that is not finite makes every parameter NaN."""
         self.steps += 1

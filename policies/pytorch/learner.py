@@ -5,34 +5,24 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from policies.learners import BaseLearner
 from policies.minibatches import n_threads
 from policies.pytorch.adam import Adam
 from policies.pytorch.batches import torch_threads
 from policies.pytorch.nets import Net
 
 
-class Learner:
-    """Base of Policy and ValueFunction.
-
-    Attributes:
-        net: Net. adam: Adam. hyper: resolved Hyper. threads: most torch threads to use. device: torch.device.
-        share: of the learners that share the batch, as policies.share.Alone.
-        updates: number of updates so far; selects the random stream of the next one.
-        lr_scale: factor of the step sizes, 0 to 1, set before an update.
-    """
+class Learner(BaseLearner):
+    """Base of Policy and ValueFunction; it has a torch `device` besides policies.learners.BaseLearner's attributes."""
 
     def __init__(self, name, spec, params, hyper, threads, device, share, max_norm, **boost):
         """Args: of Policy and ValueFunction. max_norm, boost: of Adam."""
+        super().__init__(hyper, threads, share)
         self.device = torch.device(device)
-        self.hyper = hyper
-        self.threads = threads
-        self.share = share
         self.net = Net(spec, name, params, self.device)
         self.adam = Adam(self.net, max_norm, **boost)
         staged = share.n_learners > 1 and self.device.type != "cpu"
         self._staging = torch.empty_like(self.net.grad, device="cpu", pin_memory=True) if staged else self.net.grad
-        self.updates = 0
-        self.lr_scale = 1.0
 
     def rows_per_step(self, n_rows):
         """Rows of the largest product in an update, of all learners. Args: n_rows: rows of the whole batch."""
@@ -119,42 +109,3 @@ class Learner:
             adam.steps = before[3]
             raise
         self.updates += 1
-
-    def weights(self, out):
-        """Copies the network's parameters out.
-
-        Args:
-            out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
-                the arrays are overwritten in place.
-        """
-        self.net.weights(out)
-
-    def state(self):
-        """Everything that later updates depend on, so that a resumed run has the same bits.
-
-        Returns:
-            (arrays, scalars): dict of str to array, with the parameters under the actor's names, and dict of str to
-            number. All names begin with the network's name, so those of two learners can share a dict.
-        """
-        name = self.net.name
-        arrays = {key: view.cpu().numpy().copy() for key, view in self.net.views.items()}
-        arrays[f"{name}/adam/m"] = self.adam.m.cpu().numpy().copy()
-        arrays[f"{name}/adam/v"] = self.adam.v.cpu().numpy().copy()
-        return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
-
-    def load_state(self, arrays, scalars):
-        """Restores what `state` returned; other names in the dicts are ignored.
-
-        Args:
-            arrays, scalars: as `state` returned them, from a learner of the same Spec.
-
-        Raises:
-            ValueError: the parameters do not fit this network.
-            KeyError: a name is missing.
-        """
-        name = self.net.name
-        self.net.load(arrays)
-        self.adam.m.copy_(torch.tensor(arrays[f"{name}/adam/m"]))
-        self.adam.v.copy_(torch.tensor(arrays[f"{name}/adam/v"]))
-        self.adam.steps = int(scalars[f"{name}/adam/steps"])
-        self.updates = int(scalars[f"{name}/updates"])

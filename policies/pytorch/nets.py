@@ -71,7 +71,11 @@ class Net:
         for key, view in self.views.items():
             view.copy_(torch.tensor(params[key]))
 
-    def weights(self, out):
+    def arrays(self):
+        """Copies of the parameters: dict of str to float32 array."""
+        return {key: view.cpu().numpy().copy() for key, view in self.views.items()}
+
+    def copy_to(self, out):
         """Copies the parameters out. Args: out: dict with at least this network's names; its arrays are overwritten."""
         flat = self.flat.cpu()
         offset = 0

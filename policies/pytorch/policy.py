@@ -2,21 +2,20 @@
 
 import torch
 
-from policies.learners import finite_floats
-from policies.minibatches import POLICY_STREAM, stream
+from policies.learners import BasePolicy
 from policies.pytorch.batches import to_tensor
 from policies.pytorch.dists import Categorical, Gaussian
 from policies.pytorch.learner import Learner
 from policies.pytorch.ppo import PPOClip, PPOPenalty
 from policies.pytorch.trpo import TRPO
 from policies.pytorch.vpg import VPG
-from policies.share import ALONE, Part
+from policies.share import ALONE
 
 RULES = {"ppo": PPOClip, "ppo-kl": PPOPenalty, "trpo": TRPO, "vpg": VPG}
 ADV_EPS = 1e-8
 
 
-class Policy(Learner):
+class Policy(BasePolicy, Learner):
     """A policy and its update rule.
 
     Attributes:
@@ -50,32 +49,13 @@ class Policy(Learner):
             self.dist = Gaussian(self.net.views["policy/log_std"], self.net.grads["policy/log_std"])
         self.rule = RULES[hyper.algo](hyper)
 
-    def update(self, obs, act, adv, logger, part=None):
-        """One update by the rule on one batch; old log-probabilities are those of the current weights.
+    def batch(self, obs, act, adv, part):
+        """A Batch. Args: as `update`'s."""
+        return Batch(self, obs, act, adv, part)
 
-        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
-
-        Args:
-            obs: float32 (N, obs_dim), scaled.
-            act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
-            adv: float32 (N,), any unit; normalised here.
-            logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
-                after the update, in standard deviations of the advantage) and the rule's own numbers.
-            part: policies.share.Part, which rows of the whole batch these are; None: all.
-
-        Raises:
-            ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
-            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
-        """
-        part = Part.whole(len(obs)) if part is None else part
-        with self.updating(part.total):
-            batch = Batch(self, obs, act, adv, part)
-            rng = stream(self.hyper.seed, POLICY_STREAM, self.updates)
-            ratio, rule_log = self.rule.update(self, batch, rng)
-            means = self.means(part, self.dist.kl(batch.old), self.dist.entropy(), -(ratio * batch.adv).mean())
-            log = finite_floats(dict(zip(("KL", "Entropy", "LossPi"), means)) | rule_log)
-        self.rule.adapt(log["KL"])
-        logger.log(log)
+    def summary(self, batch, ratio):
+        """(KL, entropy, surrogate loss) after an update. Args: batch: its Batch. ratio: what the rule returned."""
+        return self.means(batch.part, self.dist.kl(batch.old), self.dist.entropy(), -(ratio * batch.adv).mean())
 
     def rows_per_step(self, n_rows):
         """As Learner.rows_per_step; depends on the rule."""
@@ -89,16 +69,6 @@ class Policy(Learner):
         """Sets `dist` for a batch. Args: batch: Batch. Returns: probability ratio new / old, float32 (N,) tensor."""
         self.forward(batch.obs)
         return self.dist.logp(batch.act).sub_(batch.old_logp).exp_()
-
-    def state(self):
-        """As Learner.state, with the rule's state."""
-        arrays, scalars = super().state()
-        return arrays, scalars | {f"policy/{key}": value for key, value in self.rule.state().items()}
-
-    def load_state(self, arrays, scalars):
-        """As Learner.load_state, with the rule's state."""
-        super().load_state(arrays, scalars)
-        self.rule.load_state({key: scalars[f"policy/{key}"] for key in self.rule.state()})
 
 
 class Batch:

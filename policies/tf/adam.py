@@ -35,6 +35,16 @@ class Adam:
         signature = [tf.TensorSpec((net.n_params,)), tf.TensorSpec((2,))]
         self.step_flat = tf.function(self._step_flat, input_signature=signature)
 
+    def moments(self):
+        """`m` and `v` as float32 (P,) arrays."""
+        return self._net.flatten(self.m).numpy(), self._net.flatten(self.v).numpy()
+
+    def load(self, m, v, steps):
+        """Restores the state. Args: m, v: as `moments` returns. steps: number of steps."""
+        self._net.assign(m, self.m)
+        self._net.assign(v, self.v)
+        self.steps = steps
+
     def plan(self, lr, n=1):
         """Advances the step count; returns the bias-corrected numbers of each of these steps, for `step`.
 

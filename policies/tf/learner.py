@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from policies.learners import BaseLearner
 from policies.minibatches import n_threads
 from policies.tf import setup
 from policies.tf.adam import Adam
@@ -12,16 +13,13 @@ from policies.tf.nets import Net
 from policies.tf.setup import tf
 
 
-class Learner:
-    """Base of Policy and ValueFunction.
+class Learner(BaseLearner):
+    """Base of Policy and ValueFunction; see policies.learners.BaseLearner.
 
     Attributes:
-        net: Net. adam: Adam. hyper: resolved Hyper. threads: cores that may be used. device: name of the device.
-        op_threads: threads that one operation uses. TensorFlow fixes them once per process, so all learners have the
-            same: what a minibatch of `hyper.minibatch_rows` rows can use.
-        share: of the learners that share the batch, as policies.share.Alone.
-        updates: number of updates so far; selects the random stream of the next one.
-        lr_scale: factor of the step sizes, 0 to 1, set before an update.
+        device: TensorFlow's name of it.
+        op_threads: threads of one operation. TensorFlow fixes them once per process, so all learners have the same
+            number: what a minibatch of `hyper.minibatch_rows` rows can use.
     """
 
     def __init__(self, name, spec, params, hyper, threads, device, share, max_norm, signature, **boost):
@@ -30,9 +28,7 @@ class Learner:
         `signature`: tuple of tf.TensorSpec, of the tensors that `loss` takes after `n`. Every function is compiled for
         any number of rows: a compilation for a constant number could change the arithmetic, and so the bits.
         """
-        self.hyper = hyper
-        self.threads = threads
-        self.share = share
+        super().__init__(hyper, threads, share)
         n_params = max(sum(map(math.prod, spec.shapes(net).values())) for net in ("policy", "value"))
         self.op_threads = n_threads(threads, hyper.minibatch_rows // share.n_learners, n_params)
         setup.configure(self.op_threads)
@@ -46,8 +42,6 @@ class Learner:
             input_signature=[signature, integers, integers, tf.TensorSpec((None,)), tf.TensorSpec((None, 2))],
         )
         self._flat_gradient = tf.function(self._flat_gradient, input_signature=[signature, integers, number])
-        self.updates = 0
-        self.lr_scale = 1.0
 
     def loss(self, n, *rows):
         """Loss of some rows of a minibatch, inside a tf.function. Args: n: rows of the minibatch. rows: tensors."""
@@ -125,8 +119,8 @@ class Learner:
                 raise FloatingPointError("a number in the batch is not finite")
 
     @contextmanager
-    def updating(self):
-        """Context of one update: on the learner's device; undone if it fails.
+    def updating(self, n_rows):
+        """Context of one update of `n_rows` rows: on the learner's device; undone if it fails.
 
         Raises:
             FloatingPointError: the parameters are no longer finite. After this or any other exception in the block,
@@ -147,43 +141,3 @@ class Learner:
                 adam.steps = steps
                 raise
         self.updates += 1
-
-    def weights(self, out):
-        """Copies the network's parameters out.
-
-        Args:
-            out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
-                the arrays are overwritten in place.
-        """
-        self.net.weights_to(out)
-
-    def state(self):
-        """Everything that later updates depend on, so that a resumed run has the same bits.
-
-        Returns:
-            (arrays, scalars): dict of str to array, with the parameters under the actor's names, and dict of str to
-            number. All names begin with the network's name, so those of two learners can share a dict. The learners in
-            PyTorch use the same names, and can resume from them.
-        """
-        name = self.net.name
-        arrays = {key: view.numpy().copy() for key, view in self.net.views.items()}
-        arrays[f"{name}/adam/m"] = self.net.flatten(self.adam.m).numpy()
-        arrays[f"{name}/adam/v"] = self.net.flatten(self.adam.v).numpy()
-        return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
-
-    def load_state(self, arrays, scalars):
-        """Restores what `state` returned; other names in the dicts are ignored.
-
-        Args:
-            arrays, scalars: as `state` returned them, from a learner of the same Spec.
-
-        Raises:
-            ValueError: the parameters do not fit this network.
-            KeyError: a name is missing.
-        """
-        name = self.net.name
-        self.net.load(arrays)
-        self.net.assign(arrays[f"{name}/adam/m"], self.adam.m)
-        self.net.assign(arrays[f"{name}/adam/v"], self.adam.v)
-        self.adam.steps = int(scalars[f"{name}/adam/steps"])
-        self.updates = int(scalars[f"{name}/updates"])

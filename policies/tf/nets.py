@@ -82,7 +82,11 @@ class Net(keras.Model):
         for key, view in self.views.items():
             view.assign(params[key])
 
-    def weights_to(self, out):
+    def arrays(self):
+        """Copies of the parameters: dict of str to float32 array."""
+        return {key: view.numpy().copy() for key, view in self.views.items()}
+
+    def copy_to(self, out):
         """Copies the parameters out. Args: out: dict with at least this network's names; its arrays are overwritten."""
         for key, view in self.views.items():
             out[key][...] = view.numpy()

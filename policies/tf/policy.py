@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.learners import finite_floats
-from policies.minibatches import POLICY_STREAM, stream
+from policies.learners import BasePolicy
 from policies.share import ALONE, Part
 from policies.tf.batches import own_copy
 from policies.tf.dists import Categorical, Gaussian
@@ -19,7 +18,7 @@ RULES = {"ppo": PPOClip, "ppo-kl": PPOPenalty, "trpo": TRPO, "vpg": VPG}
 ADV_EPS = 1e-8
 
 
-class Policy(Learner):
+class Policy(BasePolicy, Learner):
     """A policy and its update rule.
 
     A rule's ``update`` returns the Outcome of the final weights, and a dict of numbers to log. It uses ``gradient`` and
@@ -58,33 +57,11 @@ class Policy(Learner):
         self._sums = tf.function(self._sums, input_signature=[rows, self.dist.signature])
         self.rule = RULES[hyper.algo](hyper)
 
-    def update(self, obs, act, adv, logger, part=None):
-        """One update by the rule on one batch; old log-probabilities are those of the current weights.
+    def summary(self, batch, outcome):
+        """(KL, entropy, surrogate loss) after an update. Args: batch: its Batch. outcome: what the rule returned."""
+        return outcome[:3]
 
-        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
-
-        Args:
-            obs: float32 (N, obs_dim), scaled.
-            act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
-            adv: float32 (N,), any unit; normalised here.
-            logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
-                after the update, in standard deviations of the advantage) and the rule's own numbers.
-            part: policies.share.Part, which rows of the whole batch these are; None: all.
-
-        Raises:
-            ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
-            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
-        """
-        part = Part.whole(len(obs)) if part is None else part
-        with self.updating():
-            batch = self._batch(obs, act, adv, part)
-            rng = stream(self.hyper.seed, POLICY_STREAM, self.updates)
-            outcome, rule_log = self.rule.update(self, batch, rng)
-            log = finite_floats({"KL": outcome.kl, "Entropy": outcome.entropy, "LossPi": outcome.loss} | rule_log)
-        self.rule.adapt(log["KL"])
-        logger.log(log)
-
-    def _batch(self, obs, act, adv, part):
+    def batch(self, obs, act, adv, part):
         """A Batch. Args: as `update`'s."""
         spec, n = self.spec, len(part)
         obs = own_copy(obs, (n, spec.obs_dim), np.float32)
@@ -144,16 +121,6 @@ class Policy(Learner):
     def loss(self, n, *rows):
         """See Learner."""
         return self.rule.loss(self, n, *rows)
-
-    def state(self):
-        """As Learner.state, with the rule's state."""
-        arrays, scalars = super().state()
-        return arrays, scalars | {f"policy/{key}": value for key, value in self.rule.state().items()}
-
-    def load_state(self, arrays, scalars):
-        """As Learner.load_state, with the rule's state."""
-        super().load_state(arrays, scalars)
-        self.rule.load_state({key: scalars[f"policy/{key}"] for key in self.rule.state()})
 
 
 class Batch(NamedTuple):

@@ -60,7 +60,7 @@ class ValueFunction(Learner):
         part = Part.whole(len(obs)) if part is None else part
         all_part = part.followed_by(self._last_part)
         n_parts = n_minibatches(hyper, all_part.total, self.share.n_learners)
-        with self.updating():
+        with self.updating(part.total):
             obs = own_copy(obs, (len(part), self._obs_dim), np.float32)
             ret = own_copy(ret, (len(part),), np.float32)
             self.require_finite(obs, ret)
