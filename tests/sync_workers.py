@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from mpi_util.weight_sync.port import Port
+from mpi_util.weight_sync.subscriber import Subscriber
 
 
 def arrays(value: float) -> dict:
@@ -102,10 +102,10 @@ def die(scheme, worker: int, pipe, after: str) -> None:
 
 def stand_still(scheme, worker: int, pipe) -> None:
     """Says hello to the sender, and stops before it reads what that answers."""
-    port = Port(scheme._address, worker, "the model 'policy'")
+    subscriber = Subscriber(scheme._address, worker, "the model 'policy'")
     pipe.send(os.getpid())
     os.kill(os.getpid(), signal.SIGSTOP)
-    port.close()
+    subscriber.close()
 
 
 def stay(scheme, worker: int, pipe) -> None:

@@ -36,9 +36,10 @@ from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.host.sections import Reader, Section
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync.bits import checksum, rounded, widened
-from mpi_util.weight_sync.gate import Gate
-from mpi_util.weight_sync.hub import Event, alive
 from mpi_util.weight_sync.layout import Layout, Weights, pack
+from mpi_util.weight_sync.lock import ReadersWriterLock
+from mpi_util.weight_sync.publisher import alive
+from mpi_util.weight_sync.worker import Event, State
 
 TIMEOUT = 60
 
@@ -440,7 +441,7 @@ def test_one_that_starts_late_and_one_that_ends_early(start):
     scheme.send()
     assert scheme.send() == 3 and scheme.versions[0] == 3
     late[0].join(20)
-    wait_for(lambda: scheme.versions and scheme._sender._gone == {0: "", 1: ""})
+    wait_for(lambda: scheme.versions and all(w.state is State.LEFT for w in scheme._sender.workers.values()))
     with pytest.raises(WorkerLeftError, match="worker 0: it has shut down"):
         scheme.send()
     with pytest.raises(WorkerLeftError, match="worker 1"):
@@ -572,7 +573,7 @@ def test_a_thousand_sends_to_one_that_does_not_look():
         while receiver.version < 1001:
             assert receiver.receive(5) is not None
             assert scheme.versions
-        assert len(scheme._sender._transport.hub._sections) == 1
+        assert len(scheme._sender._transport.publisher._sections) == 1
 
 
 def test_every_version_without_coalescing():
@@ -686,9 +687,9 @@ def test_stale_and_repeated_messages_are_recognised():
     scheme, mine = scheme_for(1), arrays(0.0)
     with local_receivers(scheme, [mine], "policy") as (receiver,):
         scheme.send(arrays(2.0))
-        hub = scheme._sender._transport.hub
+        publisher, worker = scheme._sender._transport.publisher, scheme._sender.workers[0]
         for times in (1, 2):
-            hub._tell(0, hub._sections[0])
+            publisher._send(worker, worker.connection, publisher._sections[0])
             wait_for(lambda times=times: receiver.skipped == times)
         assert receiver.version == 2 and receiver.checksum != 0
         assert scheme.send(arrays(3.0)) == 3 and receiver.version == 3
@@ -754,42 +755,42 @@ def test_a_receiver_whose_sender_shuts_down_ends_its_wait():
         assert got == [None]
 
 
-def test_the_gate_lets_a_change_in_between_lookers():
-    gate, ended, changes = Gate(), threading.Event(), 0
+def test_a_writer_gets_in_between_readers_that_hardly_pause():
+    lock, ended, changes = ReadersWriterLock(), threading.Event(), 0
 
-    def look():
+    def read():
         while not ended.is_set():
-            with gate.looking():
+            with lock.reading():
                 pass
 
-    lookers = [threading.Thread(target=look) for _ in range(2)]
-    for looker in lookers:
-        looker.start()
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
     end = time.perf_counter() + 5
     while changes < 50 and time.perf_counter() < end:
-        with gate.changing():
+        with lock.writing():
             changes += 1
     ended.set()
-    for looker in lookers:
-        looker.join()
+    for reader in readers:
+        reader.join()
     assert changes == 50
 
 
-def test_nobody_looks_at_half_a_change_when_the_gate_is_closed():
-    gate, seen = Gate(), []
+def test_no_reader_sees_half_a_change_when_the_lock_is_closed():
+    lock, seen = ReadersWriterLock(), []
 
-    def look():
-        with gate.looking():
-            seen.append("looked")
+    def read():
+        with lock.reading():
+            seen.append("read")
 
-    with gate.changing():
-        gate.close()
-        looker = threading.Thread(target=look)
-        looker.start()
+    with lock.writing():
+        lock.close()
+        reader = threading.Thread(target=read)
+        reader.start()
         time.sleep(0.05)
         seen.append("changed")
-    looker.join()
-    assert seen == ["changed", "looked"]
+    reader.join()
+    assert seen == ["changed", "read"]
 
 
 def test_a_section_that_was_given_back_is_not_read_from_another_of_its_number():
@@ -803,16 +804,16 @@ def test_a_section_that_was_given_back_is_not_read_from_another_of_its_number():
     second.close()
     with pytest.raises(WorkerLeftError, match="shut down"), Reader().reading(ticket._replace(fd=9999)):
         pass
-    reader.close()
+    reader.keep(())
 
 
 def test_strangers_do_not_keep_workers_out(monkeypatch):
     scheme, mine = scheme_for(1), arrays(0.0)
-    hub = scheme._sender._transport.hub
-    hub.open()
+    publisher = scheme._sender._transport.publisher
+    publisher.open()
     for words in (b"\x04\x00\x00\x00junk", b"", b"\xff\xff\xff\xff"):
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(hub.address.name)
+            stranger.connect(publisher.address.name)
             stranger.sendall(words)
     with local_receivers(scheme, [mine], "policy"):
         assert (mine["layer"]["w"] == 1).all()
@@ -823,7 +824,7 @@ def test_a_worker_that_was_too_early_may_try_again():
     receiver = pickle.loads(pickle.dumps(scheme))
     receiver.timeout = 0.1
     receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
-    scheme._sender._transport.hub.open()
+    scheme._sender._transport.publisher.open()
     with pytest.raises(SyncTimeoutError):
         receiver.connect()
     receiver.timeout = TIMEOUT
@@ -843,7 +844,7 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     scheme.connect()
     pipe.recv()
     pipe.send("die")
-    wait_for(lambda: not alive(scheme._sender._transport.hub.pids[0]))
+    wait_for(lambda: not alive(scheme._sender.workers[0].pid))
     if noticed:
         with pytest.raises(WorkerLeftError):
             scheme.send()
@@ -852,7 +853,7 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
     coming = threading.Thread(target=receiver.connect)
     coming.start()
-    wait_for(lambda: 0 in scheme._sender._transport.hub._waiting)
+    wait_for(lambda: scheme._sender.workers[0].state is State.WAITING)
     scheme.send(arrays(5.0))
     coming.join()
     assert (mine["layer"]["w"] == 5).all()
@@ -864,7 +865,8 @@ def test_a_death_is_told_though_another_process_has_come():
     scheme = scheme_for(1)
     with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,), receiver.frozen():
         scheme.send_async(arrays(2.0))
-        scheme._sender.take_in([Event("left", 0, 0, "its process ended"), Event("new", 0)])
+        scheme._sender.workers[0].apply(Event.DIED, 0, "its process ended")
+        scheme._sender.workers[0].apply(Event.CONNECTED)
         with pytest.raises(WorkerLeftError, match="worker 0: its process ended"):
             scheme.wait_async(TIMEOUT)
         scheme.wait_async(TIMEOUT)  # once: the other owes nothing

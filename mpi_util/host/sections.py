@@ -1,8 +1,8 @@
-"""Blocks of weights in the shared memory of one machine: one process writes, any number of others read.
+"""Versioned blocks in the shared memory of one machine: one process writes, any number of others read.
 
-Each has a header (version, checksum) and the kernel's file lock, which a process that is killed gives back: shared
-while one reads, exclusive while the owner writes. So no reader ever sees half of an update, and no owner ever waits for
-a reader: it takes another section instead.
+Each has a header (version, checksum, size) and the kernel's file lock, which a process that is killed
+releases: shared while one reads, exclusive while the owner writes. So no reader ever sees half of an update, and the
+owner never waits for a reader: it takes another section instead.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class Section:
     """The owner's side.
 
     Attributes:
-        users: say whether they still need what is there, beside those who read it through the file.
+        users: return True while they still need the content; those who read it through the file are not among them.
     """
 
     def __init__(self, nbytes: int):
@@ -31,29 +31,28 @@ class Section:
         self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
-        self._head = self._whole[:32].view(np.int64)
-        self._head[3] = self.ticket.serial
+        self._head = self._whole[:24].view(np.int64)
 
     @property
     def version(self) -> int:
-        """Of its content."""
+        """Of the content."""
         return int(self._head[0])
 
     @property
     def checksum(self) -> int:
-        """Of its content."""
+        """Of the content."""
         return int(self._head[1])
 
     def block(self, nbytes: int) -> np.ndarray:
-        """uint8 array of the content."""
+        """uint8 array of the content, shape (nbytes,)."""
         return self._whole[ALIGN : ALIGN + nbytes]
 
     def holds(self, nbytes: int) -> bool:
-        """True if that much has room in it."""
+        """True if it has room for that much."""
         return self.ticket.size >= ALIGN + nbytes
 
     def claim(self) -> bool:
-        """True if nobody needs or reads it, and from now on nobody can until `publish` or `release`."""
+        """Returns True if it is not in use, and keeps readers out until `publish` or `release`."""
         self.users = [needs for needs in self.users if needs()]
         if self.users:
             return False
@@ -65,17 +64,17 @@ class Section:
         return True
 
     def publish(self, version: int, checksum: int, nbytes: int) -> None:
-        """What has been written is that version."""
+        """The block now holds that version; lets readers in."""
         self._head[:3] = version, checksum, nbytes
         self.release()
 
     def release(self) -> None:
-        """Others may read again."""
+        """Lets readers in."""
         fcntl.flock(self.ticket.fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Gives the memory back when its last reader has dropped it."""
-        self._whole = self._head = np.zeros(4, np.int64)
+        self._whole = self._head = np.zeros(3, np.int64)
         self.segment.close()
 
 
@@ -86,11 +85,11 @@ class Reader:
         self._open: dict[Ticket, tuple[int, mmap.mmap]] = {}
 
     @contextlib.contextmanager
-    def reading(self, ticket: Ticket, anew: bool = False) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(version, checksum, uint8 block) of what is there now; it stays so until this is left.
+    def reading(self, ticket: Ticket, discard: bool = False) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(version, checksum, uint8 block) of the content, which does not change inside.
 
         Args:
-            anew: this process may have written into its view of the block, which nobody else sees: forget that.
+            discard: drop what this process has written into its own, private view of the block.
 
         Raises:
             WorkerLeftError: the owner has given it back.
@@ -104,21 +103,15 @@ class Reader:
         fd, memory = self._open[ticket]
         fcntl.flock(fd, fcntl.LOCK_SH)
         try:
-            if anew:
+            if discard:
                 memory.madvise(mmap.MADV_DONTNEED)
-            version, checksum, nbytes, serial = np.ndarray(4, np.int64, memory).tolist()
-            if serial != ticket.serial:
-                raise WorkerLeftError("the sender has shut down before these weights were read")
+            version, checksum, nbytes = np.ndarray(3, np.int64, memory).tolist()
             yield version, checksum, np.ndarray(nbytes, np.uint8, memory, ALIGN)
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
     def keep(self, live: tuple[int, ...]) -> None:
-        """Drops the sections whose serial number is not in `live`: the owner has done so too."""
+        """Drops the sections whose serial number is not in `live`."""
         for ticket in [ticket for ticket in self._open if ticket.serial not in live]:
             fd, _ = self._open.pop(ticket)  # unmapped when the last view of it is gone
             os.close(fd)
-
-    def close(self) -> None:
-        """Drops them all."""
-        self.keep(())

@@ -1,19 +1,33 @@
 """Sender/receiver weight synchronisation, for workers that run at their own pace.
 
 A sender owns the model; receivers are registered with it and get its weights when it sends them: all or some,
-acknowledged or not. `docs/choosing.md` says when to take this and when `rank0_bcast_wts`.
+acknowledged or not. `docs/choosing.md` says when to use this and when `rank0_bcast_wts`. May import `collectives` and
+what that imports. Read first: scheme.py, then sender.py and receiver.py.
 
-    scheme.py        the two phases and the calls
-    sender.py        its book-keeping: who has what, who has answered, who is gone
-    receiver.py      what a worker does with what comes;  gate.py: `frozen()`
-    recipe.py        the arguments of `init_on_sender`;   form.py: dict or TensorDict
+    scheme.py        the two phases and the calls;  source.py: the arguments of `init_on_sender`
+    sender.py        makes a version, delivers it, waits for the answers;  worker.py: the record of each worker
+    receiver.py      applies what arrives;  lock.py: `frozen()`
     layout.py        a model's weights as one block of bytes, and back;  bits.py: bfloat16, checksum
-    sharing.py       receivers without copies of their own
-    section.py       blocks in shared memory;  wire.py: small messages;  hub.py, port.py: both ends
-    multiprocess.py  processes of one machine
-    mpi.py           ranks of an MPI job, on one machine or several
-    relay.py         what passes on the weights on other machines
-    torchrl.py       the same as a weight-sync backend of torchrl (optional)
+    form.py          dict or TensorDict;  sharing.py: receivers without copies of their own
+    publisher.py     writes a version into shared memory and announces it;  subscriber.py: a worker's end
+    connection.py    the messages between these two
+    multiprocess.py  the scheme between processes of one machine
+    mpi.py           the scheme between ranks, on one machine or several;  relay.py: forwarding between machines
+    torchrl.py       the scheme as a weight-sync backend of torchrl (optional)
+
+A worker's record at the sender has one of five states (worker.py says what they and the events mean). `Worker.apply`
+makes every change:
+
+              CONNECTED              STARTED                LEFT
+      ABSENT ----------> WAITING ----------------> READY ----------> LEFT
+        |    <----------                           ^  |  ^
+        |     WITHDREW                             |  |  | RESUMED
+        |                                          |  |  |
+        '---------------- STARTED -----------------'  v  |
+                                                DIED  DEAD
+
+CONNECTED and STARTED lead out of LEFT and DEAD as out of ABSENT, when another process replaces the worker. ACK and
+ERROR change no state. An ABSENT worker whose process or rank has ended becomes DEAD.
 """
 
 from .mpi import MPIWeightSyncScheme

@@ -3,8 +3,7 @@
 import atexit
 import os
 import time
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..collectives.channel import Channel
@@ -13,26 +12,29 @@ from ..errors import SyncTimeoutError, UsageError
 from ..host.sections import Section
 from ..host.waiting import wait_until
 from ..launch.identity import Comm
-from .hub import Event, Fill, Hub
+from .connection import Address, Deadline
 from .layout import Layout
-from .port import Address, Port
-from .relay import CARD, DOWN, LEFT, PING, UP, Parcel, Relay, keep_until_sent, pass_on
+from .publisher import Fill, Publisher
+from .relay import ADDRESS, DOWN, LEFT, PING, UP, Forwarding, Header, Relay, all_sent, keep, parts
 from .scheme import WeightSyncScheme
+from .subscriber import Subscriber
+from .worker import Event, Report, State, Worker
 
 _NAP_S = 1e-3
 _PING_S = 1.0
-_PATIENCE_S = 1.0  # with a rank that does not take what is sent to it
-_SILENT_S = 10.0  # a rank whose interpreter is held that long by one call counts as dead
+_PATIENCE_S = 1.0  # with a rank that does not receive what is sent to it
+_SILENT_S = 10.0  # a relay that does not respond for so long counts as dead
 
 
 class MPIWeightSyncScheme(WeightSyncScheme):
     """Collective: weights from one rank to the others. All ranks of `comm` make it, in the same order.
 
     Worker k is the k-th rank that is not the sender: with `sender=0`, worker k is rank k + 1. Only making it is
-    collective; from then on each rank goes at its own pace. Ranks of one machine share memory; between machines an
-    update goes along a tree, once to each machine. That needs an MPI with threads (MPI_THREAD_MULTIPLE, the default of
-    mpi4py), and the lowest rank of each machine to go on until the sender shuts down. A receiver on another machine
-    that comes after something was sent to it gets that at the sender's next call.
+    collective; from then on each rank runs at its own pace. Ranks of one machine share memory; between machines an
+    update is sent along a tree, once to each machine. That needs an MPI with threads (MPI_THREAD_MULTIPLE, the default
+    of mpi4py), and the lowest rank of each machine, its relay, to run until the sender shuts down. A relay whose
+    interpreter is held for 10 s by one call counts as dead, and updates are routed around it. A receiver on another
+    machine that connects after something was sent to it gets that at the sender's next call.
 
     Args:
         comm: communicator; None: all ranks.
@@ -71,198 +73,205 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if worker != self._default_worker():
             raise UsageError(f"worker_idx={worker}: rank {self._channel.rank} is worker {self._default_worker()}")
 
-    def _open_transport(self, workers: list[int], who: str) -> "Ranks":
+    def _open_transport(self, workers: dict[int, Worker], name: str) -> "Ranks":
         if len(workers) != self._channel.size - 1:
             text = f"{len(workers)} workers, and {self._channel.size - 1} ranks beside the sender"
             raise UsageError(f"init_on_sender: {text}; each rank is one worker")
-        return Ranks(self._channel, self._comm, self._root, who)
+        return Ranks(self._channel, self._comm, self._root, workers, name)
 
-    def _make_port(self, worker: int, who: str) -> Port:
-        self._address = self._address or self._find_sender(who)  # the sender says it once
-        return Port(self._address, worker, who)
+    def _subscribe(self, worker: int, name: str) -> Subscriber:
+        self._address = self._address or self._find_publisher(name)  # the sender sends it once
+        return Subscriber(self._address, worker, name)
 
-    def _find_sender(self, who: str) -> Address:
-        channel, machine = self._channel, self._channel.machine
-        here = machine[channel.rank]
-        home = here == machine[self._root]
-        address, senders_who = self._card(self._root if home or channel.rank == here else here, who)
-        if not home and channel.rank == here:
-            members = [k for k in range(channel.size) if machine[k] == here]
-            workers = [_worker_of(k, self._root) for k in members]
-            self._relay = Relay(self._comm, self._root, workers, senders_who)
-            address = self._relay.hub.address
+    def _find_publisher(self, name: str) -> Address:
+        rank, machine = self._channel.rank, self._channel.machine
+        here = machine[rank]
+        is_relay = here == rank and here != machine[self._root]
+        address, name = self._receive_address(here if here not in (rank, machine[self._root]) else self._root, name)
+        if is_relay:
+            members = [k for k in range(self._channel.size) if machine[k] == here]
+            self._relay = Relay(self._comm, self._root, [_worker_of(k, self._root) for k in members], name)
+            address = self._relay.publisher.address
             for k in members:
                 if k != here:
-                    wait_until(self._comm.isend((address, senders_who), k, CARD).Test)
+                    keep(self._comm.isend((address, name), k, ADDRESS))
         return address
 
-    def _card(self, source: int, who: str) -> tuple[Address, str]:
-        """Where the hub is; sleeps until `source` has said it."""
-        end = None if self.timeout is None else time.perf_counter() + self.timeout
-        message = wait_until(
-            lambda: self._comm.improbe(source, CARD) or (end is not None and time.perf_counter() > end)
-        )
+    def _receive_address(self, source: int, name: str) -> tuple[Address, str]:
+        """The publisher's address and the model's name at the sender; sleeps until `source` has sent them."""
+        deadline = Deadline(self.timeout)
+        message = wait_until(lambda: self._comm.improbe(source, ADDRESS) or deadline.over)
         if isinstance(message, bool):
-            raise SyncTimeoutError(f"rank {source} has not begun to send {who} within {self.timeout:g} s")
-        card: tuple[Address, str] = message.recv()
-        return card
+            raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
+        found: tuple[Address, str] = message.recv()
+        return found
+
+
+@dataclass
+class RelayRecord:
+    """What the sender knows of another machine's relay.
+
+    Attributes:
+        state: ABSENT, READY, or DEAD: it does not respond.
+        cut_off: workers that were marked dead with it.
+        heard: when it sent something last, or should have (time.perf_counter).
+    """
+
+    rank: int
+    workers: list[Worker] = field(default_factory=list)
+    state: State = State.ABSENT
+    cut_off: list[Worker] = field(default_factory=list)
+    heard: float = 0.0
 
 
 class Ranks:
-    """The transport of a sender to the other ranks: its own machine's hub, and the relays of the other machines."""
+    """The transport of a sender to the other ranks: its own machine's publisher, and the other machines' relays."""
 
-    def __init__(self, channel: Channel, comm: Any, root: int, who: str):
-        self._comm, self._root = comm, root
-        machine = channel.machine
-        ranks = [k for k in range(channel.size) if k != root]
-        self._home = {_worker_of(k, root) for k in ranks if machine[k] == machine[root]}
-        self._leader = {_worker_of(k, root): machine[k] for k in ranks if machine[k] != machine[root]}
-        self._remote = sorted(set(self._leader.values()))
-        self._layouts: dict[int, Layout] = {}
-        self._up: set[int] = set()  # relays that have begun
-        self._owed: dict[int, tuple[Section, Layout]] = {}  # by worker: the newest, until its relay has begun
+    def __init__(self, channel: Channel, comm: Any, root: int, workers: dict[int, Worker], name: str):
+        self._comm, self._root, self._workers = comm, root, workers
+        self._relays: dict[int, RelayRecord] = {}
         self._pinged = 0.0
-        self._heard: dict[int, float] = {}
-        self._silent: set[int] = set()
-        self._last: tuple[Section | None, Any, int, list[int]] = None, None, 0, []  # that went to other machines
-        self._pending: list[Any] = []
-        self._ended: set[int] = set()
-        self.hub = Hub(sorted(self._home), who)
-        for k in ranks:
-            if machine[k] == machine[root]:
-                self._tell(k, (self.hub.address, who), CARD)
-        for k in self._remote:
-            self._tell(k, (None, who), CARD)
-
-    def _tell(self, rank: int, message: Any, tag: int = DOWN) -> None:
-        self._pending = [request for request in self._pending if not request.Test()]
-        self._pending.append(self._comm.isend(message, rank, tag))
-
-    def publish(self, workers: list[int], version: int, layout: Layout, fill: Fill) -> None:
-        """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        self.hub.open()
-        section = self.hub.publish([k for k in workers if k in self._home], version, layout, fill)
-        ready = []
-        for worker in [k for k in workers if k not in self._home]:
-            if self._leader[worker] in self._up:
-                ready.append(worker)
+        self._last: tuple[Section, int, list[Worker]] | None = None  # update that was forwarded: where, version, to
+        self._ended: set[int] = set()  # ranks
+        self.publisher = Publisher(workers, name)
+        for worker in workers.values():
+            rank = _rank_of(worker.index, root)
+            leader = channel.machine[rank]
+            if leader == channel.machine[root]:
+                self._send((self.publisher.address, name), rank, ADDRESS)
             else:
-                self._owed[worker] = section, layout
-                section.users.append(partial(self._owes, worker, section))
-        if ready:
-            self._last = section, layout, version, ready
-            under_way = self._pass_on(section, layout, ready)
-            end = time.perf_counter() + _PATIENCE_S
-            wait_until(lambda: not any(needs() for needs in under_way) or time.perf_counter() > end)
+                worker.relay = leader
+                self._relays.setdefault(leader, RelayRecord(leader)).workers.append(worker)
+        for rank in self._relays:
+            self._send((None, name), rank, ADDRESS)
 
-    def _owes(self, worker: int, section: Section) -> bool:
-        return self._owed.get(worker, (None,))[0] is section
+    def _send(self, message: Any, rank: int, tag: int) -> None:
+        keep(self._comm.isend(message, rank, tag))
 
-    def _pass_on(self, section: Section, layout: Layout, workers: list[int]) -> list[Callable[[], bool]]:
-        path = [self._root, *sorted({self._leader[k] for k in workers})]
-        new = {k: layout for k in workers if self._layouts.get(k) is not layout}
-        self._layouts |= new
-        block = section.block(layout.nbytes)
-        parcel = Parcel(section.version, section.checksum, layout.nbytes, workers, path, new)
-        under_way = pass_on(self._comm, parcel, block)
-        section.users += under_way
-        return under_way
+    def publish(self, workers: list[Worker], version: int, layout: Layout, fill: Fill) -> None:
+        """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
+        self.publisher.open()
+        here = [worker for worker in workers if worker.relay is None]
+        section = self.publisher.publish(here, version, layout.nbytes, fill)
+        forward = []
+        for worker in workers:
+            if worker.relay is not None:
+                worker.sent, worker.latest = version, section  # until its relay has it
+                if self._relays[worker.relay].state is not State.ABSENT:
+                    forward.append(worker)
+        if forward:
+            self._last = section, version, forward
+            forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
+            wait_until(lambda: not forwarding.busy() or deadline.over)
 
-    def _pay(self, leader: int) -> None:
-        """A relay has begun: it gets what was sent to its workers before."""
-        for worker in [k for k in self._owed if self._leader[k] == leader]:
-            self._pass_on(*self._owed.pop(worker), [worker])
+    def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
+        path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
+        layouts = {worker.index: worker.layout for worker in workers if worker.state is not State.READY}
+        nbytes, indices = workers[0].layout.nbytes, [worker.index for worker in workers]
+        forwarding = Forwarding(self._comm, Header(section.version, section.checksum, nbytes, indices, path, layouts))
+        for part in parts(section.block(nbytes)):
+            forwarding.send(part)
+        section.users.append(forwarding.busy)
+        for worker in workers:
+            worker.latest = None
+        return forwarding
 
-    def poll(self, timeout: float, of: int | None = None) -> list[Event]:
-        """What workers have told."""
-        if not self._remote:
-            events = self.hub.poll(timeout, of)
+    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
+        """See `Transport`."""
+        if not self._relays:
+            reports = self.publisher.poll(timeout, of)
         else:
-            events, end = self.hub.poll(0), time.perf_counter() + timeout
-            while not (events := events + self._from_relays()) and (left := end - time.perf_counter()) > 0:
+            reports, deadline = self.publisher.poll(0), Deadline(timeout)
+            while not (reports := reports + self._receive_reports()) and not deadline.over:
                 self._ping()
-                events = self.hub.poll(min(_NAP_S, left))
-        if timeout and not events:
-            self.hub.check_alive()
-        return events
+                reports = self.publisher.poll(min(_NAP_S, deadline.left))
+        if timeout and not reports:
+            self.publisher.check_alive()
+        return reports
 
-    def _from_relays(self) -> list[Event]:
+    def _receive_reports(self) -> list[Report]:
         from mpi4py import MPI
 
-        events, status = [], MPI.Status()
+        reports, status = [], MPI.Status()
         while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
-            relay, event = status.source, Event(*message.recv())
-            self._heard[relay] = time.perf_counter()
-            if relay in self._silent:
-                self._silent.remove(relay)
-                events += [Event("back", worker) for worker in self._workers_of(relay)]
-            if event.kind == "up":
-                self._up.add(relay)
-                self._pay(relay)
-            elif event.kind != "pong":
-                events.append(event)
-        for relay in [k for k, heard in self._heard.items() if self._pinged - heard > _SILENT_S]:
-            del self._heard[relay]
-            self._silent.add(relay)
-            why = f"rank {relay}, which passes on the weights to its machine, has been silent for {_SILENT_S:g} s"
-            events += [Event("left", worker, 0, why) for worker in self._workers_of(relay)]
-            self._go_round_silent()
-        return events
+            self._hear(self._relays[status.source])
+            if (report := message.recv()) is not None:
+                self._workers[report.worker].apply(report.event, report.version, report.text)
+                reports.append(report)
+        for relay in self._relays.values():
+            if relay.state is State.READY and self._pinged - relay.heard > _SILENT_S:
+                reports += self._give_up(relay)
+        return reports
 
-    def _go_round_silent(self) -> None:
-        """Those to whom a silent relay should have passed on the last version get it on another path, perhaps again."""
-        section, layout, version, workers = self._last
-        rest = [worker for worker in workers if self._leader[worker] not in self._silent]
-        if rest and section is not None and section.version == version:
-            self._pass_on(section, layout, rest)
+    def _hear(self, relay: RelayRecord) -> None:
+        """A relay has sent something. One that was absent gets what was sent to its workers before."""
+        relay.state, relay.heard = State.READY, time.perf_counter()
+        for worker in relay.cut_off:
+            worker.apply(Event.RESUMED)
+        relay.cut_off = []
+        for worker in relay.workers:
+            if worker.latest is not None:
+                self._forward(worker.latest, [worker])
 
-    def _workers_of(self, relay: int) -> list[int]:
-        return [worker for worker, leader in self._leader.items() if leader == relay]
+    def _give_up(self, relay: RelayRecord) -> list[Report]:
+        """The others to which it should have passed on the last version get it on another path, perhaps again."""
+        relay.state, relay.cut_off = State.DEAD, [worker for worker in relay.workers if not worker.gone]
+        why = f"rank {relay.rank}, the relay of its machine, has not responded for {_SILENT_S:g} s"
+        for worker in relay.cut_off:
+            worker.apply(Event.DIED, 0, why)
+        if self._last is not None and self._last[0].version == self._last[1]:
+            dead = {k for k, other in self._relays.items() if other.state is State.DEAD}
+            if rest := [worker for worker in self._last[2] if worker.relay not in dead]:
+                self._forward(self._last[0], rest)
+        return [Report(Event.DIED, worker.index, 0, why) for worker in relay.cut_off]
 
     def _ping(self) -> None:
-        """While it waits, the sender asks the relays once a second whether they live."""
+        """While it waits, the sender asks the relays once a second whether they are alive."""
         now = time.perf_counter()
         if now - self._pinged > _PING_S:
             if now - self._pinged > 2 * _PING_S:  # a new wait begins
-                self._heard = dict.fromkeys(self._heard, now)
+                for relay in self._relays.values():
+                    relay.heard = now
             self._pinged = now
-            for rank in self._remote:
-                self._tell(rank, None, PING)
+            for rank in self._relays:
+                self._send(None, rank, PING)
 
-    def missing(self, workers: list[int]) -> dict[int, str]:
-        """Those whose rank has ended its program."""
+    def check_absent(self, workers: list[Worker]) -> None:
+        """Marks those whose rank has ended its program."""
         if not workers:
-            return {}
+            return
         from mpi4py import MPI
 
         status = MPI.Status()
-        while self._comm is not None and (message := self._comm.improbe(MPI.ANY_SOURCE, LEFT, status)):
+        while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT, status):
             message.recv()
             self._ended.add(status.source)
-        ranks = {worker: worker + (worker >= self._root) for worker in workers}
-        return {worker: f"rank {rank} has ended" for worker, rank in ranks.items() if rank in self._ended}
+        for worker in workers:
+            if (rank := _rank_of(worker.index, self._root)) in self._ended:
+                worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
-        """Lets the workers go."""
-        if not self.hub.closed:
-            for rank in self._remote:
-                self._tell(rank, ("stop",))
-            end = time.perf_counter() + _PATIENCE_S
-            wait_until(lambda: keep_until_sent([]) or time.perf_counter() > end)
-        self.hub.close()
+        """Ends in order."""
+        if not self.publisher.closed:
+            for rank in self._relays:
+                self._send(None, rank, DOWN)
+            deadline = Deadline(_PATIENCE_S)
+            wait_until(lambda: all_sent() or deadline.over)
+        self.publisher.close()
 
 
 def _say_left(pid: int, comm: Any, sender: int) -> None:
-    """At the end of the program: should the sender still wait for this rank, it need not."""
+    """At the end of the program: a sender that still waits for this rank need not."""
     if os.getpid() == pid:  # a process that was forked from a rank is none
-        _farewells.append(comm.isend(None, sender, LEFT))
-
-
-_farewells: list[Any] = []  # small, and on their way; nobody waits for them
+        keep(comm.isend(None, sender, LEFT))
 
 
 def _worker_of(rank: int, root: int) -> int:
     return rank - (rank > root)
+
+
+def _rank_of(worker: int, root: int) -> int:
+    return worker + (worker >= root)
 
 
 def _duplicate(channel: Channel) -> Any:

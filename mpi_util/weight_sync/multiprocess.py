@@ -6,10 +6,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..errors import UsageError
-from .hub import Event, Fill, Hub
+from .connection import Address
 from .layout import Layout
-from .port import Address, Port
+from .publisher import Fill, Publisher
 from .scheme import WeightSyncScheme
+from .subscriber import Subscriber
+from .worker import Event, Report, Worker
 
 
 class MultiProcessWeightSyncScheme(WeightSyncScheme):
@@ -37,7 +39,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
                     rollout()
     """
 
-    _address = Address("", b"")  # of the sender's hub, once there is one
+    _address = Address("", b"")  # of the sender's publisher, once there is one
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_verify", "_address")
@@ -45,18 +47,20 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
     def _start_role(self, call: str) -> None:
-        if self._sender is not None and self._pid != os.getpid():
-            self._forget()  # this process was forked from the sender's
+        self._reset_in_fork()
         super()._start_role(call)
 
     def shutdown(self) -> None:
         """See `WeightSyncScheme`; in a process that was forked from the sender's it leaves the sender alone."""
-        if self._sender is not None and self._pid != os.getpid():
-            self._forget()
+        self._reset_in_fork()
         super().shutdown()
+
+    def _reset_in_fork(self) -> None:
+        if self._sender is not None and self._pid != os.getpid():
+            self._reset()
 
     def _check_receiver(self, worker: int) -> None:
         if not self._address.name:
@@ -64,48 +68,48 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
                 "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
             )
 
-    def _open_transport(self, workers: list[int], who: str) -> "Processes":
-        transport = Processes(workers, who)
-        self._address, self._pid = transport.hub.address, os.getpid()
+    def _open_transport(self, workers: dict[int, Worker], name: str) -> "Processes":
+        transport = Processes(workers, name)
+        self._address, self._pid = transport.publisher.address, os.getpid()
         return transport
 
-    def _make_port(self, worker: int, who: str) -> Port:
-        return Port(self._address, worker, who)
+    def _subscribe(self, worker: int, name: str) -> Subscriber:
+        return Subscriber(self._address, worker, name)
 
 
 class Processes:
-    """The workers of one hub: the transport of a sender."""
+    """The transport of a sender to processes of its machine."""
 
-    def __init__(self, workers: list[int], who: str):
-        self.hub = Hub(workers, who)
-        self._children: dict[int, BaseProcess] = {}  # by process id: children of this process that are no workers yet
+    def __init__(self, workers: dict[int, Worker], name: str):
+        self.publisher = Publisher(workers, name)
+        self._children: dict[int, BaseProcess] = {}  # by process id
 
-    def publish(self, workers: list[int], version: int, layout: Layout, fill: Fill) -> None:
-        """Writes once into shared memory, and tells the workers."""
-        self.hub.open()
-        self.hub.publish(workers, version, layout, fill)
+    def publish(self, workers: list[Worker], version: int, layout: Layout, fill: Fill) -> None:
+        """Writes once into shared memory, and sends the workers where that is."""
+        self.publisher.open()
+        self.publisher.publish(workers, version, layout.nbytes, fill)
 
-    def poll(self, timeout: float, of: int | None = None) -> list[Event]:
-        """What workers have told."""
-        events = self.hub.poll(timeout, of)
-        if timeout and not events:
-            self.hub.check_alive()
-        return events
+    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
+        """See `Transport`."""
+        reports = self.publisher.poll(timeout, of)
+        if timeout and not reports:
+            self.publisher.check_alive()
+        return reports
 
-    def missing(self, workers: list[int]) -> dict[int, str]:
-        """A child that ends before it connects cannot be told by its index: it counts if too few are left."""
+    def check_absent(self, workers: list[Worker]) -> None:
+        """Marks them if too few children are left: before a child connects, its index is not known."""
         if not workers:
-            return {}
-        known = set(self.hub.pids.values())
+            return
+        connected = {worker.pid for worker in self.publisher.workers.values()}
         self._children |= {child.pid: child for child in multiprocessing.active_children() if child.pid}
-        strangers = [child for pid, child in self._children.items() if pid not in known]
+        strangers = [child for pid, child in self._children.items() if pid not in connected]
         ended = [child for child in strangers if not child.is_alive()]
-        if not ended or len(strangers) - len(ended) >= len(workers):
-            return {}
-        text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
-        reason = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
-        return dict.fromkeys(workers, reason)
+        if ended and len(strangers) - len(ended) < len(workers):
+            text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
+            why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
+            for worker in workers:
+                worker.apply(Event.DIED, 0, why)
 
     def close(self) -> None:
-        """Lets the workers go."""
-        self.hub.close()
+        """Ends in order."""
+        self.publisher.close()

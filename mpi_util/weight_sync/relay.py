@@ -1,11 +1,10 @@
-"""How weights get from the sender's machine to others: one rank of each passes them on, along a tree of machines."""
+"""Updates for other machines. One rank of each, the relay, receives them, passes them on, and publishes them there."""
 
 import atexit
 import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,27 +13,46 @@ import numpy as np
 from ..errors import WeightsError
 from ..host.waiting import wait_until
 from .bits import checksum
-from .hub import Event, Hub
+from .connection import Deadline
 from .layout import Layout
+from .publisher import Publisher
+from .worker import Event, Report, Worker
 
-# MPI tags: addresses; what comes from the sender; whether this rank lives; what workers tell; this rank ends; bytes
-CARD, DOWN, PING, UP, LEFT, BULK = range(1, 7)
+# MPI tags: addresses; from the sender or another relay; "are you alive?"; to the sender; this rank ends; bytes
+ADDRESS, DOWN, PING, UP, LEFT, BULK = range(1, 7)
 _VERSIONS = 1 << 14  # tags from BULK on; every MPI has 32767
-_PART_BYTES = 1 << 22  # passed on while the next part comes
-_PAUSE_S = 2e-3  # between two looks for what comes from another machine, at most
-_BUSY_S = 20e-3  # after something came, more may follow soon
-_IDLE_S, _IDLE_PAUSE_S = 1.0, 6e-3
-_STALLED_S = 10.0  # a rank that sends no part for so long stands still
-_BRISK_S = 1e-4
+_PART_BYTES = 1 << 22  # passed on while the next part arrives
+_STALLED_S = 10.0  # a rank that sends no part for so long does not respond
 _STOP_S = 2.0
+# Pauses between two looks for messages, by the time since the last: more may follow soon.
+_PAUSES = (20e-3, 1e-4), (1.0, 2e-3)
+_IDLE_PAUSE_S = 6e-3
+
+_in_flight: list[Any] = []  # requests of all schemes: MPI reads their memory until they are done
+_testing = threading.Lock()  # MPI forbids two threads to test one request
 
 
-class Parcel(NamedTuple):
-    """What goes ahead of the bytes of an update.
+def keep(request: Any) -> Any:
+    """Returns a request that nobody needs to wait for, and keeps what it sends until it is done."""
+    with _testing:
+        _in_flight[:] = [*(each for each in _in_flight if not each.Test()), request]
+    return request
+
+
+def all_sent() -> bool:
+    """True if no request is in flight."""
+    with _testing:
+        _in_flight[:] = [request for request in _in_flight if not request.Test()]
+        return not _in_flight
+
+
+class Header(NamedTuple):
+    """Goes ahead of the bytes of an update.
 
     Attributes:
-        path: ranks that pass it on, the sender first: number i sends to numbers 2 i + 1 and 2 i + 2.
-        layouts: of the workers to whom it is new.
+        workers: that get it.
+        path: ranks that pass it on, the sender first.
+        layouts: by worker, of those that may not have got it yet.
     """
 
     version: int
@@ -45,70 +63,56 @@ class Parcel(NamedTuple):
     layouts: dict[int, Layout]
 
 
-def pass_on(
-    comm: Any, parcel: Parcel, block: np.ndarray, receive: Callable[[np.ndarray], None] = lambda part: None
-) -> list[Callable[[], bool]]:
-    """Sends `block` to this rank's successors on the path, each part as soon as `receive` has filled it.
+class Forwarding:
+    """Sends an update to this rank's children in the tree, part by part, without waiting for any of them."""
 
-    Returns:
-        Functions that say, until all is under way, that the block is needed; a rank that has stopped stops nobody else.
-    """
-    i = parcel.path.index(comm.Get_rank())
-    following = parcel.path[2 * i + 1 : 2 * i + 3]
-    requests = [comm.isend(("parcel", parcel), k, DOWN) for k in following]
-    try:
-        for start in range(0, len(block), _PART_BYTES):
-            part = block[start : start + _PART_BYTES]
-            receive(part)
-            requests += [comm.Isend(part, k, bulk_tag(parcel.version)) for k in following]
-    finally:
-        users = [_under_way(request) for request in requests]
-        keep_until_sent(users)
-    return users
+    def __init__(self, comm: Any, header: Header):
+        self._comm, self._tag = comm, bulk_tag(header.version)
+        i = header.path.index(comm.Get_rank())
+        self._children = header.path[2 * i + 1 : 2 * i + 3]
+        self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
+
+    def send(self, part: np.ndarray) -> None:
+        """Sends the next part."""
+        self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
+
+    def busy(self) -> bool:
+        """True while the parts must stay as they are."""
+        with _testing:
+            self._requests = [request for request in self._requests if not request.Test()]
+            return bool(self._requests)
 
 
-def _under_way(request: Any) -> Callable[[], bool]:
-    return lambda: not request.Test()
+def parts(block: np.ndarray) -> list[np.ndarray]:
+    """The pieces in which a block is sent."""
+    return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
 
 
 def bulk_tag(version: int) -> int:
-    """MPI tag of the bytes of a version: what comes late of one that was given up is not taken for a newer one's."""
+    """MPI tag of the bytes of a version: late bytes of one that was given up are not taken for a newer one's."""
     return BULK + version % _VERSIONS
 
 
-_unsent: list[Callable[[], bool]] = []
-_unsent_lock = threading.Lock()
-
-
-def keep_until_sent(users: list[Callable[[], bool]]) -> bool:
-    """MPI reads the memory until then, whatever becomes of those who sent it. True if nothing is under way now."""
-    with _unsent_lock:
-        _unsent[:] = [needs for needs in _unsent + users if needs()]
-        return not _unsent
-
-
 class _StalledError(Exception):
-    """The rank that should pass on an update stands still."""
+    """The rank that should send an update does not respond."""
 
 
 class Relay:
-    """The rank that passes on what comes for the workers of its machine; a thread, which sleeps as a rule.
+    """The rank that passes on updates to its machine's workers and to other relays; a thread, usually asleep.
 
     Args:
-        comm: of the scheme's own.
+        comm: the scheme's own.
         root: the sender's rank.
         workers: indices of those on this machine.
+        name: of the model, for messages.
     """
 
-    def __init__(self, comm: Any, root: int, workers: list[int], who: str):
-        self.hub = Hub(workers, who, slow=True)
+    def __init__(self, comm: Any, root: int, workers: list[int], name: str):
+        self.publisher = Publisher({index: Worker(index) for index in workers}, name, slow=True)
         self._comm, self._root = comm, root
-        self._layouts: dict[int, Layout] = {}
-        self._newest: dict[int, int] = {}  # by worker: version
-        self._pending: list[Any] = []
         self._stop = threading.Event()
-        self.hub.open()
-        self._tell([Event("up", -1)])
+        self.publisher.open()
+        self._report(None)
         self._thread = threading.Thread(target=self._run, daemon=True, name="mpi_util weight sync: relay")
         self._thread.start()
         atexit.register(self.close)  # before MPI ends
@@ -120,77 +124,73 @@ class Relay:
         while not self._stop.is_set():
             message = self._comm.improbe(MPI.ANY_SOURCE, DOWN, status)
             if message:
-                source = status.source
-                self._handle(message.recv(), source)
+                source, header = status.source, message.recv()
+                self._stop.set() if header is None else self._take(header, source)
                 last = time.perf_counter()
             self._answer_pings()
             quiet_s = time.perf_counter() - last
-            pause = _BRISK_S if quiet_s < _BUSY_S else _PAUSE_S if quiet_s < _IDLE_S else _IDLE_PAUSE_S
-            self._tell([event for event in self.hub.poll(0 if message else pause) if event.kind != "new"])
-        self.hub.close()
+            pause = next((pause for limit, pause in _PAUSES if quiet_s < limit), _IDLE_PAUSE_S)
+            for report in self.publisher.poll(0 if message else pause):
+                if report.event not in (Event.CONNECTED, Event.WITHDREW):  # the sender sends without knowing of it
+                    self._report(report)
+        self.publisher.close()
 
-    def _handle(self, message: tuple[Any, ...], source: int) -> None:
-        if message[0] == "stop":
-            self._stop.set()
-        else:
-            self._take(message[1], source)
+    def _report(self, report: Report | None) -> None:
+        """None: this relay is alive."""
+        keep(self._comm.isend(report, self._root, UP))
 
     def _answer_pings(self) -> None:
         while ping := self._comm.improbe(self._root, PING):
             ping.recv()
-            self.hub.check_alive()
-            self._tell([Event("pong", -1)])
+            self.publisher.check_alive()
+            self._report(None)
+
+    def _take(self, header: Header, source: int) -> None:
+        """Receives an update, passes it on, and publishes it; the sender gets the error if that fails."""
+        records = self.publisher.workers
+        here = [records[index] for index in header.workers if index in records]
+        for worker in here:
+            worker.layout = header.layouts.get(worker.index, worker.layout)
+        mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
+        forwarding = Forwarding(self._comm, header)
+        fill = partial(self._fill, header, source, forwarding)
+        try:
+            section = self.publisher.publish(mine, header.version, header.nbytes, fill)
+            section.users.append(forwarding.busy)
+        except _StalledError:
+            return  # the sender will notice, and send it on another path
+        except Exception as error:
+            text = traceback.format_exc()
+            if isinstance(error, OSError):  # no memory for it here; the others are to get it
+                with contextlib.suppress(_StalledError, WeightsError):
+                    fill(np.empty(header.nbytes, np.uint8))
+            for worker in mine:
+                self._report(Report(Event.ERROR, worker.index, header.version, text))
+
+    def _fill(self, header: Header, source: int, forwarding: Forwarding, block: np.ndarray) -> int:
+        for part in parts(block):
+            self._receive(part, source, header.version)
+            forwarding.send(part)
+        if checksum(block) != header.checksum:
+            raise WeightsError(f"version {header.version} failed its checksum")
+        return header.checksum
 
     def _receive(self, part: np.ndarray, source: int, version: int) -> None:
-        request, end = self._comm.Irecv(part, source, bulk_tag(version)), time.perf_counter() + _STALLED_S
-
-        def over() -> bool:
-            self._answer_pings()
-            return bool(request.Test()) or self._stop.is_set() or time.perf_counter() > end
-
-        wait_until(over)
+        request, deadline = self._comm.Irecv(part, source, bulk_tag(version)), Deadline(_STALLED_S)
+        wait_until(lambda: self._received(request) or deadline.over)
         if not request.Test():
             request.Cancel()
             request.Wait()
             raise _StalledError
 
-    def _take(self, parcel: Parcel, source: int) -> None:
-        self._layouts |= parcel.layouts
-        here = [worker for worker in parcel.workers if worker in self.hub.workers]
-        mine = [worker for worker in here if parcel.version > self._newest.get(worker, 0)]  # paths differ in length
-        receive = partial(self._receive, source=source, version=parcel.version)
-
-        users: list[Callable[[], bool]] = []
-        begun = False
-
-        def fill(block: np.ndarray) -> int:
-            nonlocal begun
-            begun = True
-            users.extend(pass_on(self._comm, parcel, block, receive))
-            if checksum(block) != parcel.checksum:
-                raise WeightsError(f"version {parcel.version} came with bytes that are not its own")
-            return parcel.checksum
-
-        try:
-            self.hub.publish(mine, parcel.version, self._layouts[here[0]], fill).users += users
-            self._newest |= dict.fromkeys(mine, parcel.version)
-        except _StalledError:
-            return  # the sender will notice, and send it on another path
-        except Exception:
-            text = traceback.format_exc()
-            if not begun:  # no memory for the bytes; the others are to get them
-                with contextlib.suppress(_StalledError):
-                    pass_on(self._comm, parcel, np.empty(parcel.nbytes, np.uint8), receive)
-            self._tell([Event("error", worker, parcel.version, text) for worker in mine])
-
-    def _tell(self, events: list[Event]) -> None:
-        self._pending = [request for request in self._pending if not request.Test()]
-        self._pending += [self._comm.isend(tuple(event), self._root, UP) for event in events]
+    def _received(self, request: Any) -> bool:
+        self._answer_pings()
+        return bool(request.Test()) or self._stop.is_set()
 
     def close(self) -> None:
-        """This rank ends: its machine gets nothing any more, and the sender is told so."""
+        """This rank ends: the sender learns that its machine gets nothing any more."""
         if self._thread.is_alive():
             self._stop.set()
             self._thread.join(_STOP_S)
-            why = "the rank that passed on the weights to its machine has ended"
-            self._tell([Event("left", worker, 0, why) for worker in self.hub.workers])
+            for index in self.publisher.workers:
+                self._report(Report(Event.DIED, index, 0, "the relay of its machine has ended"))

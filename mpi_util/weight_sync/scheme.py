@@ -1,34 +1,35 @@
-"""The scheme: a sender that owns a model, and receivers that have copies of it; transports have files of their own."""
+"""The scheme: one sender, which owns a model, and receivers, which have copies of it."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import UsageError, WeightsError
+from .connection import Deadline
 from .form import STRATEGIES, in_form
-from .port import Port
 from .receiver import Receiver
-from .recipe import Recipe, resolve
 from .sender import Sender, Transport
+from .source import WeightSource, resolve
+from .subscriber import Subscriber
+from .worker import Worker
 
 
 class WeightSyncScheme:
-    """Base of the schemes; one for each model. Phase 1 is `init_on_...`, phase 2 `connect`.
+    """Base of the schemes; one for each model. Phase 1 is `init_on_sender` or `init_on_receiver`, phase 2 `connect`.
 
     Args:
-        strategy: what `prepare_weights` gives: "state_dict", a dict by name, or "tensordict", a TensorDict. What
-            travels is the same.
-        sync: `send` returns when every worker that it was meant for has the weights. False: at once.
-        timeout: seconds that `connect`, `send` and `wait_async` wait at most; None: for ever.
-        coalesce: a receiver that finds several versions applies only the newest. False: it applies every one, and a
-            sender that is ahead waits for it.
-        on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and go on with the others.
-        wire_dtype: "bfloat16": float32 travels as bfloat16, rounded to the nearest (ties to even; relative error at
-            most 2**-9), in half the bytes. All else, and the sender's own values, stay as they are.
+        strategy: what `prepare_weights` returns: "state_dict", a dict by name, or "tensordict", a TensorDict. What
+            is sent is the same.
+        sync: `send` returns when every worker it was sent to has the weights. False: at once.
+        timeout: longest wait of `connect`, `send` and `wait_async`, in seconds; None: no limit.
+        coalesce: of several versions a receiver applies only the newest. False: it applies every one, and the sender
+            waits for it before it sends the next.
+        on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
+        wire_dtype: "bfloat16": float32 is sent as bfloat16, rounded to the nearest (ties to even; relative error at
+            most 2**-9), in half the bytes. Other dtypes, and the sender's own values, stay as they are.
         verify: receivers recompute the checksum of every update; None: of those up to 1 MiB.
 
-    A receiver that shuts down in order leaves the scheme: `send` to all goes on without it.
+    A receiver that shuts down in order leaves the scheme: `send` to all continues without it.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class WeightSyncScheme:
             ("wire_dtype", wire_dtype, (None, "bfloat16")),
         ):
             if value not in known:
-                raise UsageError(f"{name}={value!r}; it is one of {', '.join(map(repr, known))}")
+                raise UsageError(f"{name}={value!r}; use one of {', '.join(map(repr, known))}")
         self.strategy, self.sync, self.timeout = strategy, sync, timeout
         self._coalesce, self._on_dead, self._wire_dtype, self._verify = coalesce, on_dead, wire_dtype, verify
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """The state of a scheme that has no role yet."""
+    def _reset(self) -> None:
+        """Makes this a scheme that has no role yet."""
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
         self._connected = self._closed = False
@@ -74,7 +75,7 @@ class WeightSyncScheme:
         num_workers: int | None = None,
         ctx: Any = None,
     ) -> None:
-        """Says whose weights are sent, and to how many workers. Nothing is copied yet.
+        """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
 
         Args:
             model_id: names the model; receivers must give the same. Needed with `context`.
@@ -83,23 +84,23 @@ class WeightSyncScheme:
             context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`;
                 excludes all others but `model_id`.
             params_map: worker -> its own weights; excludes all others but `model_id`.
-            devices: one for each worker. Values go from the model's memory to each worker's own model, on whatever
-                device that lives, so that no copy for a device is kept here. Excludes `device_map_fn`.
+            devices: one for each worker, as in TorchRL; only their number is used: values are copied from the model
+                into each worker's own model, on any device, and no copy for a device is kept. Excludes `device_map_fn`.
             device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
             num_workers: number of receivers.
-            ctx: taken as in TorchRL, and not used: workers may be started in any way.
+            ctx: as in TorchRL, and not used: workers may be started in any way.
 
         Raises:
-            UsageError: two arguments exclude each other (it says which), or the number of workers is not known.
+            UsageError: two arguments exclude each other (the message names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
         workers = self._default_workers()
         counted = any(x is not None for x in (params_map, context, devices, num_workers))
         count = num_workers if counted or workers is None else workers
-        recipe = Recipe(model_id, model, weights, context, params_map, devices, device_map_fn, count)
-        who = self._who(model_id)
-        transport = self._open_transport(recipe.workers, who)
-        self._sender = Sender(recipe, transport, who, self._coalesce, self._on_dead, self._wire_dtype)
+        source = WeightSource(model_id, model, weights, context, params_map, devices, device_map_fn, count)
+        records, name = {index: Worker(index) for index in source.workers}, _name(model_id)
+        transport = self._open_transport(records, name)
+        self._sender = Sender(source, records, transport, name, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
         self,
@@ -111,17 +112,18 @@ class WeightSyncScheme:
         share: bool = False,
         on_update: Callable[[int], None] | None = None,
     ) -> None:
-        """Says which model of this process gets the weights.
+        """Phase 1 of a receiver: which model of this process gets the weights.
 
         Args:
             model_id: as on the sender's side.
             worker_idx: this worker's index, 0 to num_workers - 1, each used by one process.
-            model: written in place; it need not be of the sender's framework: a dict of arrays with the same names will
-                do. None: attribute `model` becomes such a dict.
+            model: written in place; it need not be of the sender's framework: a dict of arrays with the same names is
+                enough. None: attribute `model` becomes such a dict.
             context: has `worker_idx`, and the model (see `init_on_sender`).
             share: for a torch module on the CPU: no copy. Its tensors point into the shared memory that the sender
-                wrote, and at each update into another block of it. What this process writes into them it alone sees,
-                until the next update. Not with `wire_dtype`, nor where others hold views of the tensors (`.data`).
+                wrote, and at each update into another block of it. What this process writes into them is private to
+                it, and lost at the next update. Not with `wire_dtype`, nor where others hold views of the tensors
+                (`.data`).
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
 
         Raises:
@@ -139,8 +141,8 @@ class WeightSyncScheme:
         if worker is None:
             raise UsageError("init_on_receiver: give worker_idx=")
         self._check_receiver(worker)
-        who = self._who(model_id)
-        self._receiver = Receiver(worker, who, model, self._coalesce, self._verify, share, on_update)
+        name = _name(model_id)
+        self._receiver = Receiver(worker, name, model, self._coalesce, self._verify, share, on_update)
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -151,14 +153,14 @@ class WeightSyncScheme:
     # ---- phase 2
 
     def connect(self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True) -> None:
-        """On both sides: brings the first weights to every receiver.
+        """Phase 2, on both sides: sends the first weights to every receiver.
 
-        The sender waits for all receivers with `sync=True`; else they get the weights when they come.
+        With `sync=True` the sender waits for all receivers; otherwise they get the weights when they connect.
 
         Args:
-            weights: sender: the first weights, in place of the model's.
+            weights: sender: the first weights, instead of the model's.
             worker_idx: receiver: its index, instead of the one given before.
-            background: receiver: a thread applies what comes from now on. False: `receive` does.
+            background: receiver: a thread applies updates from now on. False: `receive` does.
 
         Raises:
             WeightsError: names, dtypes or shapes differ; on the receiver, and on the sender as WorkerError.
@@ -174,7 +176,7 @@ class WeightSyncScheme:
             if worker_idx is not None:
                 self._check_receiver(worker_idx)
                 self._receiver.worker = worker_idx
-            self._receiver.connect(self._make_port(self._receiver.worker, self._receiver.who), self.timeout)
+            self._receiver.connect(self._subscribe(self._receiver.worker, self._receiver.name), self.timeout)
             self._connected = True
             if background:
                 self._receiver.listen()
@@ -188,7 +190,7 @@ class WeightSyncScheme:
     def send(
         self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
     ) -> int:
-        """Sends weights; with `sync=True` returns when all that they were meant for have them.
+        """Sends weights; with `sync=True` returns when all workers they were sent to have them.
 
         Args:
             weights: torch module, TensorDict, (nested) dict, Keras model, list of tf.Variable, with the names, dtypes
@@ -200,27 +202,26 @@ class WeightSyncScheme:
             The version of these weights: 1 for those of `connect`, then 2, ...
 
         Raises:
-            WeightsError: the weights are not like the model's; nothing was sent.
+            WeightsError: names, dtypes or shapes differ from the model's; nothing was sent.
             WorkerError: a worker could not apply them, with its traceback; the others have them. With `sync=False`, or
-                after `send_async`, it comes with the next call, which then sends nothing.
-            WorkerLeftError: a worker has died (`on_dead="raise"`), or nobody is left.
-            SyncTimeoutError: names who has not answered in time; they may still do.
+                after `send_async`, the next call raises it, and then sends nothing.
+            WorkerLeftError: a worker has died (`on_dead="raise"`), or none is left.
+            SyncTimeoutError: names the workers that have not answered in time; they may still do.
         """
-        sender, began = self._need_sender("send"), time.perf_counter()
-        timeout = self.timeout if timeout is None else timeout
-        workers = sender.send(weights, worker_ids, self.sync, timeout, began)
+        sender, deadline = self._need_sender("send"), self._deadline(timeout)
+        workers = sender.send(weights, worker_ids, self.sync, deadline)
         if self.sync:
-            sender.wait(dict.fromkeys(workers, sender.version), timeout, began)
+            sender.wait(workers, deadline)
         return sender.version
 
     def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> int:
         """Like `send`, but returns as soon as the values have been read; `wait_async` waits for the workers."""
         sender = self._need_sender("send_async")
-        sender.send(weights, worker_ids, False, self.timeout, time.perf_counter())
+        sender.send(weights, worker_ids, False, self._deadline())
         return sender.version
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Waits until every worker has what was sent to it last.
+        """Waits until every worker has the version sent to it last.
 
         Args:
             timeout: seconds; None: the scheme's.
@@ -229,11 +230,14 @@ class WeightSyncScheme:
             WorkerError, WorkerLeftError, SyncTimeoutError: as `send`.
         """
         sender = self._need_sender("wait_async")
-        sender.wait(dict(sender.sent), self.timeout if timeout is None else timeout, time.perf_counter())
+        sender.wait(sender.workers.values(), self._deadline(timeout))
+
+    def _deadline(self, timeout: float | None = None) -> Deadline:
+        return Deadline(self.timeout if timeout is None else timeout)
 
     @property
     def versions(self) -> dict[int, int]:
-        """Sender: for each worker the version that it has acknowledged last; 0 before the first."""
+        """Sender: for each worker the version that it acknowledged last; 0 before the first."""
         return self._need_sender("versions").versions()
 
     def _need_sender(self, call: str) -> Sender:
@@ -254,20 +258,20 @@ class WeightSyncScheme:
         """Waits for new weights and applies them; for receivers without the thread of `connect(background=True)`.
 
         Args:
-            timeout: seconds; 0: take what is there; None: wait for ever.
+            timeout: seconds; 0: apply what is there; None: no limit.
 
         Returns:
             The version that the model has now, or None if nothing new came in time or the sender has shut down.
 
         Raises:
-            WorkerLeftError: the sender has died. UsageError: a thread receives already.
+            WorkerLeftError: the sender has died. UsageError: the thread of `connect` receives.
         """
         receiver = self._need_receiver("receive()")
         if not self._connected or self._closed:
             raise UsageError("receive() before connect(), or after shutdown()")
         if receiver.listening:
-            raise UsageError("receive(): a thread receives already; connect(background=False) leaves it to you")
-        return receiver.receive(timeout)
+            raise UsageError("receive(): a background thread receives; use connect(background=False)")
+        return receiver.receive(Deadline(timeout))
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
         """Receiver: sets the model's values, whole or not at all. The version stays.
@@ -282,21 +286,21 @@ class WeightSyncScheme:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[int]:
-        """Receiver: the weights stay as they are until the block is left, as for the length of a rollout.
+        """Receiver: the weights do not change inside the block, such as during a rollout.
 
-        An update that comes meanwhile waits, and its sender with it if it waits for the acknowledgement. Any number of
-        threads may be inside; with a torch module that is all that a forward pass needs to see one version only.
+        An update that arrives meanwhile waits, and so does a sender that waits for its acknowledgement. Any number of
+        threads may be inside. A forward pass inside sees one version only.
 
         Yields:
             The version.
         """
         receiver = self._need_receiver("frozen()")
-        with receiver.gate.looking():
+        with receiver.lock.reading():
             yield receiver.version
 
     @property
     def version(self) -> int:
-        """Sender: of the weights sent last. Receiver: of those that the model has. 0 before the first."""
+        """Sender: version sent last. Receiver: version that the model has. 0 before the first."""
         side = self._receiver or self._sender
         return side.version if side is not None else 0
 
@@ -315,15 +319,15 @@ class WeightSyncScheme:
         """The model of this side."""
         if self._receiver is not None:
             return self._receiver.model
-        return self._sender.recipe.model() if self._sender is not None else None
+        return self._sender.source.model() if self._sender is not None else None
 
     def write_to(self, model: Any) -> None:
-        """Receiver: from now on this model, a copy of the one before, gets the weights."""
+        """Receiver: from now on this model, a copy of the former one, gets the weights."""
         self._need_receiver("write_to()").write_to(model)
 
     @property
     def skipped(self) -> int:
-        """Receiver: how many messages were stale or repeated."""
+        """Receiver: number of messages that were stale or repeated."""
         return self._need_receiver("skipped").skipped
 
     # ---- both
@@ -332,7 +336,7 @@ class WeightSyncScheme:
         """A copy of the weights in the form of the strategy: a dict by name, or a TensorDict.
 
         Args:
-            weights: as in `send`; None: this side's model.
+            weights: as in `send`; None: the model of this side.
         """
         thing = self.model if weights is None else weights
         if thing is None:
@@ -348,7 +352,6 @@ class WeightSyncScheme:
             self._receiver.close()
         if self._sender is not None:
             self._sender.close()
-        self._close()
 
     def __enter__(self) -> "WeightSyncScheme":
         return self
@@ -356,11 +359,7 @@ class WeightSyncScheme:
     def __exit__(self, *_: Any) -> None:
         self.shutdown()
 
-    @staticmethod
-    def _who(model_id: str | None) -> str:
-        return f"the model '{model_id}'" if model_id is not None else "the model"
-
-    # ---- what a transport does
+    # ---- what the transports define
 
     def _default_workers(self) -> int | None:
         """Number of workers where the transport knows it."""
@@ -373,11 +372,15 @@ class WeightSyncScheme:
     def _check_receiver(self, worker: int) -> None:
         """Raises UsageError where this process cannot be that receiver."""
 
-    def _open_transport(self, workers: list[int], who: str) -> Transport:
+    def _open_transport(self, workers: dict[int, Worker], name: str) -> Transport:
+        """The sender's way to these workers."""
         raise NotImplementedError
 
-    def _make_port(self, worker: int, who: str) -> Port:
+    def _subscribe(self, worker: int, name: str) -> Subscriber:
+        """A worker's connection to the publisher."""
         raise NotImplementedError
 
-    def _close(self) -> None:
-        """Ends what belongs to neither side."""
+
+def _name(model_id: str | None) -> str:
+    """The model, in messages."""
+    return f"the model '{model_id}'" if model_id is not None else "the model"

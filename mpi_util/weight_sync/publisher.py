@@ -1,0 +1,310 @@
+"""How one process gives weights to any number of others of its machine.
+
+The bytes are written once, into shared memory; each worker gets a message of some tens of bytes that says where they
+are. Workers connect whenever they are ready; a thread, asleep until then, accepts them.
+"""
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..host.sections import Section
+from .connection import Address, Connection, Deadline, Kind, close_in_forks, frame
+from .worker import Event, Report, State, Worker
+
+_ACCEPT_AGAIN_S = 0.05
+_HELLO_S = 5.0  # for a process that connects and sends nothing
+_UNREAD = 64  # messages to one worker; a socket holds some 270 before it blocks
+_SPARE = 2  # sections that are kept besides those in use
+_EVENTS = {Kind.ACK: Event.ACK, Kind.ERROR: Event.ERROR}
+
+Fill = Callable[[np.ndarray], int]  # writes a version into a block of uint8, and returns its checksum
+
+
+class Publisher:
+    """Sends one model to workers of this machine, and updates their records.
+
+    Args:
+        workers: records by index; those with a relay belong to other machines.
+        name: of the model, for messages.
+        slow: writing takes long: never into a section that a worker is about to read, and would wait for.
+    """
+
+    def __init__(self, workers: dict[int, Worker], name: str, slow: bool = False):
+        self.workers, self._name, self._slow = workers, name, slow
+        self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(16))
+        self._listener = close_in_forks(socket.socket(socket.AF_UNIX))
+        self._listener.bind(self.address.name)
+        self._listener.listen(128)
+        self._lock = threading.RLock()
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Worker] = {}  # workers that get updates
+        self._reports: list[Report] = []
+        self._sections: list[Section] = []
+        self._thread: threading.Thread | None = None
+        self.closed = False
+
+    # ---- who is connected
+
+    def open(self) -> None:
+        """Starts to accept workers."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._accept, daemon=True, name="mpi_util weight sync: publisher")
+            self._thread.start()
+
+    def _accept(self) -> None:
+        while not self.closed:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed; or no descriptor is free just now
+                time.sleep(_ACCEPT_AGAIN_S)
+                continue
+            connection = Connection(sock)
+            try:
+                self._greet(connection)
+            except Exception:  # a stranger may send anything
+                connection.close()
+
+    def _greet(self, connection: Connection) -> None:
+        pid, user = connection.peer()
+        if user != os.getuid():
+            raise PermissionError  # what it sends is not even read: it would be unpickled
+        deadline = Deadline(_HELLO_S)
+        messages: list[tuple[Any, ...]] = []
+        while not messages:
+            messages = connection.receive(deadline.left)
+            if not messages and deadline.over:
+                raise TimeoutError
+        kind, key, index, name = messages[0]
+        if kind is not Kind.HELLO or connection.peer_wakeup is None or not hmac.compare_digest(key, self.address.key):
+            raise PermissionError
+        with self._lock:
+            if self.closed or len(messages) > 1:  # more than the first: it has gone already
+                raise EOFError
+            if refusal := self._refusal(index, name):
+                connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
+                raise PermissionError
+            worker = self.workers[index]
+            worker.pid, worker.connection = pid, connection
+            if worker.latest is None:
+                self._report(worker, Event.CONNECTED)
+            else:
+                self._start(worker, connection, worker.latest)
+
+    def _refusal(self, index: int, name: str) -> str | None:
+        if name != self._name:
+            return f"it asks for {name}, and the sender sends {self._name}; give both sides one model_id="
+        if (worker := self.workers.get(index)) is None:
+            known = f"0 to {max(self.workers)}" if self.workers else "none"
+            return f"the sender knows the workers {known}; give it num_workers={index + 1} or more"
+        self._check(worker)
+        return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
+
+    def _check(self, worker: Worker) -> None:
+        """Disconnects a worker whose process has ended or shut down: another process may replace it."""
+        if worker.connection is not None and alive(worker.pid):
+            self._receive(worker, worker.connection)
+        else:
+            self._disconnect(worker, _ended(worker))
+
+    def check_alive(self) -> None:
+        """Notices workers that died while a process which they had started holds their end of the socket open."""
+        with self._lock:
+            for worker in list(self._by_fd.values()):
+                self._check(worker)
+
+    def _disconnect(self, worker: Worker, died: str = "") -> None:
+        """`died`: how; empty if it has shut down in order."""
+        if worker.connection is None:
+            return
+        connection, worker.connection = worker.connection, None
+        worker.latest = None  # another process in its place waits for the next
+        worker.unread, worker.deferred = {}, False
+        if self._by_fd.pop(connection.fd, None) is None:
+            self._report(worker, Event.WITHDREW)
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(connection.fd)
+            self._report(worker, Event.DIED if died else Event.LEFT, 0, died)
+        connection.close()
+
+    def _report(self, worker: Worker, event: Event, version: int = 0, text: str = "") -> None:
+        worker.apply(event, version, text)
+        self._reports.append(Report(event, worker.index, version, text))
+
+    # ---- what is sent
+
+    def publish(self, workers: list[Worker], version: int, nbytes: int, fill: Fill) -> Section:
+        """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
+
+        Args:
+            fill: writes into the block, uint8 of shape (nbytes,), and returns its checksum.
+
+        Returns:
+            Where it is; valid until the next call, or as long as one of its `users` needs it.
+        """
+        with self._lock:
+            section = self._claim(set() if self._slow else set(workers), nbytes)
+            try:
+                checksum = fill(section.block(nbytes))
+            except BaseException:
+                section.release()
+                raise
+            section.publish(version, checksum, nbytes)
+            message = self._update(section)
+            try:
+                for worker in workers:
+                    self._deliver(worker, section, message)
+            finally:
+                for worker in workers:
+                    if worker.connection is not None:
+                        worker.connection.wake()
+            self._trim(section)
+            return section
+
+    def _update(self, section: Section) -> bytes:
+        # plain tuples: they unpickle faster than named ones
+        serials = tuple(section.ticket.serial for section in self._sections)
+        return frame(Kind.UPDATE, section.version, tuple(section.ticket), serials)
+
+    def _deliver(self, worker: Worker, section: Section, message: bytes) -> None:
+        """Sends an update without waking the worker."""
+        if worker.state is State.WAITING:
+            self._check(worker)
+        worker.latest, worker.sent = section, section.version
+        if worker.connection is not None and worker.state is State.WAITING:
+            self._start(worker, worker.connection, section)
+        elif worker.connection is not None:
+            self._send(worker, worker.connection, section, message)
+
+    def _start(self, worker: Worker, connection: Connection, section: Section) -> None:
+        """The first update of a worker that has connected."""
+        self._by_fd[connection.fd] = worker
+        self._report(worker, Event.STARTED)
+        try:
+            self._epoll.register(connection.fd, select.EPOLLIN)
+            connection.send(Kind.WELCOME, worker.layout)
+        except OSError as error:
+            return self._disconnect(worker, _why(error))
+        self._send(worker, connection, section)
+
+    def _send(self, worker: Worker, connection: Connection, section: Section, message: bytes | None = None) -> None:
+        """Args: message: of the update, where several workers get it; the caller wakes them."""
+        worker.unread[section.version] = section
+        worker.deferred = len(worker.unread) > _UNREAD
+        if worker.deferred:
+            return
+        try:
+            connection.send_frame(message or self._update(section), wake=message is None)
+        except OSError as error:
+            self._disconnect(worker, _why(error))
+
+    # ---- where it is written
+
+    def _claim(self, workers: set[Worker], nbytes: int) -> Section:
+        """A section that is not being read, and will be read only by some of `workers`, who want the newest."""
+        for section in self._sections:
+            if section.holds(nbytes) and self._readers(section) <= workers and section.claim():
+                return section
+        section = Section(nbytes)
+        section.claim()
+        self._sections.append(section)
+        return section
+
+    def _readers(self, section: Section) -> set[Worker]:
+        """Workers that will read what is there: they know of it, or will when they connect."""
+        return {
+            worker
+            for worker in self.workers.values()
+            if (worker.latest is section and worker.connection is None) or section in worker.unread.values()
+        }
+
+    def _trim(self, newest: Section) -> None:
+        needed = [newest, *(worker.latest for worker in self.workers.values())]
+        for section in [s for s in self._sections[:-_SPARE] if s not in needed and not self._readers(s)]:
+            if section.claim():
+                self._sections.remove(section)
+                section.close()
+
+    # ---- what is answered
+
+    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
+        """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.
+
+        Args:
+            of: wait for this worker: a sender that needs the answers of several is then not woken by each.
+        """
+        with self._lock:
+            timeout, connection = 0 if self._reports else timeout, of.connection if of is not None else None
+        if timeout and connection is not None:
+            connection.wait(timeout)
+            timeout = 0
+        for fd, _ in self._epoll.poll(timeout):
+            with self._lock:
+                worker = self._by_fd.get(fd)
+                if worker is not None and worker.connection is not None:
+                    self._receive(worker, worker.connection)
+        with self._lock:
+            reports, self._reports = self._reports, []
+        return reports
+
+    def _receive(self, worker: Worker, connection: Connection) -> None:
+        try:
+            messages = connection.receive(0)
+        except EOFError:
+            return self._disconnect(worker, _ended(worker))
+        for kind, *content in messages:
+            if kind is Kind.BYE:
+                return self._disconnect(worker)
+            version = content[0]
+            worker.unread = {v: section for v, section in worker.unread.items() if v > version}
+            self._report(worker, _EVENTS[kind], *content)
+        if worker.deferred and worker.unread:
+            self._send(worker, connection, worker.unread[max(worker.unread)])
+
+    def close(self) -> None:
+        """Disconnects the workers, and gives everything back."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            for connection in [worker.connection for worker in self.workers.values() if worker.connection is not None]:
+                with contextlib.suppress(OSError):
+                    connection.sock.setblocking(False)  # does not wait for a process that does not read
+                    connection.send(Kind.STOP)
+                connection.close()
+            self._epoll.close()
+            for section in self._sections:
+                section.close()
+            self._sections.clear()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+
+def _ended(worker: Worker) -> str:
+    return f"its process ({worker.pid}) ended"
+
+
+def _why(error: OSError) -> str:
+    return "it is not reading its socket" if isinstance(error, BlockingIOError) else "its process ended"
+
+
+def alive(pid: int) -> bool:
+    """False for a process that has ended, whether its parent has noticed or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return not os.path.exists("/proc/self")

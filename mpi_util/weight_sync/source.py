@@ -1,0 +1,126 @@
+"""Whose weights a sender sends, and to which workers: the arguments of `init_on_sender`, checked. Nothing is copied."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import UsageError
+from .worker import Worker
+
+_EXCLUDES = {  # argument -> those that would say the same as a part of it
+    "params_map": ["context", "model", "weights", "devices", "device_map_fn"],
+    "context": ["model", "weights", "devices", "device_map_fn"],
+    "model": ["weights"],
+    "devices": ["device_map_fn"],
+}
+
+
+class WeightSource:
+    """Gives each worker's weights when they are sent. Arguments as in `WeightSyncScheme.init_on_sender`.
+
+    Attributes:
+        workers: their indices.
+    """
+
+    def __init__(
+        self,
+        model_id: str | None,
+        model: Any,
+        weights: Any,
+        context: Any,
+        params_map: dict[int, Any] | None,
+        devices: list[Any] | None,
+        device_map_fn: Callable[[int, Any], Any] | None,
+        num_workers: int | None,
+    ):
+        given = {
+            "params_map": params_map,
+            "context": context,
+            "model": model,
+            "weights": weights,
+            "devices": devices,
+            "device_map_fn": device_map_fn,
+        }
+        present = {name for name, value in given.items() if value is not None}
+        for name, excluded in _EXCLUDES.items():
+            for other in excluded:
+                if {name, other} <= present:
+                    raise UsageError(f"init_on_sender: {name}= and {other}= exclude each other; leave one out")
+        if present <= {"devices", "device_map_fn"}:
+            raise UsageError("init_on_sender: give model=, weights=, context= or params_map=")
+        if context is not None and model_id is None:
+            raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
+        if params_map is not None and not all(isinstance(k, int) and k >= 0 for k in params_map):
+            raise UsageError(f"init_on_sender: the keys of params_map= are worker indices, not {list(params_map)}")
+        self._model_id, self._params_map, self._device_map_fn = model_id or "", params_map, device_map_fn
+        self._thing = model if model is not None else weights
+        self._context = None if context is None else _weak(context)
+        count = _count(num_workers, devices, params_map, context)
+        self.workers = list(range(count)) if params_map is None else sorted(params_map)
+
+    def model(self) -> Any:
+        """What has the weights now."""
+        return self._thing if self._context is None else resolve(self._context(), self._model_id)
+
+    def shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
+        """(workers, what they get), one after another: a copy for one is freed before the next is made.
+
+        Args:
+            weights: the argument of `send`; None: the model's own.
+        """
+        if self._device_map_fn is not None:
+            base = self.model() if weights is None else weights
+            for worker in workers:
+                yield [worker], self._device_map_fn(worker.index, base)
+        elif self._params_map is not None and weights is None:
+            same: dict[int, list[Worker]] = {}
+            for worker in workers:
+                same.setdefault(id(self._params_map[worker.index]), []).append(worker)
+            for group in same.values():
+                yield group, self._params_map[group[0].index]
+        else:
+            yield workers, self.model() if weights is None else weights
+
+
+def _count(num_workers: int | None, devices: Any, params_map: Any, context: Any) -> int:
+    """The number of workers, which several arguments may give."""
+    counts = {
+        "num_workers": num_workers,
+        "devices": None if devices is None else len(devices),
+        "params_map": None if params_map is None else len(params_map),
+        "context": getattr(context, "num_workers", None),
+    }
+    policy_devices = getattr(context, "policy_device", None)
+    if counts["context"] is None and isinstance(policy_devices, (list, tuple)):
+        counts["context"] = len(policy_devices)
+    known = {name: count for name, count in counts.items() if count is not None}
+    if not known:
+        raise UsageError("init_on_sender: how many workers? give num_workers= or devices=")
+    if len(set(known.values())) > 1:
+        (first, m), (second, n) = list(known.items())[:2]
+        raise UsageError(f"init_on_sender: {first}= says {m} workers and {second}= {n}")
+    count = next(iter(known.values()))
+    if count < 0:
+        raise UsageError(f"init_on_sender: num_workers={count}")
+    return count
+
+
+def resolve(context: Any, model_id: str) -> Any:
+    """The model of that name in a context: the result of its `get_model`, or the attribute at the dotted path."""
+    if context is None:
+        raise UsageError(f"the context that held the model '{model_id}' no longer exists")
+    if hasattr(context, "get_model"):
+        return context.get_model(model_id)
+    try:
+        return functools.reduce(getattr, model_id.split("."), context)
+    except AttributeError as error:
+        raise UsageError(f"no model '{model_id}' in the context: {error}") from None
+
+
+def _weak(context: Any) -> Callable[[], Any]:
+    """A context usually holds the scheme; the two should not keep each other alive."""
+    try:
+        return weakref.ref(context)
+    except TypeError:
+        return lambda: context
