@@ -10,12 +10,13 @@
 The names are those of Spinning Up's `mpi_pytorch`. See `rank0_bcast_wts` for the other way, in which rank 0 updates.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from .arrays.frameworks import framework
-from .collectives.averaging import Description, Views, reduce
+from .collectives.averaging import Description, Summands, reduce
 from .collectives.weights import rank0_bcast_wts
 from .errors import BatchError
 from .host import threads
@@ -40,7 +41,7 @@ def sync_params(module: Any, *, comm: Comm = None) -> None:
     """Collective: every rank's module gets rank 0's parameters and buffers, as one block.
 
     Args:
-        module: torch module, on any device; alike on all ranks.
+        module: torch module, on any device; the same on all ranks.
         comm: communicator; None: all ranks.
 
     Raises:
@@ -66,82 +67,73 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
         MissingFrameworkError: no torch.
     """
     torch = framework("torch")
-    grads: list[Any] = []
-    staged: _Staged | None = None
+    with torch.no_grad():
+        reduce("mpi_avg_grads", _Gradients(torch, module), divide=True, comm=comm)
 
-    def describe() -> Description:
-        nonlocal staged
+
+class _Gradients(Summands):
+    """The gradients of a module. Those of a GPU are copied to host memory, and added up there."""
+
+    def __init__(self, torch: Any, module: Any):
+        self._torch, self._module = torch, module
+        self._staged: _Staged | None = None
+
+    def describe(self) -> Description:
+        grads: list[Any] = []
         description: list[tuple[str, np.dtype | None, tuple[int, ...] | None]] = []
-        for name, parameter in module.named_parameters():
+        for name, parameter in self._module.named_parameters():
             grad = parameter.grad
             if grad is None:
                 description.append((name, None, None))
                 continue
-            kind = _KINDS.get(grad.dtype) or _kind(torch, name, grad)
-            description.append((name + kind.note, kind.dtype, tuple(grad.shape)))
+            if grad.layout != self._torch.strided:
+                raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is sparse; use sparse=False")
+            dtype, note = _sum_dtype(self._torch, grad.dtype)
+            if dtype is None:
+                raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is {grad.dtype}, which cannot be averaged")
+            description.append((name + note, dtype, tuple(grad.shape)))
+            self.adds_up &= grad.device.type == "cpu" and not note
             grads.append(grad)
-        if any(grad.is_cuda for grad in grads):
-            staged = _Staged(torch, grads)
+        if any(grad.device.type != "cpu" for grad in grads):
+            self._staged = _Staged(self._torch, grads)
+        self._grads = self._staged.on_host if self._staged else grads
         return tuple(description)
 
-    def write(views: Views) -> None:
-        if grads:
-            torch._foreach_copy_(_tensors(torch, views), staged.on_host if staged else grads)
+    adds_up = True  # until there is a gradient that is not added up where it lies
 
-    def read(views: Views) -> None:
-        if staged:
-            torch._foreach_copy_(staged.on_host, _tensors(torch, views))
-            staged.give_back()
-        elif grads:
-            torch._foreach_copy_(grads, _tensors(torch, views))
+    def wrap(self, views: list[np.ndarray]) -> list[Any]:
+        return [self._torch.from_numpy(view) for view in views]
 
-    def add_up(ranks: list[Views], own: int) -> None:
+    def write(self, views: list[Any]) -> None:
+        if self._grads:
+            self._torch._foreach_copy_(views, self._grads)
+
+    def read(self, views: list[Any]) -> None:
+        if self._grads:
+            self._torch._foreach_copy_(self._grads, views)
+        if self._staged:
+            self._staged.give_back()
+
+    def add_up(self, ranks: list[list[Any]], own: int) -> None:
         """Straight into the gradients, in rank order; for two ranks that is either order."""
-        if not grads:
+        torch = self._torch
+        if not self._grads:
             return
         if len(ranks) > 2 and own:
-            torch._foreach_copy_(grads, _tensors(torch, ranks[0]))
+            torch._foreach_copy_(self._grads, ranks[0])
         for other in [ranks[1 - own]] if len(ranks) == 2 else ranks[1:]:
-            torch._foreach_add_(grads, _tensors(torch, other))
-        torch._foreach_div_(grads, torch.tensor(float(len(ranks))))  # by a number it takes three times as long
-
-    with torch.no_grad():
-        reduce("mpi_avg_grads", describe, write, read, divide=True, comm=comm, add_up=add_up)
+            torch._foreach_add_(self._grads, other)
+        torch._foreach_div_(self._grads, torch.tensor(float(len(ranks))))  # by a number it takes three times as long
 
 
-class _Kind:
-    """How gradients of a dtype are added up.
-
-    Attributes:
-        dtype: in which they are.
-        note: what a message says about it, behind the name.
-    """
-
-    def __init__(self, dtype: str, note: str = ""):
-        self.dtype, self.note = np.dtype(dtype), note
-
-
-_KINDS: dict[Any, _Kind] = {}  # by torch dtype
-
-
-def _kind(torch: Any, name: str, grad: Any) -> _Kind:
-    if grad.layout != torch.strided:
-        raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is sparse; use sparse=False")
-    if not (grad.is_floating_point() or grad.is_complex()):
-        raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is {grad.dtype}, of which there is no mean")
-    if grad.element_size() < 4:
-        kind = _Kind("f4", f" ({str(grad.dtype).removeprefix('torch.')})")
-    else:
-        kind = _Kind(torch.empty(0, dtype=grad.dtype).numpy().dtype)
-    _KINDS[grad.dtype] = kind
-    return kind
-
-
-def _tensors(torch: Any, views: Views) -> list[Any]:
-    """The arrays as tensors."""
-    if views.more is None:
-        views.more = [torch.from_numpy(view) for view in views]
-    return views.more
+@functools.cache
+def _sum_dtype(torch: Any, dtype: Any) -> tuple[np.dtype | None, str]:
+    """(dtype in which gradients of a torch dtype are added up, what a message says of it behind the name)."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return None, ""
+    if dtype.itemsize < 4:
+        return np.dtype("f4"), f" ({str(dtype).removeprefix('torch.')})"
+    return torch.empty(0, dtype=dtype).numpy().dtype, ""
 
 
 class _Staged:
@@ -158,19 +150,23 @@ class _Staged:
         for kind in dict.fromkeys((grad.dtype, grad.device) for grad in grads):
             numbers = [i for i, grad in enumerate(grads) if (grad.dtype, grad.device) == kind]
             flat = torch.cat([grads[i].reshape(-1) for i in numbers])
-            pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-            pinned.copy_(flat, non_blocking=True)
+            pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
+            pinned.copy_(flat, non_blocking=flat.is_cuda)
             self._runs.append((numbers, flat, pinned))
             for i, part in zip(numbers, pinned.split([grads[i].numel() for i in numbers])):
                 self.on_host[i] = part.view(grads[i].shape)
-        torch.cuda.synchronize()
+        self._synchronize()
 
     def give_back(self) -> None:
         """Copies what `on_host` now has to the gradients."""
         for numbers, flat, pinned in self._runs:
-            flat.copy_(pinned, non_blocking=True)
+            flat.copy_(pinned, non_blocking=flat.is_cuda)
             parts = flat.split([self._grads[i].numel() for i in numbers])
             self._torch._foreach_copy_(
                 [self._grads[i] for i in numbers], [part.view(self._grads[i].shape) for i, part in zip(numbers, parts)]
             )
-        self._torch.cuda.synchronize()  # before the pinned memory is given up
+        self._synchronize()  # before the pinned memory is given up
+
+    def _synchronize(self) -> None:
+        for device in {flat.device for _, flat, _ in self._runs if flat.is_cuda}:
+            self._torch.cuda.synchronize(device)

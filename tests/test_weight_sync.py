@@ -32,11 +32,11 @@ from sync_workers import (
 )
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
+from mpi_util.arrays.layout import KeptSlots, rounded, widened
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.host.sections import Reader, Section
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
-from mpi_util.weight_sync.bits import checksum, rounded, widened
-from mpi_util.weight_sync.layout import Layout, Weights, pack
+from mpi_util.weight_sync.layout import Weights, checksum, pack
 from mpi_util.weight_sync.lock import ReadersWriterLock
 from mpi_util.weight_sync.publisher import alive
 from mpi_util.weight_sync.worker import Event, State
@@ -647,7 +647,7 @@ def test_whole_or_not_at_all(monkeypatch):
 
         slots = pytorch.slots(mine)
         broken = [slots[0], slots[1]._replace(write=fail), slots[2]]
-        monkeypatch.setitem(pytorch._made, mine, (*pytorch._made[mine][:-1], broken))
+        monkeypatch.setitem(pytorch._kept, mine, (pytorch._kept[mine][0], KeptSlots(broken)))
         receiver._receiver._plans.forget()
         with torch.no_grad():
             for tensor in net.parameters():
@@ -700,9 +700,9 @@ def test_a_checksum_is_of_the_whole_block(wire_dtype):
     values = np.random.default_rng(0)
     model = {f"{n}": values.normal(size=n).astype("f4") for n in (1, 3, 400_001, 200_000)}
     weights = Weights({**model, "f8": values.normal(size=(70_000, 3)), "turned": values.normal(size=(300, 500)).T})
-    layout = Layout.of(weights, wire_dtype)
+    layout = weights.layout(wire_dtype)
     block = np.zeros(layout.nbytes, np.uint8)
-    total = pack(layout.plan(weights, "", ""), block)
+    total = pack(weights.plan(layout, "", ""), block)
     assert total == checksum(block)
     for place in (0, layout.nbytes // 2, layout.nbytes - 1):
         block[place] ^= 1

@@ -1,265 +1,211 @@
 """Sums and means of many arrays over the ranks as one block, for work that adds up at every step, such as gradients.
 
-Every rank lays its arrays down side by side. If they are small each rank then adds up all of it; else each adds up a
-part, and takes the others' parts from them. Always in rank order, so that all get the same bits in every run.
+Every rank writes its arrays side by side. If they are small each rank then adds up all of it; else each adds up a part,
+and takes the others' parts from them. Always in rank order, so that all get the same bits in every run.
 """
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..arrays import tree
+from ..arrays.layout import Layout
 from ..errors import BatchError, rank_mismatch
-from ..host.segments import align
 from ..launch.identity import Comm
-from .barrier import SMALL, Board, gather_round
+from .barrier import SMALL, Exchange, Page
 from .channel import Channel
 from .comm import channel_of
 from .gather import rank0_accum_batches
 from .reductions import bcast
 
-T = TypeVar("T")
-
-_FEW = 4  # ranks; among more, that each adds up everything costs more than a second meeting
+_FEW = 4  # ranks; among more, that each adds up everything costs more than a second round
 _TINY = 1 << 14  # bytes; but not for so little
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
-# (name, dtype, shape) of an array; (name, None, None) where there is none
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
+# (name, dtype, shape) of each array; (name, None, None) where there is none
 Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
 
 
-class Views(list[np.ndarray]):
-    """Arrays over some memory, in the order of the names. Callers may keep their own views of it in `more`."""
+class Summands:
+    """The arrays that one rank brings to a sum, wherever they are. Subclasses say how they are read and written."""
 
-    more: list[Any] | None = None
+    adds_up = False  # True, from `describe` on, if `add_up` takes less time than `read`
 
+    def describe(self) -> Description:
+        """What arrays these are. What it raises is raised on every rank."""
+        raise NotImplementedError
 
-class Layout(NamedTuple):
-    """Where arrays lie in a block, those of one dtype together.
+    def wrap(self, views: list[np.ndarray]) -> list[Any]:
+        """Arrays of shared memory as `write`, `read` and `add_up` take them. The results are kept from call to call."""
+        return views
 
-    Attributes:
-        digest: eight bytes that stand for the call, names, dtypes and shapes.
-        nbytes: of the block.
-        places: for each array that there is: (dtype in the block, shape, byte offset).
-        runs: for each dtype of the block: (dtype, byte offset, number of elements).
-    """
+    def write(self, views: list[Any]) -> None:
+        """Copies the values into `views`, in the order of the description."""
+        raise NotImplementedError
 
-    digest: bytes
-    nbytes: int
-    places: tuple[tuple[np.dtype, tuple[int, ...], int], ...]
-    runs: tuple[tuple[np.dtype, int, int], ...]
+    def read(self, views: list[Any]) -> None:
+        """Takes over the result from `views`, which are valid only now."""
+        raise NotImplementedError
 
-    def views(self, memory: np.ndarray) -> Views:
-        """The arrays over `memory`, uint8."""
-        return Views(np.ndarray(shape, dtype, memory, start) for dtype, shape, start in self.places)
+    def add_up(self, ranks: list[list[Any]], own: int) -> None:
+        """Instead of `read`, where arrays are small and `adds_up` is set: sets the values to their mean.
 
-
-@functools.lru_cache(maxsize=256)
-def layout_of(op: str, description: Description) -> Layout:
-    """The Layout of the arrays that a call brings. float16 is added up, and so lies in the block, as float32."""
-    there = [
-        (np.dtype("f4") if dtype == "f2" else dtype, shape)
-        for _, dtype, shape in description
-        if dtype and shape is not None
-    ]
-    places: dict[int, tuple[np.dtype, tuple[int, ...], int]] = {}
-    runs, nbytes = [], 0
-    for kind in dict.fromkeys(dtype for dtype, _ in there):
-        first = nbytes
-        for i, (dtype, shape) in enumerate(there):
-            if dtype == kind:
-                places[i] = (dtype, shape, nbytes)
-                nbytes += dtype.itemsize * math.prod(shape)
-        runs.append((kind, first, (nbytes - first) // kind.itemsize))
-        nbytes = align(nbytes)
-    return Layout(tree.digest(op, description), nbytes, tuple(places[i] for i in range(len(there))), tuple(runs))
+        Args:
+            ranks: of each rank what it has written.
+            own: the number of this rank.
+        """
+        raise NotImplementedError
 
 
-def average(op: str, bring: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
+class _HostArrays(Summands):
+    """NumPy arrays, which are overwritten."""
+
+    def __init__(self, op: str, make: Callable[[], Arrays], kinds: str, verb: str):
+        self._op, self._make, self._kinds, self._verb = op, make, kinds, verb
+
+    def describe(self) -> Description:
+        self.made = self._make()
+        self._there = [array for array in self.made.values() if array is not None]
+        for name, array in self.made.items():
+            if array is not None and array.dtype.kind not in self._kinds:
+                raise BatchError(f"{self._op}: '{name}' is {array.dtype}, which cannot be {self._verb}")
+        return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in self.made.items())
+
+    def write(self, views: list[np.ndarray]) -> None:
+        for view, array in zip(views, self._there):
+            np.copyto(view, array)
+
+    def read(self, views: list[np.ndarray]) -> None:
+        for view, array in zip(views, self._there):
+            np.copyto(array, view, casting="same_kind")
+
+
+def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
     """Collective: arrays become their mean over the ranks, which is the same bits on every rank.
 
     Args:
         op: name of the calling function, for messages.
-        bring: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
-            for an array that there is not, on any rank. What `bring` raises is raised on every rank.
+        make: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
+            for an array that there is not, on any rank. What `make` raises is raised on every rank.
         comm: communicator; None: all ranks.
 
     Returns:
-        What `bring` gave.
+        What `make` gave.
 
     Raises:
         RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """
-    return _reduce(op, bring, comm, divide=True)
+    summands = _HostArrays(op, make, "fc", "averaged; use a float dtype")
+    reduce(op, summands, divide=True, comm=comm)
+    return summands.made
 
 
-def add(op: str, bring: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
+def add(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
     """Collective: `average`, but the sum instead of the mean; integers too."""
-    return _reduce(op, bring, comm, divide=False)
+    summands = _HostArrays(op, make, "iufc", "added up")
+    reduce(op, summands, divide=False, comm=comm)
+    return summands.made
 
 
-def _reduce(op: str, bring: Callable[[], Arrays], comm: Comm, divide: bool) -> Arrays:
-    brought: Arrays = {}
-    arrays: list[np.ndarray] = []
-
-    def describe() -> Description:
-        brought.update(bring())
-        arrays.extend(array for array in brought.values() if array is not None)
-        for name, array in brought.items():
-            if array is not None and (array.dtype.kind not in "fc" if divide else array.dtype.kind not in "iufc"):
-                raise BatchError(f"{op}: '{name}' is {array.dtype}, of which there is no {'mean' if divide else 'sum'}")
-        return tuple((name, a.dtype, a.shape) if a is not None else (name, None, None) for name, a in brought.items())
-
-    def write(views: Views) -> None:
-        for view, array in zip(views, arrays):
-            np.copyto(view, array)
-
-    def read(views: Views) -> None:
-        for view, array in zip(views, arrays):
-            np.copyto(array, view, casting="same_kind")
-
-    reduce(op, describe, write, read, divide, comm)
-    return brought
-
-
-def reduce(
-    op: str,
-    describe: Callable[[], Description],
-    write: Callable[[Views], None],
-    read: Callable[[Views], None],
-    divide: bool,
-    comm: Comm = None,
-    add_up: Callable[[list[Views], int], None] | None = None,
-) -> None:
-    """Collective: the sum or mean of arrays, wherever they are.
-
-    Args:
-        describe: what arrays this rank brings.
-        write: copies them into the given ones.
-        read: takes over the result, from the given ones, which are valid during the call only.
-        divide: True: the mean.
-        comm: communicator; None: all ranks.
-        add_up: takes the arrays of each rank, and the own rank, and does what is left where they are small; None: they
-            are added up here, and `read`.
-    """
+def reduce(op: str, summands: Summands, divide: bool, comm: Comm = None) -> None:
+    """Collective: arrays become their sum over the ranks, or with `divide` their mean."""
     channel = channel_of(comm)
-    layout = Layout(b"", 0, (), ())
-
-    def bring() -> tuple[bytes, int, Description]:
-        nonlocal layout
-        description = describe()
-        layout = layout_of(op, description)
-        return layout.digest, 0 if _is_small(layout, channel) else layout.nbytes, description
-
     if channel.size == 1:
-        bring()
+        summands.describe()
         return
-    board = gather_round(
-        channel, op, bring, lambda board: write(_own(board, layout)), lambda brought: _check_alike(op, brought)
-    )
-    if board is None:
-        read(layout.views(_through_messages(channel, layout, write, divide, comm)))
-    elif _is_small(layout, channel) and add_up:
-        add_up(_all(board, layout), channel.rank)
-    elif _is_small(layout, channel):
-        read(_add_up_all(board, layout, divide))
-    else:
-        read(_add_up_part(board, op, layout, divide))
+    _Reduction(op, summands, divide, channel).run(comm)
 
 
-def _is_small(layout: Layout, channel: Channel) -> bool:
-    return layout.nbytes <= (SMALL if channel.size <= _FEW else _TINY)
+@functools.lru_cache(maxsize=256)
+def _layout_of(op: str, description: Description) -> tuple[bytes, Layout]:
+    """(eight bytes that stand for the call and its arrays, their layout). float16 is added up as float32."""
+    there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in description if dtype)
+    return tree.digest(op, description), Layout.of(there, packed=True)
 
 
-def _kept(board: Board, key: Any, make: Callable[[], T]) -> T:
-    """`make()`, once per board."""
-    found: T | None = board.views.get(key)
-    if found is None:
-        found = board.views[key] = make()
-    return found
+class _Reduction(Exchange):
+    """One sum or mean: the ranks write their arrays on the barrier page, and add them up there."""
+
+    def __init__(self, op: str, summands: Summands, divide: bool, channel: Channel):
+        self.op, self._summands, self._divide, self._channel = op, summands, divide, channel
+
+    def describe(self) -> tuple[bytes, int, Description]:
+        description = self._summands.describe()
+        self._digest, self._layout = _layout_of(self.op, description)
+        self._small = self._layout.nbytes <= (SMALL if self._channel.size <= _FEW else _TINY)
+        return self._digest, 0 if self._small else self._layout.nbytes, description
+
+    def write(self, page: Page) -> None:
+        turn = (page.number + 1) % 2 if self._small else 2
+        rows = page.next_small if self._small else page.large
+        self._summands.write(page.kept(("own", turn, self._layout), lambda: self._views(rows[page.rank])))
+
+    def check(self, descriptions: Sequence[Description]) -> None:
+        _check_same(self.op, descriptions)
+
+    def run(self, comm: Comm) -> None:
+        """Collective: sets the summands to the result."""
+        page = self.exchange(self._channel)
+        if page is None:
+            self._summands.read(self._views(self._through_messages(comm)))
+        elif not self._small:
+            self._add_up_part(page)
+        else:
+            turn, rows = page.number % 2, page.last_small
+            if self._summands.adds_up:
+                views = page.kept(("all", turn, self._layout), lambda: [self._views(row) for row in rows])
+                self._summands.add_up(views, page.rank)
+            else:
+                self._add(page.kept(("runs", turn, self._layout), lambda: self._runs([*rows, page.scratch])))
+                self._summands.read(page.kept(("sum", self._layout), lambda: self._views(page.scratch)))
+
+    def _views(self, memory: np.ndarray) -> list[Any]:
+        return self._summands.wrap(self._layout.views(memory))
+
+    def _runs(self, rows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+        """For each dtype of the block: the arrays of that dtype as one, of each row."""
+        return list(zip(*(self._layout.runs(row) for row in rows)))
+
+    def _add(self, runs: list[tuple[np.ndarray, ...]]) -> None:
+        """Of each run adds up all arrays but the last, in their order, into the last."""
+        for first, second, *rest, out in runs:
+            np.add(first, second, out)
+            for row in rest:
+                np.add(out, row, out)
+            if self._divide:
+                np.divide(out, self._channel.size, out)
+
+    def _add_up_part(self, page: Page) -> None:
+        """Each rank adds up one part of each run; all parts are there when all have come to a second round."""
+
+        def own_parts() -> list[tuple[np.ndarray, ...]]:
+            found = []
+            for run in self._runs([*page.large, page.total]):
+                size = math.ceil(len(run[0]) / self._channel.size / _GRAIN) * _GRAIN
+                found.append(tuple(row[page.rank * size : (page.rank + 1) * size] for row in run))
+            return found
+
+        self._add(page.kept(("part", self._layout), own_parts))
+        page.meet(self.op, self._digest)
+        self._summands.read(page.kept(("total", self._layout), lambda: self._views(page.total)))
+
+    def _through_messages(self, comm: Comm) -> np.ndarray:
+        """The result, uint8, where ranks share no memory: rank 0 adds up, and sends."""
+        block = np.zeros(self._layout.nbytes, np.uint8)
+        self._summands.write(self._views(block))
+        stacked = rank0_accum_batches(block[None], comm=comm)
+        if self._channel.rank == 0:
+            self._add(self._runs([*stacked, block]))
+        return bcast(block, comm=comm)
 
 
-def _own(board: Board, layout: Layout) -> Views:
-    """Where this rank lays its arrays down."""
-    rank = board.channel.rank
-    if not _is_small(layout, board.channel):
-        return _kept(board, ("own", layout.digest), lambda: layout.views(board.large[rank]))
-    turn = (board.number + 1) % 2
-    return _kept(board, ("own", turn, layout.digest), lambda: layout.views(board.small[turn][rank]))
-
-
-def _all(board: Board, layout: Layout) -> list[Views]:
-    """What each rank laid down, if it is small."""
-    turn = board.number % 2
-    return _kept(board, ("all", turn, layout.digest), lambda: [layout.views(row) for row in board.small[turn]])
-
-
-def _runs(rows: Iterable[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
-    """For each dtype of the block: the arrays of that dtype of each row of `rows`, flat, one array per row."""
-    return [[np.ndarray((n,), dtype, row, start) for row in rows] for dtype, start, n in layout.runs]
-
-
-def _add(rows: Sequence[np.ndarray], divide: bool, out: np.ndarray) -> None:
-    """Adds up arrays, in their order, into another."""
-    np.add(rows[0], rows[1], out)
-    for row in rows[2:]:
-        np.add(out, row, out)
-    if divide:
-        np.divide(out, len(rows), out)
-
-
-def _add_up_all(board: Board, layout: Layout, divide: bool) -> Views:
-    turn = board.number % 2
-
-    def make() -> tuple[list[tuple[list[np.ndarray], np.ndarray]], Views]:
-        total = np.empty(SMALL, np.uint8)
-        runs = [(rows, out) for rows, (out,) in zip(_runs(board.small[turn], layout), _runs([total], layout))]
-        return runs, layout.views(total)
-
-    runs, result = _kept(board, ("sum", turn, layout.digest), make)
-    for rows, out in runs:
-        _add(rows, divide, out)
-    return result
-
-
-def _add_up_part(board: Board, op: str, layout: Layout, divide: bool) -> Views:
-    channel = board.channel
-
-    def make() -> tuple[list[tuple[list[np.ndarray], np.ndarray]], Views]:
-        runs = []
-        for rows, (out,) in zip(_runs(board.large, layout), _runs([board.total], layout)):
-            part = math.ceil(len(out) / channel.size / _GRAIN) * _GRAIN
-            own = slice(channel.rank * part, (channel.rank + 1) * part)
-            runs.append(([row[own] for row in rows], out[own]))
-        return runs, layout.views(board.total)
-
-    runs, result = _kept(board, ("part", layout.digest), make)
-    for rows, out in runs:
-        _add(rows, divide, out)
-    board.meet(op, layout.digest)  # what it is, all know since the meeting before
-    return result
-
-
-def _through_messages(
-    channel: Channel, layout: Layout, write: Callable[[Views], None], divide: bool, comm: Any
-) -> np.ndarray:
-    """The result, uint8, where ranks share no memory: rank 0 adds up, and sends."""
-    block = np.zeros(layout.nbytes, np.uint8)
-    write(layout.views(block))
-    stacked = rank0_accum_batches(block[None], comm=comm)
-    if channel.rank == 0:
-        for rows, (out,) in zip(_runs(stacked, layout), _runs([block], layout)):
-            _add(rows, divide, out)
-    return bcast(block, comm=comm)
-
-
-def _check_alike(op: str, descriptions: Sequence[Description]) -> None:
-    """Raises the RankMismatchError that names the first array that is not alike on all ranks."""
+def _check_same(op: str, descriptions: Sequence[Description]) -> None:
+    """Raises the RankMismatchError that names the first array that differs between the ranks."""
     if all(description == descriptions[0] for description in descriptions):
         return
     found = [{name: (dtype, shape) for name, dtype, shape in description} for description in descriptions]

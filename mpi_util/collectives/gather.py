@@ -8,14 +8,14 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import adapter_for
+from ..arrays.layout import Layout
 from ..errors import BatchError
 from ..host import threads
-from ..host.segments import align
 from ..launch.identity import Comm
 from .channel import Channel
 from .comm import channel_of
 from .gather_plan import Header, Plan, check_segments, pack
-from .transport import Place, finish, lease, places, put, spread, write
+from .transport import Broadcast, Place, finish, lease, places, put, write
 
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
@@ -103,7 +103,7 @@ def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: C
     channel = channel_of(comm)
     gather = _Gather(channel, "all_accum_batches", batch, index)
     joined = gather.run()
-    return joined if channel.size == 1 else _copy_to_all(channel, joined, gather)
+    return joined if channel.size == 1 else _CopyToAll(gather).rebuild(channel, joined)
 
 
 def _to_rank0(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> Any:
@@ -194,31 +194,35 @@ def _restore(leaf: Any, like: Any) -> Any:
     return leaf
 
 
-def _copy_to_all(channel: Channel, joined: Any, gather: _Gather) -> Any:
-    """Sends rank 0's joined leaves to all ranks and rebuilds them there, in the order of this rank's own keys."""
-    leaves, segments = gather.leaves, gather.segments
-    example = _skeleton(segments[0]) if channel.rank == 0 and segments else gather.example
-    arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
-    others = {path: leaf for path, leaf in leaves.items() if path not in arrays}
-    places, nbytes = {}, 0
-    for path, array in arrays.items():
-        places[path], nbytes = (array.shape, array.dtype, nbytes), nbytes + align(array.nbytes)
-    copy = np.empty(0, np.uint8)
+class _CopyToAll(Broadcast):
+    """Sends rank 0's joined leaves to all ranks, which rebuild them in the order of their own keys."""
 
-    def fill(block: np.ndarray) -> Iterator[int]:
-        write(block, [(array, places[path][2]) for path, array in arrays.items()])
-        yield nbytes
+    op = "all_accum_batches"
+    _copy = np.empty(0, np.uint8)
 
-    def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        nonlocal copy
+    def __init__(self, gather: _Gather):
+        leaves, self._own = gather.leaves, gather.segments[:1]
+        self._arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
+        self._others = {path: leaf for path, leaf in leaves.items() if path not in self._arrays}
+        self._example = _skeleton(self._own[0]) if gather._channel.rank == 0 and self._own else gather.example
+
+    def decide(self, channel: Channel, described: list[None]) -> tuple[int, Any]:
+        self._layout = Layout.of((path, array.dtype, array.shape) for path, array in self._arrays.items())
+        return self._layout.nbytes, (self._layout, self._others, self._example)
+
+    def write(self, block: np.ndarray) -> Iterator[int]:
+        for view, array in zip(self._layout.views(block), self._arrays.values()):
+            np.copyto(view, array)
+        yield len(block)
+
+    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
         wait_for(len(block))
-        copy = block.copy()
+        self._copy = block.copy()
 
-    def check(brought: list[None]) -> tuple[int, Any]:
-        return nbytes, (places, others, example)
-
-    places, others, example = spread(channel, "all_accum_batches", lambda: None, check, fill, take)
-    if channel.rank == 0:
-        return joined
-    mine = {path: np.ndarray(shape, dtype, copy, start) for path, (shape, dtype, start) in places.items()}
-    return _rebuild(segments[0] if segments else example, mine | others)
+    def rebuild(self, channel: Channel, joined: Any) -> Any:
+        """Collective: what a rank returns; on rank 0 that is `joined`."""
+        layout, others, example = self.send(channel)
+        if channel.rank == 0:
+            return joined
+        arrays = {entry.name: entry.view(self._copy) for entry in layout.entries}
+        return _rebuild(self._own[0] if self._own else example, arrays | others)

@@ -8,9 +8,10 @@ import numpy as np
 from ..arrays.adapters import adapter_for
 from ..errors import rank_mismatch
 from ..launch.identity import Comm
+from .channel import Channel
 from .comm import channel_of
 from .gather import rank0_accum_batches
-from .transport import spread
+from .transport import Broadcast
 
 T = TypeVar("T")
 Array = TypeVar("Array", bound=Iterable[Any])  # of any framework: no number is iterable
@@ -89,30 +90,40 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     Raises:
         RankMismatchError: on every rank, if an array's dtype or shape differs.
     """
-    channel = channel_of(comm)
-    in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject
-    array: Any = x  # if it is one
+    value: T = _Copy(x).send(channel_of(comm))
+    return value
 
-    def bring() -> tuple[Any, ...] | None:
-        return (array.dtype, array.shape) if in_place else None
 
-    def check(brought: list[Any]) -> tuple[int, Any]:
-        _all_same("bcast", brought)
-        return (array.nbytes, None) if in_place else (0, x)
+class _Copy(Broadcast):
+    """Sends rank 0's array, or within the agreement any other object."""
 
-    def view(block: np.ndarray) -> np.ndarray:
-        return np.ndarray(array.shape, array.dtype, block)
+    op = "bcast"
 
-    def fill(block: np.ndarray) -> Iterator[int]:
-        np.copyto(view(block), array)
-        yield array.nbytes
+    def __init__(self, x: Any):
+        self._x = x
+        self._in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject
 
-    def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        wait_for(array.nbytes)
-        np.copyto(array, view(block))
+    def describe(self) -> tuple[Any, ...] | None:
+        return (self._x.dtype, self._x.shape) if self._in_place else None
 
-    value: T = spread(channel, "bcast", bring, check, fill, take)
-    return x if in_place or channel.rank == 0 else value
+    def decide(self, channel: Channel, described: list[Any]) -> tuple[int, Any]:
+        _all_same("bcast", described)
+        return (self._x.nbytes, None) if self._in_place else (0, self._x)
+
+    def write(self, block: np.ndarray) -> Iterator[int]:
+        np.copyto(self._view(block), self._x)
+        yield self._x.nbytes
+
+    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+        wait_for(self._x.nbytes)
+        np.copyto(self._x, self._view(block))
+
+    def _view(self, block: np.ndarray) -> np.ndarray:
+        return np.ndarray(self._x.shape, self._x.dtype, block)
+
+    def send(self, channel: Channel) -> Any:
+        value = super().send(channel)
+        return self._x if self._in_place or channel.rank == 0 else value
 
 
 def _reduce(

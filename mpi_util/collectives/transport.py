@@ -1,12 +1,13 @@
 """Moves bulk bytes between rank 0 and the others: through shared memory on one machine, through MPI between machines.
 
-Two moves. To rank 0 (`lease`, `places`, `put`, `finish`): every rank writes its pieces straight to their final place in
-one block. From rank 0 (`spread`): it fills one block and every rank takes from it. Both begin with `Channel.agree`, so
-everybody is there and knows the plan.
+Two directions. To rank 0 (`lease`, `places`, `put`, `finish`): every rank writes its pieces straight to their final
+place in one block. From rank 0 (`Broadcast`): it fills one block and every rank takes from it; between machines the
+block travels along a tree of their leaders. Both begin with `Channel.agree`, so all ranks are there and know the plan.
 """
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +15,17 @@ import numpy as np
 from ..errors import RankLeftError
 from ..host.segments import ALIGN, Ticket, private
 from ..program.console import print0_once
-from .channel import Answer, Channel
+from .channel import Channel
 
 _MAX_BLOCK = 1 << 30  # bytes; MPI counts are 32-bit in libraries of before MPI 4
 _BULK_TAG = 3
 _STREAM_BYTES = 1 << 22
+_PART_BYTES = 1 << 22  # forwarded while the next part comes
 _FAILED = -1
 
 
 class Place(NamedTuple):
-    """Rank 0's answer: where this rank's bytes go to, or come from."""
+    """Rank 0's answer: where this rank's bytes go, or come from."""
 
     ticket: Ticket | None  # of rank 0's segment; None: the bytes go through MPI
     live: frozenset[int]  # rank 0's segments that still exist
@@ -117,61 +119,78 @@ class _Blocks:
         self.type.Free()
 
 
-def spread(
-    channel: Channel,
-    op: str,
-    bring: Callable[[], Any],
-    check: Callable[[list[Any]], tuple[int, Answer]],
-    fill: Callable[[np.ndarray], Iterator[int]],
-    take: Callable[[np.ndarray, Callable[[int], None]], None],
-) -> Answer:
-    """Collective: rank 0 fills a block of bytes, every other rank takes from it.
+class Broadcast:
+    """A block of bytes that rank 0 sends to all ranks. Subclasses say what is in it, in four steps.
 
-    Args:
-        bring: what this rank brings to the agreement (see `Channel.agree`).
-        check: on rank 0: what all bring -> (number of bytes, answer for everybody); raises an MpiUtilError if ranks
-            differ. Number of bytes 0: nothing is sent, only the answer.
-        fill: on rank 0: writes into the block, uint8 of that many bytes, from its start on; yields now and then how
-            many bytes are there.
-        take: on the others: reads from the block; calls its second argument with the number of bytes that it wants to
-            read up to, which returns when they are there. The block is only valid during the call.
-
-    Returns:
-        The answer, on every rank.
+    Attributes:
+        op: name of the collective call.
     """
-    block, streams = np.empty(0, np.uint8), False
 
-    def decide(brought: list[Any]) -> list[Place]:
-        nonlocal block, streams
-        nbytes, answer = check(brought)
+    op: str
+    _block = np.empty(0, np.uint8)
+    _streams = False
+
+    def describe(self) -> Any:
+        """Every rank: something small and picklable, for rank 0. What it raises is raised on every rank."""
+        return None
+
+    def decide(self, channel: Channel, described: list[Any]) -> tuple[int, Any]:
+        """Rank 0: (number of bytes, answer for all ranks); raises an MpiUtilError if the ranks do not fit together.
+
+        Where the number of bytes is 0 only the answer is sent.
+        """
+        raise NotImplementedError
+
+    def write(self, block: np.ndarray) -> Iterator[int]:
+        """Rank 0: fills the block, uint8, from its start on; yields now and then how many bytes are there."""
+        raise NotImplementedError
+
+    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+        """The others: reads the block, which is valid only now.
+
+        Args:
+            wait_for: called with the number of bytes to read up to; returns when they have arrived.
+        """
+        raise NotImplementedError
+
+    def send(self, channel: Channel) -> Any:
+        """Collective: takes the steps. Returns the answer of rank 0, on every rank."""
+        try:
+            place = channel.agree(self.op, self.describe, partial(self._places, channel))
+            if self._streams:
+                self._write_all()
+        except BaseException:
+            if self._streams:
+                _progress(self._block)[0] = _FAILED
+            raise
+        nbytes, answer = place.plan
+        if nbytes and channel.rank == 0:
+            to = [*([] if place.ticket else channel.members), *_next_leaders(channel)]
+            _wait_until_sent(channel, _send_parts(channel, self._block, to))
+        elif nbytes:
+            block = _arrived(channel, place, nbytes + ALIGN)
+            self.take(block[:-ALIGN], partial(_wait_for_bytes, channel, _progress(block)))
+        return answer
+
+    def _places(self, channel: Channel, described: list[Any]) -> list[Place]:
+        nbytes, answer = self.decide(channel, described)
         ticket = None
         if nbytes:
-            block, ticket = lease(channel, nbytes + ALIGN)
-            streams = ticket is not None and _streams(channel, nbytes)
-            _progress(block)[0] = 0
-            if not streams:
-                _fill(block, fill)
+            self._block, ticket = lease(channel, nbytes + ALIGN)
+            self._streams = ticket is not None and _pays_to_stream(channel, nbytes)
+            _progress(self._block)[0] = 0
+            if not self._streams:
+                self._write_all()
         return places(channel, ticket, [(nbytes, answer)] * channel.size)
 
-    try:
-        place = channel.agree(op, bring, decide)
-        if streams:
-            _fill(block, fill)
-    except BaseException:
-        if streams:
-            _progress(block)[0] = _FAILED
-        raise
-    nbytes: int = place.plan[0]
-    answer: Answer = place.plan[1]
-    if nbytes and channel.rank == 0:
-        _send_to_machines(channel, block, place.ticket)
-    elif nbytes:
-        arrived = _arrive(channel, place, nbytes + ALIGN)
-        take(arrived, lambda wanted: _wait_for_bytes(channel, _progress(arrived), wanted))
-    return answer
+    def _write_all(self) -> None:
+        progress = _progress(self._block)
+        for progress[0] in self.write(self._block[:-ALIGN]):
+            pass
+        progress[0] = len(self._block)
 
 
-def _streams(channel: Channel, nbytes: int) -> bool:
+def _pays_to_stream(channel: Channel, nbytes: int) -> bool:
     """True if the others copy what is there while rank 0 still writes the rest.
 
     That pays for a large block, where every rank has a core. It needs a processor that shows stores to others in the
@@ -186,13 +205,6 @@ def _progress(block: np.ndarray) -> np.ndarray:
     return block[-ALIGN:][:8].view(np.int64)
 
 
-def _fill(block: np.ndarray, fill: Callable[[np.ndarray], Iterator[int]]) -> None:
-    progress = _progress(block)
-    for progress[0] in fill(block[:-ALIGN]):
-        pass
-    progress[0] = len(block)
-
-
 def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None:
     """Waits until `wanted` bytes of the block are there: as a rule for less time than it takes to sleep and wake."""
     if not 0 <= progress[0] < wanted:
@@ -203,35 +215,57 @@ def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None
         raise RankLeftError("rank 0 failed while it was sending; part of what this rank has is new, part old")
 
 
-def _send_to_machines(channel: Channel, block: np.ndarray, ticket: Ticket | None) -> None:
-    """Rank 0 sends the block to one rank of each other machine, or to every rank where there is no shared memory."""
-    to = [*([] if ticket else channel.members), *channel.remote_leaders]
-    requests = [
-        (channel.comm.Isend(block[start : start + _MAX_BLOCK], k, _BULK_TAG), k)
-        for k in to
-        for start in range(0, len(block), _MAX_BLOCK)
-    ]
+def successors(i: int, n: int) -> list[int]:
+    """To which of `n` machines number `i` forwards what began at number 0: a binomial tree.
+
+    After k rounds 2**k of them have it; the one to be served first serves the most others. Number `i` has it from `i`
+    without its highest bit.
+    """
+    return [i + (1 << k) for k in range(i.bit_length(), n.bit_length()) if i + (1 << k) < n]
+
+
+def _next_leaders(channel: Channel) -> list[int]:
+    """The ranks of other machines to which this leader forwards."""
+    leaders = sorted(set(channel.machine))
+    return [leaders[j] for j in successors(leaders.index(channel.rank), len(leaders))]
+
+
+def _parts(block: np.ndarray) -> list[np.ndarray]:
+    return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
+
+
+def _send_parts(channel: Channel, block: np.ndarray, to: Sequence[int]) -> list[tuple[Any, int]]:
+    """Begins to send the block to these ranks; (request, rank) of each part."""
+    return [(channel.comm.Isend(part, k, _BULK_TAG), k) for part in _parts(block) for k in to]
+
+
+def _wait_until_sent(channel: Channel, requests: list[tuple[Any, int]]) -> None:
     for request, k in requests:
         channel.wait(request.Test, k)
 
 
-def _arrive(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
-    """The block as it came to this rank."""
-    if place.ticket is not None:
-        channel.attached.keep(place.ticket.pid, place.live)
-        return np.ndarray((nbytes,), np.uint8, channel.attached.map(place.ticket))
-    source = 0 if channel.leader == channel.rank else channel.leader
-    if source:
-        ticket, live = channel.receive(source, "weights")
-        if ticket is not None:
-            channel.attached.keep(ticket.pid, live)
-            return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket))
+def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
+    """The block as it arrives at this rank, which sends it on if it is the leader of its machine."""
+    ticket, live = place.ticket, place.live
+    leads = channel.leader == channel.rank
+    if ticket is None and not leads and channel.leader:
+        ticket, live = channel.receive(channel.leader, "weights")
+    if ticket is not None:
+        channel.attached.keep(ticket.pid, live)
+        return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket))
+    source, onward = channel.leader, []
+    if leads:
+        leaders = sorted(set(channel.machine))
+        i = leaders.index(channel.rank)
+        source, onward = leaders[i - (1 << i.bit_length() - 1)], _next_leaders(channel)
     block, ticket = lease(channel, nbytes)
-    for start in range(0, nbytes, _MAX_BLOCK):
-        channel.comm.Recv(block[start : start + _MAX_BLOCK], source, _BULK_TAG)
+    under_way = []
+    for part, request in [(part, channel.comm.Irecv(part, source, _BULK_TAG)) for part in _parts(block)]:
+        channel.wait(request.Test, source)
+        under_way += _send_parts(channel, part, onward)
     for k in channel.members:
         channel.send(k, (ticket, channel.pool.live))
-        if ticket is None:
-            for start in range(0, nbytes, _MAX_BLOCK):
-                channel.comm.Send(block[start : start + _MAX_BLOCK], k, _BULK_TAG)
+    if ticket is None:
+        under_way += _send_parts(channel, block, channel.members)
+    _wait_until_sent(channel, under_way)
     return block

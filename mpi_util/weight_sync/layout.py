@@ -1,22 +1,24 @@
-"""Names, dtypes and shapes of a model's weights, their places in one block of bytes, and how they get in and out.
+"""A model's weights by name, how they fit the block that another process has made, and the block's checksum.
 
 Names are those of a torch module's parameters and buffers (`0.weight`); the path `a/b` of a nested dict and the key
 `("a", "b")` of a TensorDict are both `a.b`, so that either may be sent to either.
 """
 
-import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+import zlib
+from typing import Any
 
 import numpy as np
 
 from ..arrays import adapters, tree
-from ..arrays.adapters import Slot
-from ..errors import BatchError, WeightsError
-from ..host.segments import align
-from .bits import NARROW, Checksum, rounded, widened
+from ..arrays.adapters.arrays import slots_of
+from ..arrays.frameworks import framework
+from ..arrays.layout import Entry, KeptSlots, Slot, portable
+from ..arrays.layout import Layout as Layout
+from ..arrays.layout import Plan as Plan
+from ..errors import WeightsError
 
-_PART = 1 << 16  # numbers that are copied or rounded at a time, so that they are still in the cache for what follows
+STRATEGIES = ("state_dict", "tensordict")
+_ROW = 512  # words of eight bytes: their sums stay in the first-level cache
 
 
 class Weights:
@@ -25,38 +27,17 @@ class Weights:
     Attributes:
         slots: by name.
         aliases: other names of the same array (tied parameters) -> its name in `slots`.
-        optional: names that a state dict lacks: buffers that are registered as not persistent.
     """
 
-    def __init__(self, thing: Any):
-        self.aliases: dict[str, str] = {}
-        self.optional: set[str] = set()
-        if is_tensordict(thing):
-            found = _leaf_slots((_joined(key), value) for key, value in thing.items(True, True))
-        elif isinstance(thing, (dict, list, tuple)):
-            found = _leaf_slots(tree.walk(thing))
-        else:
-            found = adapters.slots(thing)
-            self._look_into_module(thing)
-        if not found:
-            raise WeightsError(f"{type(thing).__name__} holds no weights")
+    def __init__(self, thing: Any, found: list[Slot] | None = None):
+        """Args: found: the slots of `thing`, if they are known."""
+        found = _slots(thing) if found is None else found
         self.slots = {slot.name.replace("/", "."): slot for slot in found}
         if len(self.slots) < len(found):
             names = [slot.name.replace("/", ".") for slot in found]
             twice = next(name for name in names if names.count(name) > 1)
             raise WeightsError(f"{type(thing).__name__} has two arrays whose path is '{twice}'")
-
-    def _look_into_module(self, thing: Any) -> None:
-        if not hasattr(thing, "named_parameters") or not hasattr(thing, "named_buffers"):
-            return
-        for each in (thing.named_parameters, thing.named_buffers):
-            first: dict[int, str] = {}
-            for name, tensor in each(remove_duplicate=False):
-                if first.setdefault(id(tensor), name) != name:
-                    self.aliases[name] = first[id(tensor)]
-        for prefix, module in thing.named_modules():
-            names = getattr(module, "_non_persistent_buffers_set", ())
-            self.optional |= {f"{prefix}.{name}" if prefix else name for name in names}
+        self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
 
     def get(self, name: str) -> Slot | None:
         """The slot of this name, or of the array that has this other name too."""
@@ -67,180 +48,73 @@ class Weights:
         if list(self.slots) != names and all(name.isdigit() for name in self.slots) and len(names) == len(self.slots):
             self.slots = dict(zip(names, self.slots.values()))
 
+    def layout(self, wire_dtype: str | None = None) -> Layout:
+        """The layout in which these weights travel."""
+        arrays = ((name, *slot[1:]) for name, slot in self.slots.items())
+        return Layout.of(arrays, wire_dtype == "bfloat16", aliases=self.aliases.items())
+
+    def plan(self, layout: Layout, who: str, other: str, base: "Weights | None" = None) -> Plan:
+        """Each entry of the layout with the slot that has its values.
+
+        Args:
+            who, other: whose weights these are, and whose the layout is, for the message.
+            base: of the layout; has the values that a state dict lacks.
+
+        Raises:
+            WeightsError: names, dtypes or shapes differ.
+        """
+
+        def differ(name: str, slot: Slot | None, entry: Entry | None) -> WeightsError:
+            mine = "no such array" if slot is None else f"{slot.dtype} {slot.shape}"
+            theirs = "no such array" if entry is None else f"{np.dtype(entry.dtype)} {entry.shape}"
+            return WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
+
+        entries = {entry.name: entry for entry in layout.entries}
+        self.named_like(list(entries))
+        pairs = []
+        for entry in layout.entries:
+            slot, former = self.get(entry.name), base.get(entry.name) if base else None
+            if slot is None and former is not None and former.optional:
+                slot = former
+            if slot is None or not _fits(slot, entry):
+                raise differ(entry.name, slot, entry)
+            pairs.append((entry, slot))
+        used, tied = {id(slot) for _, slot in pairs}, dict(layout.aliases)
+        for name, slot in self.slots.items():  # what is one array there may be two here
+            if id(slot) not in used and not slot.optional:
+                twin = entries.get(tied.get(name, ""))
+                if twin is None or not _fits(slot, twin):
+                    raise differ(name, slot, twin)
+                pairs.append((twin, slot))
+        return Plan(layout, pairs)
+
+
+def _fits(slot: Slot, entry: Entry) -> bool:
+    return (portable(slot.dtype), slot.shape) == (entry.dtype, entry.shape)
+
 
 def is_tensordict(thing: Any) -> bool:
     """True for a TensorDict, also one that is a module (TensorDictParams)."""
     return any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__)
 
 
-def _joined(key: str | tuple[str, ...]) -> str:
-    return key if isinstance(key, str) else ".".join(key)
-
-
-def _leaf_slots(leaves: Iterable[tuple[str, Any]]) -> list[Slot]:
-    """Slots to read from; what holds writable arrays can be written too."""
-    found = []
-    for name, leaf in leaves:
-        try:
-            if (make := adapters.slot_maker(leaf)) is not None:
-                found.append(make(name, leaf)._replace(name=name))
-                continue
-        except WeightsError:
-            pass  # a tensor that only lets itself be read
-        try:
-            found.append(_array_slot(name, adapters.adapter_for(leaf).to_array(leaf), leaf))
-        except BatchError as error:
-            raise WeightsError(f"weights '{name}' {error}") from None
-    tree.check_paths([slot.name for slot in found])
+def _slots(thing: Any) -> list[Slot]:
+    """What holds writable arrays can be written too, all else can only be read."""
+    if is_tensordict(thing):
+        found = slots_of(_leaves(thing), read_only=True)
+    elif isinstance(thing, (dict, list, tuple)):
+        found = slots_of(tree.walk(thing), read_only=True)
+    else:
+        return adapters.slots(thing)
+    if not found:
+        raise WeightsError(f"{type(thing).__name__} holds no weights")
     return found
 
 
-def _array_slot(name: str, array: np.ndarray, leaf: Any) -> Slot:
-    def write(values: np.ndarray) -> None:
-        if array is not leaf or not array.flags.writeable:
-            raise WeightsError(f"'{name}' cannot be written in place; give a writable NumPy array, tensor or variable")
-        np.copyto(array, values)
-
-    flat = array.reshape(-1) if array.flags.c_contiguous else None
-    writable = array is leaf and array.flags.writeable
-    return Slot(name, array.dtype, array.shape, flat if writable else None, lambda out: np.copyto(out, array), write)
-
-
-class Entry(NamedTuple):
-    """One array: what it is, and where it lies in the block."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int  # bytes
-    narrow: bool  # float32 that travels as bfloat16
-
-    def place(self, block: np.ndarray) -> np.ndarray:
-        """Its bytes in `block`, as an array of what travels."""
-        return np.ndarray(self.shape, NARROW if self.narrow else self.dtype, block, self.start)
-
-
-class Layout(NamedTuple):
-    """The places of all arrays in a block of `nbytes`; small, to be sent.
-
-    Attributes:
-        aliases: (other name, name) of tied arrays. A copy of the model may have come apart there.
-    """
-
-    entries: tuple[Entry, ...]
-    nbytes: int
-    aliases: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, weights: Weights, wire_dtype: str | None = None) -> "Layout":
-        """The layout in which these weights travel."""
-        entries, start = [], 0
-        for name, slot in weights.slots.items():
-            narrow = wire_dtype == "bfloat16" and slot.dtype == np.float32
-            entries.append(Entry(name, slot.dtype.str, tuple(slot.shape), start, narrow))
-            start += align(math.prod(slot.shape) * (NARROW.itemsize if narrow else slot.dtype.itemsize))
-        return cls(tuple(entries), start, tuple(weights.aliases.items()))
-
-    def plan(self, weights: Weights, who: str, other: str, base: Weights | None = None) -> "Plan":
-        """Each entry with the slot that has its values.
-
-        Args:
-            who, other: whose `weights` these are, and whose the layout is, for the message.
-            base: of the layout; has the values that a state dict lacks.
-
-        Raises:
-            WeightsError: names, dtypes or shapes differ.
-        """
-        weights.named_like([entry.name for entry in self.entries])
-        found = []
-        for entry in self.entries:
-            slot = weights.get(entry.name)
-            if slot is None and base is not None and entry.name in base.optional:
-                slot = base.get(entry.name)
-            if slot is None or (slot.dtype.str, tuple(slot.shape)) != (entry.dtype, entry.shape):
-                mine = "no such array" if slot is None else f"{slot.dtype} {tuple(slot.shape)}"
-                theirs = f"{np.dtype(entry.dtype)} {entry.shape}"
-                raise WeightsError(
-                    f"{who} and {other} differ, first at '{entry.name}': {mine} in {who}, {theirs} in {other}"
-                )
-            found.append((entry, slot))
-        used, tied = {id(slot) for _, slot in found}, dict(self.aliases)
-        entries = {entry.name: entry for entry in self.entries}
-        for name, slot in weights.slots.items():
-            twin = entries.get(tied.get(name, ""))
-            if id(slot) in used or name in weights.optional:
-                continue
-            if twin is None or (slot.dtype.str, tuple(slot.shape)) != (twin.dtype, twin.shape):
-                raise WeightsError(
-                    f"{who} and {other} differ, first at '{name}': {slot.dtype} {tuple(slot.shape)} in {who}, "
-                    f"no such array in {other}"
-                )
-            found.append((twin, slot))
-        return found
-
-
-Plan = list[tuple[Entry, Slot]]  # each entry with the slot that has its values
-
-
-def pack(plan: Plan, block: np.ndarray) -> int:
-    """Writes the values into `block`, uint8 of the layout's size, and returns its checksum. The model is only read."""
-    total = Checksum(block)
-    for nbytes in _fill(plan, block):
-        total.take(nbytes)
-    return total.end()
-
-
-def _fill(plan: Plan, block: np.ndarray) -> Iterator[int]:
-    """Writes the values; now and then gives the number of bytes up to which the block will not change any more."""
-    for entry, slot in plan:
-        place = entry.place(block)
-        if slot.host is None and not entry.narrow:
-            slot.read(place)
-            continue
-        values = slot.host
-        if values is None:
-            slot.read(values := np.empty(slot.shape, np.float32))
-            values = values.reshape(-1)
-        flat = place.reshape(-1)
-        for start in range(0, flat.size, _PART):
-            if start:
-                yield entry.start + start * flat.itemsize
-            part = values[start : start + _PART]
-            flat[start : start + _PART] = rounded(part) if entry.narrow else part
-
-
-def unpack(plan: Plan, block: np.ndarray) -> None:
-    """Sets a model's values, all of them or, if an error is raised, none.
-
-    What can fail (a device, a framework) comes first, and is set back if it does; what is left are copies between two
-    pieces of host memory of the same size.
-    """
-    undo: list[tuple[Slot, np.ndarray]] = []
-    devices = [(entry, slot) for entry, slot in plan if slot.host is None]
-    try:
-        for entry, slot in devices:
-            before = np.empty(slot.shape, slot.dtype)
-            slot.read(before)
-            undo.append((slot, before))
-            slot.write(widened(entry.place(block)) if entry.narrow else entry.place(block))
-        _flush(devices)
-    except BaseException:
-        for slot, before in undo:
-            slot.write(before)
-        _flush(devices)
-        raise
-    for entry, slot in plan:
-        if slot.host is not None and entry.narrow:
-            bits = entry.place(block).reshape(-1)
-            for start in range(0, bits.size, _PART):
-                slot.host[start : start + _PART] = widened(bits[start : start + _PART])
-        elif slot.host is not None:
-            np.copyto(slot.host, entry.place(block).reshape(-1))
-
-
-def _flush(pairs: Plan) -> None:
-    for flush in {slot.flush for _, slot in pairs if slot.flush}:
-        flush()
+def _leaves(tensordict: Any) -> list[tuple[str, Any]]:
+    """(path, tensor) of each tensor of a TensorDict."""
+    items = tensordict.items(True, True)
+    return [(key if isinstance(key, str) else ".".join(key), value) for key, value in items]
 
 
 class Plans:
@@ -251,44 +125,84 @@ class Plans:
 
     def forget(self) -> None:
         """Keeps nothing alive."""
-        self._thing: Any = None
+        self._found: list[Slot] = []
         self._weights: Weights | None = None
         self._layout: Layout | None = None
-        self._plan: Plan = []
-        self._holders: list[tuple[dict[str, Any], int]] = []
-        self._tensors: list[tuple[dict[str, Any], str, Any, int, Any]] = []
+        self._plan = Plan(Layout(), [])
 
     def weights(self, thing: Any) -> Weights:
         """`Weights(thing)`, or the last ones if they are of the same module with the same tensors in their places."""
-        if self._weights is None or thing is not self._thing or not self._unchanged():
-            self.forget()
-            self._weights = Weights(thing)
-            if hasattr(thing, "named_parameters") and not is_tensordict(thing):
-                self._watch(thing)
+        found = _slots(thing)
+        if self._weights is None or found is not self._found or not isinstance(found, KeptSlots):
+            self._found, self._weights, self._layout = found, Weights(thing, found), None
         return self._weights
 
-    def _watch(self, module: Any) -> None:
-        self._thing = module
-        for part in module.modules():
-            self._holders += [(held, len(held)) for held in (part._parameters, part._buffers, part._modules)]
-            self._tensors += [
-                (held, name, tensor, tensor.data_ptr(), tensor.shape)
-                for held in (part._parameters, part._buffers)
-                for name, tensor in held.items()
-                if tensor is not None
-            ]
-
-    def _unchanged(self) -> bool:
-        """True if the module has the same tensors, in the same memory, in the same places."""
-        return all(len(held) == n for held, n in self._holders) and all(
-            tensor.data_ptr() == place and tensor.shape == shape and held.get(name) is tensor
-            for held, name, tensor, place, shape in self._tensors
-        )
-
     def plan(self, thing: Any, layout: Layout, who: str, other: str, base: Weights | None = None) -> Plan:
-        """`layout.plan(...)`."""
+        """`Weights(thing).plan(layout, ...)`."""
         weights = self.weights(thing)
         if self._layout is not layout:
-            self._plan = layout.plan(weights, who, other, base)
+            self._plan = weights.plan(layout, who, other, base)
             self._layout = layout
         return self._plan
+
+
+def pack(plan: Plan, block: np.ndarray) -> int:
+    """Writes the values into `block`, uint8 of the layout's size, and returns its checksum. The model is only read."""
+    total = Checksum(block)
+    for nbytes in plan.write(block):
+        total.take(nbytes)
+    return total.end()
+
+
+class Checksum:
+    """A number that differs, except once in four billion times, if part of a block is another version's.
+
+    Args:
+        block: uint8, of a multiple of eight bytes.
+    """
+
+    def __init__(self, block: np.ndarray):
+        self._words = block.view(np.uint64)
+        self._sums = np.zeros(_ROW, np.uint64)
+        self._done = 0
+
+    def take(self, nbytes: int) -> None:
+        """The block will not change any more up to there: that part is summed while it is in the cache."""
+        there = nbytes // (8 * _ROW) * _ROW
+        if there > self._done:
+            self._sums += self._words[self._done : there].reshape(-1, _ROW).sum(axis=0, dtype=np.uint64)
+            self._done = there
+
+    def end(self) -> int:
+        """The checksum of the whole block, 32 bits."""
+        self.take(self._words.nbytes)
+        return zlib.crc32(self._words[self._done :].tobytes(), zlib.crc32(self._sums.tobytes()))
+
+
+def checksum(block: np.ndarray) -> int:
+    """The checksum of a block that is complete."""
+    return Checksum(block).end()
+
+
+def in_form(thing: Any, strategy: str) -> Any:
+    """A copy of the weights of `thing`: a dict by name ("state_dict"), or a TensorDict.
+
+    Tensors of torch stay tensors of torch; all else comes as arrays (bfloat16 as float32).
+    """
+    copies = _copies(thing)
+    if strategy == "state_dict":
+        return copies
+    tensordict, torch = framework("tensordict"), framework("torch")
+    tensors = {name: torch.as_tensor(value) for name, value in copies.items()}
+    return tensordict.TensorDict(tensors, batch_size=[]).unflatten_keys(".")
+
+
+def _copies(thing: Any) -> dict[str, Any]:
+    weights = Weights(thing)
+    if is_tensordict(thing):
+        named = dict(_leaves(thing))
+    elif hasattr(thing, "named_parameters"):
+        named = {**dict(thing.named_parameters()), **dict(thing.named_buffers())}
+    else:
+        return {name: slot.numbers() for name, slot in weights.slots.items()}
+    return {name: tensor.detach().clone() for name, tensor in named.items()}

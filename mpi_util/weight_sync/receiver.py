@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
-from .bits import checksum
 from .connection import Deadline, Kind
-from .layout import Layout, Plan, Plans, Weights, pack, unpack
+from .layout import Layout, Plan, Plans, Weights, checksum, pack
 from .lock import LockClosed, ReadersWriterLock
 from .sharing import Sharing
 from .subscriber import Subscriber, Update
@@ -57,7 +56,7 @@ class Receiver:
         self._thread: threading.Thread | None = None
         self._on_update = on_update
         self._coalesce, self._verify = coalesce, verify
-        self._layout = Layout((), 0, ())  # the sender's, from `connect` on
+        self._layout = Layout()  # the sender's, from `connect` on
         self._plans = Plans()
         self._sharing = Sharing(model) if share else None
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
@@ -136,7 +135,7 @@ class Receiver:
             if verify and checksum(block) != total:
                 raise WeightsError(f"version {version} of {self.name} failed its checksum")
             if self._sharing is None:
-                unpack(self._plan(), block)
+                self._plan().take(block, undo=True)
             else:
                 self._sharing.point_into(self._layout, block)
                 self._plans.forget()
@@ -165,10 +164,10 @@ class Receiver:
         if not self._layout.entries:
             raise UsageError("apply_weights before connect()")
         block = np.empty(self._layout.nbytes, np.uint8)
-        plan = self._layout.plan(Weights(weights), "the weights given", "the model", Weights(self.model))
+        plan = Weights(weights).plan(self._layout, "the weights given", "the model", Weights(self.model))
         pack(plan, block)
         with self._writing("apply_weights"):
-            unpack(self._plan(), block)
+            self._plan().take(block, undo=True)
 
     def listen(self) -> None:
         """From now on a thread receives; it sleeps until something comes."""

@@ -12,9 +12,8 @@ import numpy as np
 
 from ..errors import WeightsError
 from ..host.waiting import wait_until
-from .bits import checksum
 from .connection import Deadline
-from .layout import Layout
+from .layout import Layout, checksum
 from .publisher import Publisher
 from .worker import Event, Report, Worker
 

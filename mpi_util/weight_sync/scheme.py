@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import UsageError, WeightsError
 from .connection import Deadline
-from .form import STRATEGIES, in_form
+from .layout import STRATEGIES, in_form
 from .receiver import Receiver
 from .sender import Sender, Transport
 from .source import WeightSource, resolve
@@ -91,7 +91,7 @@ class WeightSyncScheme:
             ctx: as in TorchRL, and not used: workers may be started in any way.
 
         Raises:
-            UsageError: two arguments exclude each other (the message names them), or the number of workers is not known.
+            UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
         workers = self._default_workers()

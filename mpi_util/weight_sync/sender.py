@@ -121,7 +121,7 @@ class Sender:
         """Workers by the layout of what they get; the first weights of a worker say what that is."""
         new = [worker for worker in group if not worker.layout.entries]
         if new:
-            layout = Layout.of(self._plans.weights(thing), self._wire_dtype)
+            layout = self._plans.weights(thing).layout(self._wire_dtype)
             for worker in new:
                 worker.layout = layout
         found: dict[int, tuple[Layout, list[Worker]]] = {}

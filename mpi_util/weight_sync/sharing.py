@@ -40,7 +40,7 @@ class Sharing:
         tied = {name: other for other, name in layout.aliases}
         views = []
         for entry in layout.entries:
-            values = torch.from_numpy(entry.place(block))
+            values = torch.from_numpy(entry.view(block))
             for name in (entry.name, tied.get(entry.name)):
                 tensor = self._aliases.get(name)
                 if tensor is not None and id(tensor) not in pointed:

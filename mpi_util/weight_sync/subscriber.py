@@ -4,7 +4,7 @@ import collections
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 

@@ -62,7 +62,7 @@ class Worker:
     relay: int | None = None
     state: State = State.ABSENT
     reason: str = ""
-    layout: Layout = Layout((), 0, ())
+    layout: Layout = field(default_factory=Layout)
     sent: int = 0
     acked: int = 0
     answered: int = 0

@@ -1,6 +1,6 @@
 """Adapters read and write the arrays of a framework's objects, one module for each framework.
 
-Here is what each of them has (`Adapter`, `Slot`), and who finds the one for an object. They are loaded by name when
+Here is what each of them has (`Adapter`), and what finds the one for an object. They are loaded by name when
 such an object is met, so none knows another, and no framework is imported before the program has.
 """
 
@@ -8,11 +8,12 @@ import functools
 import importlib
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...errors import WeightsError
+from ..layout import Slot
 
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
 # those of the framework below it
@@ -34,43 +35,6 @@ class Adapter(Protocol):
     def from_numbers(self, array: np.ndarray, like: Any) -> Any: ...
     def token(self, leaf: Any) -> Any: ...
     def slots(self, model: Any) -> "list[Slot]": ...
-
-
-def _same(array: np.ndarray) -> np.ndarray:
-    return array
-
-
-class Slot(NamedTuple):
-    """One array of a model.
-
-    Attributes:
-        name: unique in the model.
-        dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
-        host: the values themselves as a flat array, if they lie in one piece of host memory, else None.
-        read: writes the values into an array of that dtype and shape.
-        write: sets the values, in place and on the model's device, from such an array.
-        flush: if it is there, values are set only when it is called after the last `write`; several slots share one.
-    """
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    host: np.ndarray | None
-    read: Callable[[np.ndarray], None]
-    write: Callable[[np.ndarray], None]
-    number: Callable[[np.ndarray], np.ndarray] = _same  # bits that travel -> numbers to calculate with
-    bits: Callable[[np.ndarray], np.ndarray] = _same  # and back
-    flush: Callable[[], None] | None = None
-
-
-class KeptSlots(list[Slot]):
-    """The slots of a model that are the same list from call to call.
-
-    Attributes:
-        block: what has been made of them (weights.py).
-    """
-
-    block: Any = None
 
 
 def adapter_for(thing: Any) -> Adapter:

@@ -1,12 +1,14 @@
 """NumPy arrays, and nested dicts, lists and tuples of them (which may hold tensors of any framework too)."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ...errors import BatchError, WeightsError
 from .. import tree
-from . import Slot, adapter_for, slot_maker
+from ..layout import Slot
+from . import adapter_for, slot_maker
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -51,31 +53,47 @@ def slots(model: Any) -> list[Slot]:
             f"no weights found in a {type(model).__name__}; give a torch module or optimizer, "
             "or a dict, list or tuple of NumPy arrays"
         )
-    found = []
-    for path, leaf in tree.walk(model):
-        make = slot_maker(leaf)
-        if isinstance(leaf, np.ndarray):
-            if leaf.dtype.hasobject or not leaf.flags.writeable:
-                raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
-            found.append(_array_slot(path, leaf))
-        elif hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models
+    return slots_of(tree.walk(model))
+
+
+def slots_of(leaves: Iterable[tuple[str, Any]], read_only: bool = False) -> list[Slot]:
+    """A slot for each (path, array), and those of models among them.
+
+    Args:
+        read_only: take also what cannot be written in place; to write its slot is an error.
+    """
+    found: list[Slot] = []
+    for path, leaf in leaves:
+        if hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models
             found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(leaf).slots(leaf)]
-        elif make is not None:
-            found.append(make(path, leaf))
         else:
-            raise WeightsError(
-                f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)"
-            )
+            found.append(_slot(path, leaf, read_only))
     tree.check_paths([slot.name for slot in found])
     return found
 
 
-def _array_slot(name: str, array: np.ndarray) -> Slot:
-    return Slot(
-        name,
-        array.dtype,
-        array.shape,
-        array.reshape(-1) if array.flags.c_contiguous else None,
-        lambda out: np.copyto(out, array),
-        lambda values: np.copyto(array, values),
-    )
+def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
+    make = slot_maker(leaf)
+    if make is not None:
+        try:
+            return make(path, leaf)
+        except WeightsError:
+            if not read_only:
+                raise
+    elif not read_only and not isinstance(leaf, np.ndarray):
+        raise WeightsError(f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)")
+    writable = isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject
+    if not writable and not read_only:
+        raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
+    try:
+        array = adapter_for(leaf).to_array(leaf)
+    except BatchError as error:
+        raise WeightsError(f"weights '{path}' {error}") from None
+
+    def write(values: np.ndarray) -> None:
+        if not writable:
+            raise WeightsError(f"'{path}' cannot be written in place; give a writable NumPy array, tensor or variable")
+        np.copyto(array, values)
+
+    flat = array.reshape(-1) if writable and array.flags.c_contiguous else None
+    return Slot(path, array.dtype, array.shape, flat, lambda out: np.copyto(out, array), write)

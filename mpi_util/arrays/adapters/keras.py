@@ -6,7 +6,8 @@ import numpy as np
 
 from ...errors import BatchError, WeightsError
 from ..frameworks import framework
-from . import Slot, adapter_for, as_bits, extension_slot, place_name, slot_maker
+from ..layout import Slot
+from . import adapter_for, as_bits, extension_slot, place_name, slot_maker
 
 
 def to_array(leaf: Any) -> np.ndarray:

@@ -1,13 +1,14 @@
 """torch: modules (parameters and buffers), optimizers (their state), and single tensors."""
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ...errors import WeightsError
 from ..frameworks import framework
-from . import KeptSlots, Slot
+from ..layout import KeptSlots, Slot
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -68,22 +69,63 @@ def slots(model: Any) -> list[Slot]:
     return [tensor_slot(name, tensor) for name, tensor in named]
 
 
-# By module: what its slots were made from, and they. To make them takes longer than to send the weights of a small one.
-_made: weakref.WeakKeyDictionary[Any, tuple[Any, Any, KeptSlots]] = weakref.WeakKeyDictionary()
+class _Watch:
+    """Notices when a module has other tensors, or the same in other memory.
+
+    That takes less time than to go through its names, which takes longer than to send the weights of a small one. The
+    module itself is not kept alive.
+    """
+
+    def __init__(self, module: Any):
+        self._parts = [(weakref.ref(part), _members(part)) for part in module.modules()]
+        tensors = [*module.parameters(), *module.buffers()]  # kept, so that no other can have the id of one of them
+        self._places = [(tensor, tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
+
+    def unchanged(self) -> bool:
+        """True if the module has the same tensors, in the same memory, under the same names."""
+        return all(
+            tensor.data_ptr() == pointer and tensor.shape == shape and tensor.stride() == stride
+            for tensor, pointer, shape, stride in self._places
+        ) and all((part := ref()) is not None and _members(part) == members for ref, members in self._parts)
+
+
+def _members(part: Any) -> list[tuple[str, int]]:
+    """(name, id) of the parameters, buffers and modules that a module has itself."""
+    held = (part._parameters, part._buffers, part._modules)
+    return [(name, id(member)) for members in held for name, member in members.items()]
+
+
+_kept: weakref.WeakKeyDictionary[Any, tuple[_Watch, KeptSlots]] = weakref.WeakKeyDictionary()  # by module
 
 
 def _module_slots(module: Any) -> list[Slot]:
     """The slots of a module: the same list as long as it has the same tensors in the same places."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    places = [(name, id(tensor), tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in named]
-    if module not in _made or _made[module][0] != places:
-        _made[module] = places, named, KeptSlots(tensor_slot(name, tensor) for name, tensor in named)
-    return _made[module][-1]
+    if type(module).named_parameters is not framework("torch").nn.Module.named_parameters:
+        return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
+    if module not in _kept or not _kept[module][0].unchanged():
+        _kept[module] = _Watch(module), KeptSlots(_new_slots(module))
+    return _kept[module][1]
+
+
+def _new_slots(module: Any) -> Iterator[Slot]:
+    optional = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
+    for named in (module.named_parameters, module.named_buffers):
+        names: dict[int, list[str]] = {}
+        tensors = {id(tensor): tensor for name, tensor in named(remove_duplicate=False)}
+        for name, tensor in named(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+        for number, (name, *aliases) in names.items():
+            slot = tensor_slot(name, tensors[number])
+            yield slot._replace(aliases=tuple(aliases), optional=name in optional)
 
 
 def forget(module: Any) -> None:
     """Keeps nothing of what `slots` has found in the module: it would keep the memory of tensors that are replaced."""
-    _made.pop(module, None)
+    _kept.pop(module, None)
 
 
 def tensor_slot(name: str, tensor: Any) -> Slot:

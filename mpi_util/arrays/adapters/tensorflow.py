@@ -7,7 +7,8 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from ...host.segments import ALIGN
 from ..frameworks import framework
-from . import Slot, as_bits, extension_slot, is_extension, place_name
+from ..layout import Slot
+from . import as_bits, extension_slot, is_extension, place_name
 
 
 def to_array(leaf: Any) -> np.ndarray:

@@ -6,7 +6,8 @@ import numpy as np
 
 from ...errors import WeightsError
 from ..frameworks import framework
-from . import Slot, as_bits, extension_slot
+from ..layout import Slot
+from . import as_bits, extension_slot
 from .tensorflow import check_dtype
 
 

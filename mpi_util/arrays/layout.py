@@ -1,0 +1,245 @@
+"""Where named arrays lie in one block of bytes, and how a model's values get into the block and out of it.
+
+Adapters make a `Slot` for each array of a model. A `Layout` says where the arrays lie; it is small, and is sent. A
+`Plan` joins the two: it writes a model's values into memory and takes them from there, at once or as they arrive.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..host.segments import align
+from . import tree
+
+NARROW = np.dtype(np.uint16)  # of bfloat16's bits
+_PART_BYTES = 1 << 18  # copied or rounded at once: a reader follows closely, and finds it in the cache
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+class Slot(NamedTuple):
+    """One array of a model.
+
+    Attributes:
+        name: unique in the model.
+        dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
+        host: the values themselves as a flat array, if they lie in one piece of host memory, else None.
+        read: writes the values into an array of that dtype and shape.
+        write: sets the values, in place and on the model's device, from such an array.
+        number: bits that travel -> numbers to calculate with. bits: the way back.
+        flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
+        aliases: other names of the same array: tied parameters of torch.
+        optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    host: np.ndarray | None
+    read: Callable[[np.ndarray], None]
+    write: Callable[[np.ndarray], None]
+    number: Callable[[np.ndarray], np.ndarray] = _same
+    bits: Callable[[np.ndarray], np.ndarray] = _same
+    flush: Callable[[], None] | None = None
+    aliases: tuple[str, ...] = ()
+    optional: bool = False
+
+    def copy(self) -> np.ndarray:
+        """A copy of the values as they travel."""
+        self.read(values := np.empty(self.shape, self.dtype))
+        return values
+
+    def numbers(self) -> np.ndarray:
+        """A copy of the values as numbers to calculate with."""
+        return self.number(self.copy())
+
+
+class KeptSlots(list[Slot]):
+    """The slots of a model: the same list from call to call, as long as the model has the same tensors in place.
+
+    Attributes:
+        derived: what callers have made of them, by its kind.
+    """
+
+    def __init__(self, found: Iterable[Slot]):
+        super().__init__(found)
+        self.derived: dict[Any, Any] = {}
+
+
+class Entry(NamedTuple):
+    """One array: what it is, and where it lies in the block."""
+
+    name: str
+    dtype: str | np.dtype  # see `portable`
+    shape: tuple[int, ...]
+    start: int  # bytes
+    narrow: bool  # float32 that travels as bfloat16
+
+    def view(self, memory: Any) -> np.ndarray:
+        """The array over `memory`, as it travels."""
+        return np.ndarray(self.shape, NARROW if self.narrow else self.dtype, memory, self.start)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The places of arrays in a block of `nbytes`; small, to be sent.
+
+    Attributes:
+        aliases: (other name, name) of arrays that the model has under two names. A copy of it may have two arrays.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    nbytes: int = 0
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(
+        cls, arrays: Iterable[tuple[Any, ...]], narrow: bool = False, packed: bool = False, aliases: Iterable[Any] = ()
+    ) -> "Layout":
+        """Each array at an aligned place, one after another.
+
+        Args:
+            arrays: (name, dtype, shape, ...) each, such as slots.
+            narrow: float32 travels as bfloat16.
+            packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
+        """
+        listed = [(name, dtype, tuple(shape)) for name, dtype, shape, *_ in arrays]
+        order = sorted(range(len(listed)), key=lambda i: str(listed[i][1])) if packed else range(len(listed))
+        entries: dict[int, Entry] = {}
+        end, before = 0, None
+        for i in order:
+            name, dtype, shape = listed[i]
+            if not packed or dtype != before:
+                end = align(end)
+            entry = Entry(name, portable(dtype), shape, end, narrow and dtype == np.float32)
+            entries[i], before = entry, dtype
+            end += (NARROW if entry.narrow else dtype).itemsize * math.prod(shape)
+        return cls(tuple(entries[i] for i in range(len(listed))), align(end), tuple(aliases))
+
+    @functools.cached_property
+    def kinds(self) -> list[tuple[str, Any, tuple[int, ...]]]:
+        """(name, dtype, shape) of each array: what must be the same where the block is sent to."""
+        return [entry[:3] for entry in self.entries]
+
+    @functools.cached_property
+    def signature(self) -> bytes:
+        """Eight bytes that are equal where `kinds` is."""
+        return tree.digest(self.kinds)
+
+    def views(self, memory: Any) -> list[np.ndarray]:
+        """The arrays over `memory`, which has at least `nbytes`."""
+        return [entry.view(memory) for entry in self.entries]
+
+    def runs(self, memory: Any) -> list[np.ndarray]:
+        """The arrays over `memory` if they are packed: all of one dtype as one flat array."""
+        starts: dict[Any, int] = {}
+        sizes: dict[Any, int] = {}
+        for entry in self.entries:
+            starts.setdefault(entry.dtype, entry.start)
+            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + math.prod(entry.shape)
+        return [np.ndarray((size,), dtype, memory, starts[dtype]) for dtype, size in sizes.items()]
+
+
+class Plan:
+    """A model's slots, each with its entry in a layout: how its values get into memory and out of it.
+
+    Who makes it compares names, dtypes and shapes first, so nothing is written where something does not fit.
+    """
+
+    def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
+        self.layout = layout
+        self.pairs = list(pairs)
+        self._flushes = {slot.flush for _, slot in self.pairs if slot.flush}
+
+    @classmethod
+    def of(cls, slots: list[Slot]) -> "Plan":
+        """The plan in which these slots travel as they are."""
+        layout = Layout.of(slots)
+        return cls(layout, zip(layout.entries, slots))
+
+    def write(self, memory: Any) -> Iterator[int]:
+        """Writes the model's values into `memory`; yields now and then how many bytes will not change any more."""
+        for entry, slot in self.pairs:
+            view = entry.view(memory)
+            if slot.host is None and not entry.narrow:
+                slot.read(view)
+                yield entry.start + view.nbytes
+                continue
+            flat, values = view.reshape(-1), slot.copy().reshape(-1) if slot.host is None else slot.host
+            for part, end in _parts(entry, flat):
+                flat[part] = rounded(values[part]) if entry.narrow else values[part]
+                yield end
+
+    def write_all(self, memory: Any) -> None:
+        """Writes the model's values into `memory`."""
+        for _ in self.write(memory):
+            pass
+
+    def take(self, memory: Any, wait_for: Callable[[int], None] = lambda nbytes: None, undo: bool = False) -> None:
+        """Sets the model's values from `memory`.
+
+        What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
+
+        Args:
+            wait_for: called with a number of bytes; returns when they have arrived.
+            undo: if an error is raised the model has its former values, which are read before.
+        """
+        former: list[tuple[Slot, np.ndarray]] = []
+        try:
+            for entry, slot in self.pairs:
+                if slot.host is None:
+                    view = entry.view(memory)
+                    wait_for(entry.start + view.nbytes)
+                    if undo:
+                        former.append((slot, slot.copy()))
+                    slot.write(widened(view) if entry.narrow else view)
+            self.flush()
+        except BaseException:
+            for slot, values in former:
+                slot.write(values)
+            self.flush()
+            raise
+        for entry, slot in self.pairs:
+            if slot.host is not None:
+                flat = entry.view(memory).reshape(-1)
+                for part, end in _parts(entry, flat):
+                    wait_for(end)
+                    slot.host[part] = widened(flat[part]) if entry.narrow else flat[part]
+
+    def flush(self) -> None:
+        """Makes what slots have been written to the model's values, where they are not so at once."""
+        for flush in self._flushes:
+            flush()
+
+
+def portable(dtype: np.dtype) -> str | np.dtype:
+    """What names a dtype in a layout: its text, or the dtype itself if it has fields, which the text would lack."""
+    return dtype if dtype.fields else dtype.str
+
+
+def _parts(entry: Entry, flat: np.ndarray) -> list[tuple[slice, int]]:
+    """(part of an array, byte of the block where it ends) of each part of an array that is copied in parts."""
+    step, size = max(1, _PART_BYTES // flat.itemsize), flat.size
+    ends = ((start, min(start + step, size)) for start in range(0, size, step))
+    return [(slice(start, end), entry.start + end * flat.itemsize) for start, end in ends]
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """float32 -> the uint16 bits of bfloat16: to the nearest, ties to even; NaN stays NaN.
+
+    The relative error is at most 2**-9 for normal numbers; what lies above bfloat16's largest number becomes infinite.
+    """
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    up = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, up).astype(NARROW)
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """The uint16 bits of bfloat16 -> float32, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
