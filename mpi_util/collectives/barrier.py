@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..host.segments import align
-from ..host.waiting import Doorbell, wait_until
+from ..host.waiting import wait_until
 from ..launch import failure
 from .channel import Channel
 from .transport import Place, lease, places
@@ -96,8 +96,8 @@ class Page:
         self.number += 1
         posts, own = self._posts[self.number % 2], self._own
         entry = _ENTRY.pack(self.number, digest)
-        if self.rank == 0 and (self.channel.left or self.number % _LISTEN == 0):
-            self.channel.look_out(op)  # so that notices of ranks that have waited for long do not pile up
+        if self.rank == 0 and (self.channel.messages.ended or self.number % _LISTEN == 0):
+            self.channel.check_messages(op)  # so that those of ranks that have waited for long do not pile up
         posts[own + 8 : own + 16] = entry[8:]
         posts[own : own + 8] = entry[:8]  # last: processors of this kind show stores in their order
         same = entry * self.channel.size
@@ -115,9 +115,9 @@ class Page:
     def _wake(self, sleepers: bytes) -> None:
         """Wakes those that sleep; the rank that finds that all have come does so."""
         for k, asleep in enumerate(sleepers):
-            if asleep and k in self.channel.bells:
+            if asleep and k in self.channel.peers.wake_fds:
                 self._asleep[k] = 0
-                Doorbell.ring(self.channel.bells[k])
+                self.channel.peers.wake(k)
 
     def nap(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Sleeps until woken, unless `ready`. True if it is worth looking again at once.
@@ -126,7 +126,7 @@ class Page:
         """
         self._asleep[self.rank] = 1
         try:
-            return ready() or self.channel.bell.sleep(seconds)
+            return ready() or self.channel.peers.pipe.sleep(seconds)
         finally:
             self._asleep[self.rank] = 0
 
@@ -143,7 +143,7 @@ class _Wait:
         """Until all have come."""
         channel, missing = self._page.channel, self._came()
         peer = missing.index(False) if False in missing else 0
-        overdue = partial(failure.report_missing, channel.rank, peer, channel.cards[peer].pid)
+        overdue = partial(failure.report_missing, channel.rank, peer, channel.peers.infos[peer].pid)
         wait_until(self._over, partial(self._page.nap, self._all_came), overdue, failure.watchdog_s())
 
     def _came(self) -> list[bool]:
@@ -158,10 +158,10 @@ class _Wait:
         channel = self._page.channel
         self._tests += 1
         if self._tests > _QUIET_TESTS:
-            channel.look_out(self._op, self._came)
+            channel.check_messages(self._op, self._came)
             if channel.rank and not self._notified and time.perf_counter() - self._began > _NOTICE_S:
                 self._notified = True
-                channel.notice(self._op)
+                channel.report_waiting(self._op)
         return False
 
 
@@ -212,12 +212,12 @@ class Exchange:
         except Exception as caught:  # raised in the agreement, and so on all ranks
             self._error = caught
         while True:
-            page: Page | None = channel.board
+            page: Page | None = channel.shared.get(Page)
             if page:
                 fits = self._write(page)
                 if page.meet(self.op, _FAILED if self._error else digest if fits else b"room" + digest[:4]) and fits:
                     return page
-            channel.board, page = None, None  # if one rank comes to this line, all do
+            channel.shared.pop(Page, None)  # if one rank comes to this line, all do
             place = channel.agree(self.op, self._brought, partial(self._new_page, channel))
             if place.ticket is None:
                 return None
@@ -225,8 +225,8 @@ class Exchange:
                 channel.attached.keep(place.ticket.pid, place.live)
                 mapped = channel.attached.map(place.ticket)
                 self._memory = np.ndarray((sum(_sizes(channel.size, place.plan)),), np.uint8, mapped)
-            channel.open_bells()
-            channel.board = Page(channel, self._memory, place.plan)
+            channel.peers.open_all(channel.here())
+            channel.shared[Page] = Page(channel, self._memory, place.plan)
 
     def _write(self, page: Page) -> bool:
         """True if this rank's data is on the page."""

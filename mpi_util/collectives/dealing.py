@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 from ..errors import RankMismatchError, UsageError
 from ..host import threads
+from ..host.process import process
 from ..host.segments import Segment, attach
 from ..launch.identity import Comm, nworkers, rank
 from .channel import Channel
 from .comm import channel_of
+from .messages import Background
 
 _SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
 _DEALT = struct.Struct("qqq")  # the first three, which are written under the lock
@@ -21,6 +23,7 @@ _CLOSED = struct.Struct("q")  # the last, which is written without it
 _CLOSED_AT = _DEALT.size
 _ROUNDS = 64  # rounds that may be under way at once: a slot is used again so many rounds later
 _NONE_YET = -1
+_QUESTION_TAG = 2  # of a rank that asks rank 0 for a number
 
 
 def share(n: int) -> range:
@@ -61,9 +64,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
     n, channel = _count("deal", n), channel_of(comm)
-    if channel.dealer is None:
-        channel.dealer = _Counter(channel)
-    return Deal(channel.dealer, n)
+    return Deal(channel.states.of(_Counter), n)
 
 
 class Deal:
@@ -120,7 +121,7 @@ class _Counter:
         elif ticket is not None and channel.leader == 0:
             self._lock, self._map = attach(ticket)  # each process needs an open file of its own: a lock belongs to that
         if channel.rank == 0 and (channel.remote_leaders or (ticket is None and channel.size > 1)):
-            channel.serve_tickets(self._take_here)
+            process.of(Background).calls.append(self.serve)
 
     def next_round(self) -> int:
         self._rounds += 1
@@ -128,9 +129,16 @@ class _Counter:
 
     def take(self, question: tuple[int, int]) -> int | None:
         """The next number of a round, or None. `question`: the round, and how many it deals."""
-        answer = self._take_here(question) if self._map else self._channel.ask_ticket(question)
+        answer = self._take_here(question) if self._map else self._ask(question)
         if isinstance(answer, str):
             raise RankMismatchError(answer)
+        return answer
+
+    def _ask(self, question: tuple[int, int]) -> int | str | None:
+        """Rank 0's answer."""
+        messages = self._channel.messages
+        messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test, 0)
+        answer: int | str | None = messages.receive(0, "deal")
         return answer
 
     def _take_here(self, question: tuple[int, int]) -> int | str | None:
@@ -160,10 +168,16 @@ class _Counter:
         return bool(_CLOSED.unpack_from(self._map, place)[0] == number_of_round)
 
     def serve(self) -> None:
-        self._channel.poll_tickets()
+        """Rank 0 answers ranks that ask for a number, which are on other machines."""
+        while self._channel.size > 1 and (message := self._channel.comm.improbe(tag=_QUESTION_TAG)):
+            asking, question = message.recv()
+            self._channel.messages.send(asking, self._take_here(question))
 
     def close(self) -> None:
         """Gives file and memory back."""
+        background = process.of(Background).calls
+        if self.serve in background:
+            background.remove(self.serve)
         if self._segment is not None:
             self._segment.close()
         elif self._lock is not None:

@@ -139,12 +139,12 @@ class _Gather:
         if channel.rank:
             put(channel, place, pieces)
             if shows:
-                channel.send(0, _skeleton(self.segments[0]))
+                channel.messages.send(0, _skeleton(self.segments[0]))
             return self._batch
         write(self._block, pieces)
         finish(channel, self._block, place.ticket, self._plan.pieces)
         if self._plan.shower:
-            self.example = channel.receive(self._plan.shower, self._op)
+            self.example = channel.messages.receive(self._plan.shower, self._op)
         self.leaves = self._plan.leaves(self._block)
         return _rebuild(self.segments[0] if self.segments else self.example, self.leaves)
 

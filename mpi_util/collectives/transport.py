@@ -61,7 +61,7 @@ def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) ->
     if place.ticket is None:
         if not pieces:
             return
-        channel.receive(0, "gather")  # rank 0 is ready for this rank's bytes
+        channel.messages.receive(0, "gather")  # rank 0 is ready for this rank's bytes
         whole = [np.ascontiguousarray(array) for array, _ in pieces]
         with _Blocks((a.__array_interface__["data"][0], a.nbytes) for a in whole) as blocks:
             channel.comm.Send(blocks.spec, 0, _BULK_TAG)
@@ -70,9 +70,9 @@ def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) ->
         channel.attached.keep(place.ticket.pid, place.live)
         write(channel.attached.map(place.ticket), pieces)
     except Exception as error:
-        channel.send_failure(0, "gather", error)
+        channel.messages.send_failure(0, "gather", error)
         raise
-    channel.send(0, "written")
+    channel.messages.send(0, "written")
 
 
 def write(block: Any, pieces: list[tuple[np.ndarray, int]]) -> None:
@@ -90,10 +90,10 @@ def finish(channel: Channel, block: np.ndarray, ticket: Ticket | None, pieces: l
     """
     for k in range(1, channel.size):
         if ticket is not None and channel.machine[k] == channel.machine[0]:
-            channel.receive(k, "gather")
+            channel.messages.receive(k, "gather")
         elif pieces[k]:
             base = block.__array_interface__["data"][0]
-            channel.send(k, "go")
+            channel.messages.send(k, "go")
             with _Blocks((base + offset, nbytes) for offset, nbytes in pieces[k]) as blocks:
                 channel.comm.Recv(blocks.spec, k, _BULK_TAG)
 
@@ -210,7 +210,9 @@ def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None
     if not 0 <= progress[0] < wanted:
         there = progress[0]
     else:
-        there = channel.wait(lambda: progress[0] if progress[0] >= wanted or progress[0] == _FAILED else None, 0)
+        there = channel.messages.wait(
+            lambda: progress[0] if progress[0] >= wanted or progress[0] == _FAILED else None, 0
+        )
     if there == _FAILED:
         raise RankLeftError("rank 0 failed while it was sending; part of what this rank has is new, part old")
 
@@ -241,7 +243,7 @@ def _send_parts(channel: Channel, block: np.ndarray, to: Sequence[int]) -> list[
 
 def _wait_until_sent(channel: Channel, requests: list[tuple[Any, int]]) -> None:
     for request, k in requests:
-        channel.wait(request.Test, k)
+        channel.messages.wait(request.Test, k)
 
 
 def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
@@ -249,7 +251,7 @@ def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
     ticket, live = place.ticket, place.live
     leads = channel.leader == channel.rank
     if ticket is None and not leads and channel.leader:
-        ticket, live = channel.receive(channel.leader, "weights")
+        ticket, live = channel.messages.receive(channel.leader, "weights")
     if ticket is not None:
         channel.attached.keep(ticket.pid, live)
         return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket))
@@ -261,10 +263,10 @@ def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
     block, ticket = lease(channel, nbytes)
     under_way = []
     for part, request in [(part, channel.comm.Irecv(part, source, _BULK_TAG)) for part in _parts(block)]:
-        channel.wait(request.Test, source)
+        channel.messages.wait(request.Test, source)
         under_way += _send_parts(channel, part, onward)
     for k in channel.members:
-        channel.send(k, (ticket, channel.pool.live))
+        channel.messages.send(k, (ticket, channel.pool.live))
     if ticket is None:
         under_way += _send_parts(channel, block, channel.members)
     _wait_until_sent(channel, under_way)

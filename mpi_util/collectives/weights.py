@@ -44,8 +44,9 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
         WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
     """
     channel = channel_of(comm)
-    channel.version = _Model("rank0_bcast_wts", model, graph).send(channel)
-    return channel.version
+    versions = channel.states.of(_Versions)
+    versions.last = _Model("rank0_bcast_wts", model, graph).send(channel)
+    return versions.last
 
 
 def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
@@ -88,6 +89,13 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     return total
 
 
+class _Versions:
+    """The number of the weights that were sent last on a communicator."""
+
+    def __init__(self, _: Channel):
+        self.last = 0
+
+
 def _plan_of(model: Any, graph: Any) -> Plan:
     found = slots(model, graph)
     if not isinstance(found, KeptSlots):
@@ -125,7 +133,7 @@ class _Model:
             if page is not None and (compare_only or self.small):
                 if channel.rank and not compare_only:
                     self.plan.take(page.last_small[0])
-                return channel.version + 1
+                return channel.states.of(_Versions).last + 1
         version: int = _InBlock(self, compare_only).send(channel)
         if version == _DIFFERENT:
             channel.agree(self.op, lambda: self.plan.layout.kinds, self.check)
@@ -178,7 +186,7 @@ class _InBlock(Broadcast):
         layout = self._model.plan.layout
         if any(signature != layout.signature for signature in described):
             return 0, _DIFFERENT
-        return 0 if self._compare_only else layout.nbytes, channel.version + 1
+        return 0 if self._compare_only else layout.nbytes, channel.states.of(_Versions).last + 1
 
     def write(self, block: np.ndarray) -> Iterator[int]:
         return self._model.plan.write(block)

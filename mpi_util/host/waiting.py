@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 SPIN_S = 50e-6
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
-PAUSE_S = 1e-3  # longest sleep when nobody can ring: what MPI tells is found by testing only
-RUNG_PAUSE_S = 50e-3  # longest sleep of a rank that will be rung
+PAUSE_S = 1e-3  # longest sleep where there is no wake-up: what MPI has received is found by testing only
+WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
 LATENESS = 1 / 8  # a pause is at most this share of the time waited so far
 
 
-class Doorbell:
-    """This process's own bell, and the bells of others on the machine that it may ring."""
+class WakePipe:
+    """The pipe by which others wake this process; and how this one wakes others by theirs."""
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe()
@@ -37,20 +37,20 @@ class Doorbell:
         os.close(self.write_fd)
 
     def sleep(self, seconds: float) -> bool:
-        """Sleeps for `seconds`, or until somebody rings; True if somebody did."""
-        rung = bool(self._poll.poll(seconds * 1e3))
-        if rung:
+        """Sleeps for `seconds`, or until it is woken; True if it was."""
+        woken = bool(self._poll.poll(seconds * 1e3))
+        if woken:
             os.read(self.read_fd, 1 << 16)
-        return rung
+        return woken
 
     @staticmethod
     def open(pid: int, fd: int) -> int:
-        """File descriptor to ring the bell of process `pid` with. OSError if it cannot be reached."""
+        """File descriptor by which to wake process `pid`. OSError if it cannot be reached."""
         return os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     @staticmethod
-    def ring(fd: int) -> None:
-        """Wakes the owner of the bell. A full pipe means that it was rung already; a closed one, that it is gone."""
+    def wake(fd: int) -> None:
+        """Wakes the owner of the pipe. A full one means that it was woken already; a closed one, that it has ended."""
         try:
             os.write(fd, b"!")
         except (BlockingIOError, BrokenPipeError):
@@ -67,7 +67,7 @@ def wait_until(
 
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
-        sleep: sleeps for so many seconds, or until it is rung (then True) by whoever makes `test` come true.
+        sleep: sleeps for that many seconds, or until woken (then True) by the rank that makes `test` come true.
         overdue: called once if the wait has lasted `overdue_s` seconds (0: never).
     """
     start = spun_from = time.perf_counter()
@@ -86,6 +86,6 @@ def wait_until(
             os.sched_yield()
         elif sleep is None:
             time.sleep(min(PAUSE_S, waited * LATENESS))
-        elif sleep(min(RUNG_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
+        elif sleep(min(WOKEN_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
             spun_from, tests = time.perf_counter(), 0
     return result

@@ -49,9 +49,9 @@ for epoch in range(3):
     logger.store(Loss=-100.0)
     assert logger.get_stats("Loss")[0] == ((size - 1) / 2 - 100.0) / 2
     logger.epoch_dict["Loss"] = []
-    before = channel_of()._calls
+    before = channel_of().messages.calls
     logger.dump_tabular()
-    assert channel_of()._calls == before + 1
+    assert channel_of().messages.calls == before + 1
     logger.store(EpRet=-1.0)  # stored after a row, so of the next one
     logger.epoch_dict["EpRet"] = []
 logger.save_state({"itr": 3}, itr=3)

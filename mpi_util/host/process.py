@@ -1,0 +1,71 @@
+"""What belongs to this process as a whole: the state of each module, and what was changed in the interpreter."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+State = TypeVar("State")
+
+
+class States:
+    """Objects by their class, each made when it is first asked for.
+
+    So a module keeps what belongs to the process, or to one communicator, in a class of its own, and the owner need not
+    know the module.
+
+    Args:
+        arguments: with which each object is made.
+    """
+
+    def __init__(self, *arguments: Any):
+        self._arguments = arguments
+        self._made: dict[Any, Any] = {}
+
+    def of(self, kind: Callable[..., State]) -> State:
+        """The owner's one `kind`."""
+        if kind not in self._made:
+            self._made[kind] = kind(*self._arguments)
+        made: State = self._made[kind]
+        return made
+
+    def close(self) -> None:
+        """Closes those that can be closed, and forgets all."""
+        for state in self._made.values():
+            if hasattr(state, "close"):
+                state.close()
+        self._made.clear()
+
+
+class Process(States):
+    """The state of this process, and the changes that this package has made in its interpreter and environment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.undo = contextlib.ExitStack()
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Sets an attribute that is not ours, such as sys.excepthook, until `reset`."""
+        self.undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    def set_environment(self, variables: Mapping[str, str]) -> None:
+        """Sets environment variables, until `reset`."""
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+
+        def restore() -> None:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+        self.undo.callback(restore)
+
+    def reset(self) -> None:
+        """For tests: a process that has not used mpi_util. MPI itself, if it was started, stays so."""
+        self.undo.close()
+        self.close()
+
+
+process = Process()
