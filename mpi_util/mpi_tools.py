@@ -1,7 +1,7 @@
 """Spinning Up's MPI tools under their own names: `spinup.utils.mpi_tools` becomes `mpi_util.mpi_tools`.
 
-What differs: dtypes and shapes stay what they are (there all became float32), a rank that waits sleeps, the bits do not
-depend on the MPI library, and one rank needs no MPI.
+Differences: dtypes and shapes are kept (there all became float32), waiting ranks sleep, the bits do not depend on the
+MPI library, and one rank needs no MPI.
 """
 
 import sys
@@ -17,17 +17,10 @@ from .launch import identity
 from .launch.identity import Comm
 
 _FUNCTIONS = {
-    "SUM": np.add,
-    "PROD": np.multiply,
-    "MAX": np.maximum,
-    "MIN": np.minimum,
-    "LAND": np.logical_and,
-    "LOR": np.logical_or,
-    "LXOR": np.logical_xor,
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
-}
+    "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum,
+    "LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor,
+    "BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor,
+}  # fmt: skip
 
 
 def mpi_fork(n: int, bind_to_core: bool = False) -> None:
@@ -38,9 +31,9 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
 
     Args:
         n: number of ranks, at least 1.
-        bind_to_core: binds each rank to one core, which it shares where there are more ranks than cores. The launcher
-            deals out the cores of the machine, whatever `taskset` says. Not for programs in which rank 0 updates
-            alone: it would have one core for that.
+        bind_to_core: binds each rank to one core, which ranks share if there are more ranks than cores. The launcher
+            assigns the cores of the machine, regardless of `taskset`. Not for programs in which rank 0 updates alone:
+            it would have one core for that.
 
     Raises:
         LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
@@ -72,13 +65,14 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) 
     Args:
         sendbuf: array, or anything that NumPy reads as one; the same dtype and shape on every rank. MPI.IN_PLACE or
             None: the values are in `recvbuf`.
-        recvbuf: writable array of the same dtype and size, or what shares its memory with NumPy, such as a CPU tensor.
+        recvbuf: writable array of the same dtype and size, or an object that shares its memory with NumPy, such as a
+            CPU tensor.
         op: as for `mpi_op`; None: MPI.SUM.
         comm: communicator; None: all ranks.
 
     Raises:
         RankMismatchError: on every rank, if dtypes, shapes or operations differ.
-        BatchError: `recvbuf` cannot be written in place, or cannot take the result.
+        BatchError: `recvbuf` cannot be written in place, or cannot hold the result.
     """
     target = _buffer("allreduce", recvbuf)
     mpi = sys.modules.get("mpi4py.MPI")
@@ -107,21 +101,20 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
         MpiUtilError: on every rank, if there is no rank `root`.
     """
     channel = channel_of(comm)
-    array = np.empty(0)
 
-    def bring() -> int:
-        nonlocal array
-        array = _buffer("broadcast", x)
+    def checked_root() -> int:
+        _buffer("broadcast", x)
         if root not in range(channel.size):
-            raise MpiUtilError(f"broadcast: root is a rank, 0 to {channel.size - 1}; got {root!r}")
+            raise MpiUtilError(f"broadcast: root must be a rank, 0 to {channel.size - 1}; got {root!r}")
         return root
 
-    def check(roots: list[int]) -> list[None]:
+    def check_same(roots: list[int]) -> list[None]:
         if len(set(roots)) > 1:
-            raise rank_mismatch("broadcast: every rank must name the same root", roots)
+            raise rank_mismatch("broadcast: root must be the same on every rank", roots)
         return [None] * channel.size
 
-    channel.agree("broadcast", bring, check)
+    channel.agree("broadcast", checked_root, check_same)
+    array = _buffer("broadcast", x)
     if root:
         rows = rank0_accum_batches(array[None][: channel.rank == root], comm=comm)
         if channel.rank == 0:
@@ -135,7 +128,7 @@ def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
     Args:
         x: number, list, array or tensor; same dtype and shape on every rank.
         op: MPI.SUM, PROD, MAX, MIN or a logical or bitwise one; None: MPI.SUM; or a NumPy function of two arrays, which
-            needs no mpi4py. The same on every rank. A sum counts bools; the largest or smallest of NaN is NaN.
+            needs no mpi4py. The same on every rank. A sum counts bools; MAX and MIN return NaN if any value is NaN.
         comm: communicator; None: all ranks.
 
     Returns:
@@ -163,7 +156,7 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
     """Collective: mean and standard deviation of the samples of all ranks together, each sample counting once.
 
     Args:
-        x: samples: an array, tensor, list or number of any shape, as many as this rank has, maybe none.
+        x: samples: an array, tensor, list or number of any shape; as many as this rank has, possibly none.
         with_min_and_max: return the extremes too.
         comm: communicator; None: all ranks.
 
@@ -172,7 +165,7 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
         same bits on every rank, calculated in float64; std divides by the number of samples. NaN if no rank has any.
 
     Raises:
-        BatchError: on every rank, if one brings something that is not real numbers.
+        BatchError: on every rank, if values on one are not real numbers.
     """
     found = moments.statistics(channel_of(comm), "mpi_statistics_scalar", {"x": x})["x"]
     return tuple(found) if with_min_and_max else (found.mean, found.std)
@@ -190,7 +183,7 @@ def _function(op: Any) -> np.ufunc:
 
 
 def _buffer(call: str, x: Any) -> np.ndarray:
-    """`x`, or an array over its memory. Raises BatchError where there is none, or where it is read-only."""
+    """`x`, or an array over its memory. Raises BatchError if there is no such array, or it is read-only."""
     array = np.asarray(x)
     if array.dtype.hasobject or not array.flags.writeable or (array is not x and array.base is None):
         raise BatchError(f"{call}: the values of a {type(x).__name__} cannot be written in place; give a NumPy array")

@@ -1,4 +1,4 @@
-"""Gathers batches of every rank to rank 0, each row copied once, straight to its final place."""
+"""Gathers batches of every rank to rank 0; each row is copied once, directly to its final place."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,29 +30,29 @@ def rank0_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T
 @overload
 def rank0_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
 def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> Any:
-    """Collective: joins the batches of all ranks, row after row, on rank 0. A rank that does not call it is waited for.
+    """Collective: joins the batches of all ranks, row after row, on rank 0. Waits until all ranks call it.
 
     Args:
         batch: nested dict/tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any dtype but object, any
             shape and memory order; tensors of torch and TensorFlow, variables too; numbers and 0-d arrays (one row
-            each); lists of plain Python values, which are joined. Ranks agree on keys, dtypes and shapes but for the
-            number of rows, which may differ between ranks and between leaves, and may be 0. A list that holds arrays or
-            dicts is refused: it could be a structure (make it a tuple) or trajectories (give `index`, or use
-            `rank0_gather`).
-        index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", for
-            instance episodes) and `index` holds the place of each in the whole: they are joined in the order of the
-            index, whichever rank made them. A rank may have none; where no rank has any, the result is an empty dict.
+            each); lists of plain Python values, which are joined. Structure, keys, dtypes and shapes must be the same
+            on all ranks. The number of rows may differ between ranks and between leaves, and may be 0. A list that
+            holds arrays or dicts is refused: it could be a structure (make it a tuple) or trajectories (give `index`,
+            or use `rank0_gather`).
+        index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", such
+            as episodes) and `index` holds a number for each: they are joined in the order of these numbers. A rank may
+            have none; if no rank has any, the result is an empty dict.
         comm: communicator; None: all ranks.
 
     Returns:
         Rank 0: the same structure, dtypes and kinds of leaves, with the rows of all ranks; numbers become an array of
-        shape (number of batches,). The arrays stay valid and unchanged as long as they are held. Others: `batch`.
+        shape (number of batches,). The arrays stay valid and unchanged as long as they are referenced. Others: `batch`.
 
     Raises:
-        RankMismatchError: on every rank, with a table of who has what, if they bring different keys, dtypes or shapes,
-            or only some give an index.
-        BatchError: on every rank: a leaf is an array of objects, a list holds arrays or dicts, or an index is used
-            twice.
+        RankMismatchError: on every rank, with a table of who has what, if structures, keys, dtypes or shapes differ, or
+            only some give an index.
+        BatchError: on every rank: a leaf is an array of objects, a list holds arrays or dicts, segments of one rank
+            differ, or an index is used twice.
     """
     return _to_rank0(channel_of(comm), "rank0_accum_batches", batch, index)
 
@@ -62,28 +62,27 @@ def rank0_gather(obj: T, *, index: None = None, comm: Comm = None) -> list[T]: .
 @overload
 def rank0_gather(obj: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> list[T]: ...
 def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> list[Any]:
-    """Collective: the objects of all ranks in a list on rank 0. A rank that does not call it is waited for.
+    """Collective: the objects of all ranks in a list on rank 0. Waits until all ranks call it.
 
-    For trajectories and whatever else `rank0_accum_batches` does not join: the objects stay as they are.
+    For trajectories and other objects that `rank0_accum_batches` does not join.
 
     Args:
-        obj: anything that pickle takes. Arrays in it travel as raw memory.
-        index: None: one object per rank, listed in rank order. Else `obj` is a list of objects and `index` holds the
-            place of each in the whole: they are listed in the order of the index, whichever rank made them.
+        obj: anything that can be pickled. Arrays in it are sent as raw memory.
+        index: None: one object per rank, in rank order. Else `obj` is a list of objects and `index` holds a number for
+            each: they are listed in the order of these numbers.
         comm: communicator; None: all ranks.
 
     Returns:
-        Rank 0: the list of all objects; large arrays in it lie in shared memory, as long as they are held. Others: a
-        list of their own.
+        Rank 0: the list of all objects; large arrays in it are views of shared memory. Others: a list of their own.
 
     Raises:
-        RankMismatchError, BatchError: as `rank0_accum_batches`; BatchError too where an object cannot be pickled. What
+        RankMismatchError, BatchError: as `rank0_accum_batches`; BatchError also if an object cannot be pickled. What
             its unpickling raises is raised on rank 0.
     """
-    brought: Any = tree.Objects([obj])
+    batch: Any = tree.Objects([obj])
     if index is not None:
-        brought = [tree.Objects([item]) for item in obj] if isinstance(obj, Sequence) else obj
-    gathered = _to_rank0(channel := channel_of(comm), "rank0_gather", brought, index)
+        batch = [tree.Objects([item]) for item in obj] if isinstance(obj, Sequence) else obj
+    gathered = _to_rank0(channel := channel_of(comm), "rank0_gather", batch, index)
     return list(gathered) if channel.rank == 0 else [obj] if index is None else list(obj)
 
 
@@ -173,7 +172,7 @@ class _Gather:
 
 
 def _skeleton(segment: Any) -> Any:
-    """The structure of a batch with something small for each leaf, by which another rank can build the same."""
+    """The structure of a batch with something small for each leaf, from which another rank can build the same."""
     return tree.rebuild(segment, {path: _token(leaf) for path, leaf in tree.walk(segment)})
 
 
@@ -188,7 +187,7 @@ def _rebuild(example: Any, leaves: dict[str, Any]) -> Any:
 
 
 def _restore(leaf: Any, like: Any) -> Any:
-    """The leaf in the kind in which it came: a tensor for a tensor."""
+    """The leaf as it was on its rank: a tensor for a tensor."""
     if isinstance(leaf, np.ndarray) and like is not None:
         return adapter_for(like).from_array(leaf, like)
     return leaf

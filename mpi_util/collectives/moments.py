@@ -1,7 +1,7 @@
-"""Mean, standard deviation and extremes of samples that are spread over the ranks, in one exchange.
+"""Mean, standard deviation and extremes of the samples of all ranks, in one exchange.
 
-Each rank brings the count, the mean and the sum of squared differences of its own samples; rank 0 merges them in rank
-order (Chan, Golub and LeVeque, 1983, equations 1.5). Unlike sums of squares that loses no digits where the mean is far
+Each rank sends the count, the mean and the sum of squared differences of its own samples; rank 0 merges them in rank
+order (Chan, Golub and LeVeque, 1983, equations 1.5). Unlike sums of squares this loses no digits if the mean is far
 from 0.
 """
 
@@ -18,7 +18,7 @@ from .channel import Channel
 
 
 class Statistics(NamedTuple):
-    """Of the samples of all ranks. All are NaN where no rank has any."""
+    """Of the samples of all ranks. All are NaN if there are none."""
 
     mean: float
     std: float
@@ -41,17 +41,17 @@ def statistics(channel: Channel, op: str, samples: Mapping[str, Any]) -> dict[st
 
     Args:
         op: the collective call that this is part of.
-        samples: for each key an array, tensor, list or number of any shape; as many as this rank has, maybe none. The
-            same keys in the same order on every rank.
+        samples: for each key an array, tensor, list or number of any shape, or an empty one. The same keys in the same
+            order on every rank.
 
     Raises:
         RankMismatchError: on every rank, if keys or their order differ.
-        BatchError: on every rank, if one brings something that is not real numbers.
+        BatchError: on every rank, if values on one are not real numbers.
     """
     return channel.agree(
         op,
         lambda: {key: _moments(key, x) for key, x in samples.items()},
-        lambda brought: [_merge_all(op, brought)] * channel.size,
+        lambda of_ranks: [_merge_all(op, of_ranks)] * channel.size,
     )
 
 
@@ -62,26 +62,27 @@ def _moments(key: str, x: Any) -> _Moments:
     array = array.astype(float).ravel()
     if not array.size:
         return _Moments()
-    with np.errstate(all="ignore"):  # infinite samples are the program's affair
+    with np.errstate(all="ignore"):  # infinite samples are allowed
         mean = array.mean()
         if np.isfinite(mean):
-            mean += (array - mean).mean()  # what rounding has left
+            mean += (array - mean).mean()  # corrects the rounding
         m2 = np.square(array - mean).sum()
     return _Moments(array.size, float(mean), float(m2), float(array.min()), float(array.max()))
 
 
-def _merge_all(op: str, brought: list[dict[str, _Moments]]) -> dict[str, Statistics]:
-    if any(list(b) != list(brought[0]) for b in brought):
-        keys = [", ".join(b) or "none" for b in brought]
+def _merge_all(op: str, of_ranks: list[dict[str, _Moments]]) -> dict[str, Statistics]:
+    first = of_ranks[0]
+    if any(list(own) != list(first) for own in of_ranks):
+        keys = [", ".join(own) or "none" for own in of_ranks]
         raise rank_mismatch(f"{op}: every rank must ask for the same keys, in the same order", keys)
-    merged = {key: functools.reduce(merge, (b[key] for b in brought)) for key in brought[0]}
+    merged = {key: functools.reduce(merge, (own[key] for own in of_ranks)) for key in first}
     return {
         key: Statistics(m.mean, math.sqrt(m.m2 / m.n) if m.n else math.nan, m.min, m.max) for key, m in merged.items()
     }
 
 
 def merge(a: Any, b: Any) -> Any:
-    """The moments (n, mean, m2, and extremes where they are kept) of the samples of `a` and `b` together."""
+    """The moments (n, mean, m2, and extremes if both have them) of the samples of `a` and `b` together."""
     if not a.n or not b.n:
         return a if a.n else b
     n, delta = a.n + b.n, b.mean - a.mean

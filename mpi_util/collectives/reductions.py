@@ -1,4 +1,4 @@
-"""Sums, means and copies over the ranks. The order of summation is that of the ranks, so the bits never vary."""
+"""Sums, means and broadcasts. The order of summation is that of the ranks, so the bits never vary."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, overload
@@ -16,7 +16,7 @@ from .transport import Broadcast
 T = TypeVar("T")
 Array = TypeVar("Array", bound=Iterable[Any])  # of any framework: no number is iterable
 
-_SMALL = 2048  # bytes; up to this an array travels within the agreement itself
+_SMALL = 2048  # bytes; an array up to this is sent within the agreement itself
 
 
 @overload
@@ -39,7 +39,7 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
     Raises:
         RankMismatchError: on every rank, if dtypes or shapes differ.
     """
-    return _reduce("all_sum", x, comm, result_dtype=lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype)
+    return _Reduction("all_sum", x, np.add, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype).run(comm)
 
 
 @overload
@@ -53,9 +53,8 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
     Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
     """
-    return _reduce(
-        "all_mean", x, comm, result_dtype=lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), divide=True
-    )
+    as_float = _Reduction("all_mean", x, np.add, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float))
+    return as_float.run(comm, divide=True)
 
 
 def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
@@ -71,9 +70,9 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
 
     Raises:
         RankMismatchError: on every rank, if dtypes, shapes or functions differ.
-        MpiUtilError: on every rank, if the function does not take such an array.
+        MpiUtilError: on every rank, if the function does not accept such an array.
     """
-    return _reduce(f"all_reduce({op.__name__})", x, comm, op)
+    return _Reduction(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype).run(comm)
 
 
 def bcast(x: T, *, comm: Comm = None) -> T:
@@ -81,7 +80,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
 
     Args:
         x: an array is overwritten in place on the other ranks, where it must have rank 0's dtype and shape; anything
-            else that pickle takes, an array of objects too, is returned as a copy of rank 0's.
+            else that can be pickled, an array of objects too, is returned as a copy of rank 0's.
         comm: communicator; None: all ranks.
 
     Returns:
@@ -126,44 +125,44 @@ class _Copy(Broadcast):
         return self._x if self._in_place or channel.rank == 0 else value
 
 
-def _reduce(
-    name: str,
-    x: Any,
-    comm: Comm,
-    op: np.ufunc = np.add,
-    result_dtype: Callable[[np.dtype], np.dtype] = lambda dtype: dtype,
-    divide: bool = False,
-) -> Any:
-    channel = channel_of(comm)
-    array = np.empty(0)
+class _Reduction:
+    """One reduction. Small arrays are sent within the agreement; larger ones are gathered, the result is broadcast."""
 
-    def bring() -> tuple[np.dtype, tuple[int, ...], np.ndarray | None]:
-        nonlocal array
-        array = adapter_for(x).to_numbers(x)
+    def __init__(self, name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype]):
+        self._name, self._x, self._op, self._result_dtype = name, x, op, result_dtype
+
+    def run(self, comm: Comm, divide: bool = False) -> Any:
+        """Collective: the result on every rank, of the kind of x. divide: by the number of ranks."""
+        channel = channel_of(comm)
+        self._n, self._divisor = channel.size, channel.size if divide else None
+        result = channel.agree(self._name, self._describe, self._decide)
+        if result is None:
+            stacked = rank0_accum_batches(self._array[None], comm=comm)
+            result = np.empty(self._array.shape, self._dtype) if channel.rank else self._combine(stacked)
+            bcast(result, comm=comm)
+        return adapter_for(self._x).from_numbers(result, self._x)
+
+    def _describe(self) -> tuple[np.dtype, tuple[int, ...], np.ndarray | None]:
+        """This rank's dtype and shape; the values too if they are few."""
+        array = self._array = adapter_for(self._x).to_numbers(self._x)
+        self._dtype = self._result_dtype(array.dtype)
         return array.dtype, array.shape, array if array.nbytes <= _SMALL else None
 
-    def combine(arrays: Any) -> np.ndarray:
-        dtype = result_dtype(array.dtype)
-        half = dtype == np.float16  # too narrow to add up in
+    def _decide(self, found: list[Any]) -> list[np.ndarray | None]:
+        """Rank 0: the result; None if it has to gather the arrays first."""
+        _all_same(self._name, [f[:2] for f in found])
+        if self._array.nbytes <= _SMALL:
+            return [self._combine([values for *_, values in found])] * self._n
+        self._combine([np.empty(0, self._array.dtype)] * 2)  # if `op` rejects such an array, all ranks raise that
+        return [None] * self._n
+
+    def _combine(self, arrays: Any) -> np.ndarray:
         first, *others = arrays
-        total = first.astype(np.float32 if half else dtype)
-        for one in others:
-            op(total, one, out=total)
-        return np.asarray(total / channel.size if divide else total).astype(dtype, copy=False)
-
-    def decide(brought: list[Any]) -> list[np.ndarray | None]:
-        _all_same(name, [b[:2] for b in brought])
-        if array.nbytes <= _SMALL:
-            return [combine([values for *_, values in brought])] * channel.size
-        combine([np.empty(0, array.dtype)] * 2)  # what `op` does not take is an error here, on every rank
-        return [None] * channel.size
-
-    result = channel.agree(name, bring, decide)
-    if result is None:
-        stacked = rank0_accum_batches(array[None], comm=comm)
-        result = np.empty(array.shape, result_dtype(array.dtype)) if channel.rank else combine(stacked)
-        bcast(result, comm=comm)
-    return adapter_for(x).from_numbers(result, x)
+        # float16 is too narrow to add in
+        total = first.astype(np.float32 if self._dtype == np.float16 else self._dtype)
+        for array in others:
+            self._op(total, array, out=total)
+        return np.asarray(total / self._divisor if self._divisor else total).astype(self._dtype, copy=False)
 
 
 def _all_same(op: str, found: list[Any]) -> None:

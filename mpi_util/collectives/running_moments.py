@@ -12,7 +12,7 @@ from .comm import channel_of
 from .moments import merge
 
 _HELD_AS = ("obs_rms", "return_rms", "ret_rms")  # by Gymnasium's wrappers and by Stable-Baselines3's VecNormalize
-_INSIDE = ("env", "venv", "envs")  # where a wrapper or a vector environment keeps what is inside
+_INSIDE = ("env", "venv", "envs")  # attributes in which wrappers and vector environments keep what they wrap
 
 
 class _State(NamedTuple):
@@ -28,17 +28,19 @@ _ROUNDING = 1e-6
 
 
 def merge_moments(holder: Any, *, comm: Comm = None) -> None:
-    """Collective: normalisers that ranks have updated apart become one: the last merged state and what each rank added.
+    """Collective: gives normalisers that each rank has updated one state: the last merged one and what each rank added.
 
-    Call it once per iteration, as after a rollout. Where ranks start from a state that is not empty, such as that of a
-    resumed run, call it before the first rollout too: what is the same on all ranks counts once. Equations 1.5 of Chan,
-    Golub and LeVeque (1983), in float64 and rank order: the same bits on every rank, but not for every number of ranks.
-    For that update the normaliser on rank 0, with the gathered rows, and send it with the weights.
+    Call it once per iteration, such as after a rollout. If ranks start from a state that is not empty, such as that of
+    a resumed run, call it before the first rollout too: a state that is the same on all ranks counts once. Equations
+    1.5 of Chan, Golub and LeVeque (1983), in float64 and rank order: the same bits on every rank, but not for every
+    number of ranks. If you need that, update the normaliser on rank 0 with the gathered rows, and send it with the
+    weights.
 
     Args:
-        holder: object with attributes mean, var (arrays, tensors or numbers; var divides by count) and count, or what
-            holds such: Gymnasium's NormalizeObservation and NormalizeReward, Stable-Baselines3's VecNormalize, wrappers
-            and vector environments around them, dicts. The same ones on every rank; they are changed in place.
+        holder: object with attributes mean, var (arrays, tensors or numbers; var divides by count) and count, or an
+            object that holds some: Gymnasium's NormalizeObservation and NormalizeReward, Stable-Baselines3's
+            VecNormalize, wrappers and vector environments around them, dicts. The same ones on every rank; they are
+            changed in place.
         comm: communicator; None: all ranks.
 
     Raises:
@@ -47,27 +49,33 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
     """
     found: dict[str, Any] = {}
 
-    def bring() -> dict[str, tuple[_State, _State | None]]:
+    def describe() -> dict[str, tuple[_State, _State | None]]:
         found.update(_find(holder))
-        if not found:
-            raise BatchError(f"merge_moments: no object with mean, var and count in a {type(holder).__name__}")
-        for name, rms in found.items():
-            try:
-                vars(rms)[_MERGED] = vars(rms).get(_MERGED)
-                rms.count = rms.count
-            except (AttributeError, TypeError) as error:
-                raise BatchError(f"merge_moments: '{name}', a {type(rms).__name__}, takes no values: {error}") from None
+        _check(holder, found)
         return {name: (_state(rms), _last(rms)) for name, rms in found.items()}
 
     channel = channel_of(comm)
-    for name, state in channel.agree("merge_moments", bring, lambda all_: [_merge_all(all_)] * channel.size).items():
+    merged = channel.agree("merge_moments", describe, lambda of_ranks: [_merge_all(of_ranks)] * channel.size)
+    for name, state in merged.items():
         if state is not None:
             _write(found[name], state)
-        vars(found[name])[_MERGED] = tuple(_state(found[name]))  # as it is in the object's own dtype
+        vars(found[name])[_MERGED] = tuple(_state(found[name]))  # in the object's own dtype
+
+
+def _check(holder: Any, found: dict[str, Any]) -> None:
+    """Raises BatchError if there is none, or one that cannot be changed."""
+    if not found:
+        raise BatchError(f"merge_moments: no object with mean, var and count in a {type(holder).__name__}")
+    for name, rms in found.items():
+        try:
+            vars(rms)[_MERGED] = vars(rms).get(_MERGED)
+            rms.count = rms.count
+        except (AttributeError, TypeError) as error:
+            raise BatchError(f"merge_moments: '{name}', a {type(rms).__name__}, takes no values: {error}") from None
 
 
 def _find(holder: Any, name: str = "", outside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(name, object with mean, var and count) of all in `holder`. outside: ids of what holds it."""
+    """(name, object) of each object with mean, var and count in `holder`. outside: ids of the objects that hold it."""
     if id(holder) in outside:
         return
     if all(hasattr(holder, key) for key in ("mean", "var", "count")):
@@ -75,7 +83,7 @@ def _find(holder: Any, name: str = "", outside: tuple[int, ...] = ()) -> Iterato
         return
     if isinstance(holder, (dict, list, tuple)):
         inside = dict(holder if isinstance(holder, dict) else enumerate(holder))
-    else:  # not getattr: wrappers may pass it on to what is inside
+    else:  # not getattr: a wrapper may pass it on to what it wraps
         inside = {key: value for key, value in getattr(holder, "__dict__", {}).items() if key in (*_HELD_AS, *_INSIDE)}
     for key, value in inside.items():
         yield from _find(value, f"{name}/{key}" if name else str(key), (*outside, id(holder)))
@@ -102,26 +110,26 @@ def _same(a: _State, b: _State) -> bool:
     return a.n == b.n and np.array_equal(a.mean, b.mean) and np.array_equal(a.m2, b.m2)
 
 
-def _merge_all(brought: list[dict[str, tuple[_State, _State | None]]]) -> dict[str, _State | None]:
-    shapes = [{name: now.mean.shape for name, (now, _) in b.items()} for b in brought]
+def _merge_all(of_ranks: list[dict[str, tuple[_State, _State | None]]]) -> dict[str, _State | None]:
+    shapes = [{name: now.mean.shape for name, (now, _) in states.items()} for states in of_ranks]
     if any(s != shapes[0] for s in shapes):
-        raise rank_mismatch("merge_moments: every rank must bring the same names and shapes", shapes)
-    return {name: _merge_one([b[name] for b in brought]) for name in brought[0]}
+        raise rank_mismatch("merge_moments: names and shapes must be the same on every rank", shapes)
+    return {name: _merge_one([states[name] for states in of_ranks]) for name in of_ranks[0]}
 
 
-def _merge_one(brought: list[tuple[_State, _State | None]]) -> _State | None:
-    """All ranks' states of one object as one. None: it stays as it is, on one rank, or where all begin with it."""
-    first, base = brought[0]
-    if len(brought) == 1 or all(before is None and _same(now, first) for now, before in brought):
+def _merge_one(states: list[tuple[_State, _State | None]]) -> _State | None:
+    """All ranks' (state, last merged state) of one object merged. None: no change; one rank, or all begin with it."""
+    first, base = states[0]
+    if len(states) == 1 or all(before is None and _same(now, first) for now, before in states):
         return None
     total = base or _State(0.0, first.mean, first.m2)
-    for now, before in brought:
+    for now, before in states:
         total = merge(total, _added(now, before))
     return total
 
 
 def _added(now: _State, before: _State | None) -> _State:
-    """What has come to `before` (equation 1.5 the other way round)."""
+    """The samples added since `before` (equation 1.5 solved for them)."""
     if before is None or not before.n:
         return now
     n = now.n - before.n
