@@ -193,7 +193,8 @@ def run_packed(path: str) -> None:
     failure.install()
     failure.die_with_parent()
     num_cpu, (packed, preparation) = pickle.loads(Path(path).read_bytes())
-    mpi_fork(num_cpu)
+    if mpi_fork(num_cpu) == "parent":
+        sys.exit()
     _loading = True
     spawn.prepare(preparation)
     thunk, kwargs = pickle.loads(packed)
