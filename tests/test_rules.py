@@ -45,8 +45,8 @@ ROOMS = KNOWN_NAMES | {
     "runs": BELOW_COLLECTIVES + " collectives",
     "weight_sync": BELOW_COLLECTIVES + " collectives",
     "integrations": BELOW_COLLECTIVES + " collectives",
-    "logx": BELOW_COLLECTIVES + " collectives runs mpi_tools",
-    "run_utils": BELOW_COLLECTIVES + " collectives runs",
+    "logx": "runs",
+    "run_utils": "runs",
     "serialization_utils": "runs",
 }
 MOST_FLOORS, MOST_AT_THE_TOP = 9, 12

@@ -92,7 +92,7 @@ def test_the_report_counts_variants(capsys):
         ([("a", 1), ("a", 2)], "'a' and 'a' set the same argument"),
         ([("a:b", 1), ("a", 2)], "'a' and 'a:b' set the same argument"),
         ([("a", 1), ("a:b", 2)], "'a:b' and 'a' set the same argument"),
-        ([(3, 1)], "are texts"),
+        ([(3, 1)], "must be strings"),
     ],
 )
 def test_parameters_that_make_no_sense(keys, text):
@@ -107,10 +107,10 @@ def test_runs_that_make_no_sense(tmp_path, monkeypatch):
     grid.add("lr", [0.1, "0,1"])
     for arguments, text in [
         ({"thunk": max}, "2 variants have the folder .*g_lr0-1_s0; make their names differ"),
-        ({"thunk": "nothing"}, "'nothing' is no parameter; they are lr"),
-        ({"thunk": 3}, "thunk is a function"),
-        ({"thunk": max, "num_cpu": 0}, "num_cpu is a number of processes"),
-        ({"thunk": max, "max_parallel": 0}, "max_parallel is a number"),
+        ({"thunk": "nothing"}, "'nothing' is not a parameter; they are lr"),
+        ({"thunk": 3}, "thunk must be a function"),
+        ({"thunk": max, "num_cpu": 0}, "num_cpu must be a number of processes"),
+        ({"thunk": max, "max_parallel": 0}, "max_parallel must be a number"),
     ]:
         with pytest.raises(UsageError, match=text):
             grid.run(data_dir=tmp_path, **arguments)

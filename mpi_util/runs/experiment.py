@@ -1,4 +1,4 @@
-"""One run of an experiment: a function with its arguments, on so many ranks, in processes of its own."""
+"""One run of an experiment: a function with its arguments, on N ranks, in processes of its own."""
 
 import importlib
 import json
@@ -21,21 +21,21 @@ from ..launch import failure
 from ..launch.identity import under_launcher
 from .to_json import convert_json
 
-MARKER = "finished.json"
-# What the subprocess runs. Its path is set first: this package need not be installed.
+_MARKER = "finished.json"
+# What the subprocess runs. sys.path is set first: this package need not be installed.
 _START = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[3]).{}"
-_loading = False  # this process is an experiment's, and is still about to load its function
+_loading = False  # True in a process of an experiment until it has loaded its function
 
 
 def setup_logger_kwargs(
     exp_name: str, seed: int | None = None, data_dir: str | os.PathLike[str] | None = None, datestamp: bool = False
 ) -> dict[str, str]:
-    """The arguments by which a logger finds the folder of a run.
+    """The arguments of a logger that name the folder of a run.
 
     Args:
         exp_name: name of the experiment.
-        seed: of this run; None: the experiment has no folder for each seed.
-        data_dir: where all experiments are; None: `data` under the current directory.
+        seed: of this run; None: one folder for the experiment, not one for each seed.
+        data_dir: folder of all experiments; None: `data` in the current directory.
         datestamp: puts the date before the names, so that each run has a new folder.
 
     Returns:
@@ -49,13 +49,13 @@ def setup_logger_kwargs(
 
 
 class Experiment:
-    """A run that can be started, stopped and, when it has ended well, told from one that has not.
+    """A run that can be started and stopped. A file in its folder says when it has succeeded.
 
     Attributes:
         name: of the run, with its seed.
-        folder: its results.
-        config: what it depends on, as JSON: a finished run with the same need not be repeated.
-        seconds: since it was started; when it has ended, until then.
+        folder: of its results.
+        config: everything that it depends on, as JSON: a finished run with the same need not be repeated.
+        seconds: how long it has run.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Experiment:
         kwargs: dict[str, Any],
         at_once: int = 1,
     ):
-        """Packs the function and its arguments. See `run_utils.call_experiment`.
+        """Pickles the function and its arguments. See `run_utils.call_experiment`.
 
         Args:
             at_once: number of runs that share the machine.
 
         Raises:
-            UsageError: this process is an experiment's or a rank; a bad `num_cpu`; what cannot be pickled.
+            UsageError: this process belongs to an experiment or is a rank; a bad `num_cpu`; pickling failed.
         """
         _check_place()
         self.num_cpu = max(1, usable_cores() // at_once) if num_cpu == "auto" else num_cpu
         if isinstance(self.num_cpu, bool) or not isinstance(self.num_cpu, int) or self.num_cpu < 1:
-            raise UsageError(f"num_cpu is a number of processes, at least 1, or 'auto'; got {num_cpu!r}")
+            raise UsageError(f"num_cpu must be a number of processes, at least 1, or 'auto'; got {num_cpu!r}")
         kwargs = kwargs | {"seed": seed}
         described = {key: value for key, value in kwargs.items() if key != "logger_kwargs"}
         described |= {"exp_name": exp_name, "thunk": thunk, "num_cpu": self.num_cpu}
@@ -95,13 +95,13 @@ class Experiment:
 
     @property
     def seconds(self) -> float:
-        """See the attributes."""
+        """How long it has run."""
         return (self._ended or time.monotonic()) - self._began if self._began else 0.0
 
     def finished(self) -> bool:
-        """True if the folder holds a run with the same configuration that has ended well."""
+        """True if a run with the same configuration has succeeded in the folder."""
         try:
-            return bool(json.loads((self.folder / MARKER).read_text())["config"] == self.config)
+            return bool(json.loads((self.folder / _MARKER).read_text())["config"] == self.config)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -109,18 +109,18 @@ class Experiment:
         """Starts the run.
 
         Args:
-            output: where its standard output and error go; None: to ours.
+            output: file for its standard output and error; None: those of this process.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / MARKER).unlink(missing_ok=True)
-        # In memory: nothing is left of it, however this process ends, with which the run and its ranks end too.
+        (self.folder / _MARKER).unlink(missing_ok=True)
+        # A file in memory: nothing is left of it however this process ends, and the run and its ranks end with it.
         self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
         self._job.write(pickle.dumps((self.num_cpu, self._packed)))
         self._job.flush()
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
         code = _START.format(f"{run_packed.__name__}(sys.argv[1])")
         self._began = time.monotonic()
-        # In a session of its own a terminal's Ctrl-C does not reach it: the scheduler passes signals on, in order.
+        # In a session of its own, so that a terminal's Ctrl-C does not reach it: the scheduler forwards signals.
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, f"/proc/{os.getpid()}/fd/{self._job.fileno()}", json.dumps(path), __name__],
             stdin=subprocess.DEVNULL,
@@ -131,18 +131,18 @@ class Experiment:
         )
 
     def poll(self) -> int | None:
-        """The exit status of the run when it has ended, negative for a signal; None until then."""
+        """The exit status of the run, negative for a signal; None while it is running."""
         code = self._process.poll() if self._process else None
         if code is not None and not self._ended:
             self._ended = time.monotonic()
             self._job.close()
             if code == 0:
                 mark = {"config": self.config, "seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
-                replace_file(self.folder / MARKER, json.dumps(mark, indent=4).encode())
+                replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
         return code
 
     def signal(self, signum: int) -> None:
-        """Sends a signal; SIGKILL goes to all its processes (the ranks' guard sees to the ranks)."""
+        """Sends a signal; SIGKILL to all its processes."""
         if self._process and self._process.poll() is None:
             os.killpg(self._process.pid, signum) if signum == signal.SIGKILL else self._process.send_signal(signum)
 
@@ -150,15 +150,15 @@ class Experiment:
 def _check_place() -> None:
     if _loading:
         raise UsageError(
-            "this script starts experiments while an experiment loads it: put what starts them under "
+            "this script starts experiments while an experiment imports it: put what starts them under "
             "`if __name__ == '__main__':`"
         )
     if under_launcher():
-        raise UsageError("experiments start their own ranks: run this script without mpiexec or srun")
+        raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
 
 
 def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
-    """(the pickled function and arguments, what is to be prepared where they are loaded: arguments, main module)."""
+    """(the pickled function and arguments, what `spawn.prepare` needs where they are loaded)."""
     found = spawn.get_preparation_data("experiment")
     arguments = {"sys_argv": found["sys_argv"]}
     try:
@@ -168,7 +168,7 @@ def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, 
     if cloudpickle:
         try:
             return cloudpickle.dumps((thunk, kwargs)), arguments
-        except Exception:  # it takes along what a function of the script uses, which may be anything
+        except Exception:  # it also pickles the globals that a function of the script uses
             pass
     main = {key: found[key] for key in ("init_main_from_name", "init_main_from_path") if key in found}
     try:
@@ -178,7 +178,7 @@ def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, 
     except Exception as error:  # of whatever object
         hint = "" if cloudpickle else ", or pip install cloudpickle"
         raise UsageError(
-            f"an experiment's function and arguments go to another process, and these cannot ({error}); "
+            f"cannot pickle the function and arguments of an experiment for another process ({error}); "
             f"define functions at the top of a module{hint}"
         ) from None
 
@@ -187,7 +187,7 @@ def run_packed(path: str) -> None:
     """In the subprocess, and in each of its ranks: runs the function.
 
     Args:
-        path: where `Experiment.start` has put it: a file in the memory of the process that started the experiment.
+        path: of the memory file that `Experiment.start` has written.
     """
     global _loading
     failure.install()

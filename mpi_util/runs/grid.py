@@ -1,34 +1,63 @@
-"""Every combination of hyperparameters, each a run of one experiment."""
+"""Runs a function once, or for every combination of hyperparameters, each run as an experiment of its own."""
 
 import itertools
+import json
 import os
 import string
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import MpiUtilError, UsageError
+from ..errors import UsageError
 from ..launch import failure
 from . import schedule
 from .experiment import Experiment
-from .logger import colorize, on_terminal
-from .schedule import Result
+from .logger import colored
+from .schedule import ExperimentError, Result
 from .to_json import convert_json
 
 _LINE = 80
 _WORD = string.ascii_letters + string.digits
 
 
-class ExperimentError(MpiUtilError):
-    """Experiments have failed; the others have run.
+def call_experiment(
+    exp_name: str,
+    thunk: Callable[..., object],
+    seed: int = 0,
+    num_cpu: int | str = 1,
+    data_dir: str | os.PathLike[str] | None = None,
+    datestamp: bool = False,
+    **kwargs: Any,
+) -> Result:
+    """Runs `thunk(logger_kwargs=..., seed=seed, **kwargs)` in a subprocess, on `num_cpu` ranks, and waits for it.
 
-    Attributes:
-        results: of all of them.
+    Args:
+        exp_name: name of the experiment.
+        thunk: function, defined at the top of a module or of the script. A script must start its experiments under
+            `if __name__ == "__main__":`. With cloudpickle installed, any function works, without that guard.
+        seed: for the function, and for the name of the run's folder.
+        num_cpu: number of ranks; "auto": one for each core that this process may use.
+        data_dir, datestamp: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless that is
+            among the arguments.
+        kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
+
+    Returns:
+        The run's name, seconds and folder.
+
+    Raises:
+        ExperimentError: the run failed; its report has been printed.
+        UsageError: before it ran: a bad `num_cpu`, or arguments that cannot be pickled.
+        SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped the run.
     """
-
-    def __init__(self, message: str, results: list[Result] | None = None):
-        super().__init__(message)
-        self.results = results or []
+    failure.install()
+    experiment = Experiment(exp_name, thunk, seed, num_cpu, data_dir, datestamp, kwargs)
+    print(f"{experiment.name}: {json.dumps(experiment.config, indent=4, sort_keys=True)}")
+    (result,), signum = schedule.run_all([experiment])
+    if signum:
+        raise SystemExit(128 + signum)
+    if result.status == "failed":
+        raise ExperimentError(f"experiment {result.name} failed with status {result.code}", [result])
+    return result
 
 
 class ExperimentGrid:
@@ -41,8 +70,8 @@ class ExperimentGrid:
         grid.run(ppo, num_cpu=2, max_parallel=3)
 
     Attributes:
-        keys, vals, shs, in_names: of each parameter its name, list of values, shorthand, and whether it is in the names
-            of variants even if it has one value.
+        keys, vals, shs, in_names: name, list of values, shorthand of each parameter, and whether it is in the names of
+            variants even if it has one value.
     """
 
     def __init__(self, name: str = ""):
@@ -56,7 +85,7 @@ class ExperimentGrid:
     def name(self, _name: str) -> None:
         """Sets the grid's name, with which the names of its variants begin."""
         if not isinstance(_name, str):
-            raise UsageError(f"the name of an ExperimentGrid is a text; got {_name!r}")
+            raise UsageError(f"the name of an ExperimentGrid must be a string; got {_name!r}")
         self._name = _name
 
     def add(self, key: str, vals: Any, shorthand: str | None = None, in_name: bool = False) -> None:
@@ -70,10 +99,10 @@ class ExperimentGrid:
             in_name: the value is in the names of variants even if it is the only one.
 
         Raises:
-            UsageError: an empty list; a key that is no text, is there already, or is part of another.
+            UsageError: an empty list; a key that is not a string, was added before, or is part of another.
         """
         if not isinstance(key, str) or not (shorthand is None or isinstance(shorthand, str)):
-            raise UsageError(f"ExperimentGrid.add: key and shorthand are texts; got {key!r}, {shorthand!r}")
+            raise UsageError(f"ExperimentGrid.add: key and shorthand must be strings; got {key!r}, {shorthand!r}")
         vals = vals if isinstance(vals, list) else [vals]
         if not vals:
             raise UsageError(f"ExperimentGrid.add: '{key}' has no value; give at least one")
@@ -90,7 +119,7 @@ class ExperimentGrid:
         return "-".join("".join(c for c in part[:3] if c in _WORD) for part in key.split(":"))
 
     def variants(self) -> list[dict[str, Any]]:
-        """The arguments of each run, in the order in which the last parameter varies fastest.
+        """The arguments of each run; the last parameter varies fastest.
 
         Raises:
             UsageError: the grid has no parameter.
@@ -111,10 +140,10 @@ class ExperimentGrid:
         return variant
 
     def variant_name(self, variant: dict[str, Any]) -> str:
-        """The name of a variant's experiment: the grid's, then each parameter that varies, but for the seed.
+        """The name of a variant's experiment: the grid's, then each parameter that varies, except the seed.
 
-        A parameter is its shorthand and its value, such as `hid64-64`; one of which all values are bools is there, as
-        its shorthand alone, where it is True.
+        A parameter appears as shorthand and value, such as `hid64-64`; if all its values are bools, as its shorthand
+        where it is True.
         """
         name = self._name
         for key, vals, shorthand, in_name in zip(self.keys, self.vals, self.shs, self.in_names):
@@ -135,9 +164,9 @@ class ExperimentGrid:
         n_seeds = len(self.vals[self.keys.index("seed")]) if "seed" in self.keys else 1
         n_variants = len(self.variants())
         print("=" * _LINE)
-        print(_coloured(f"ExperimentGrid [{self._name}] runs over parameters:\n", "green"))
+        print(colored(f"ExperimentGrid [{self._name}] runs over parameters:\n", "green"))
         for key, vals, shorthand in zip(self.keys, self.vals, self.shs):
-            print("", _coloured(key.ljust(40), "cyan"), f"[{shorthand}]", "\n")
+            print("", colored(key.ljust(40), "cyan"), f"[{shorthand}]", "\n")
             print("".join(f"\t{convert_json(value)}\n" for value in vals))
         print(f" {'Variants, counting seeds:':<39}", n_variants)
         print(f" {'Variants, not counting seeds:':<39}", n_variants // n_seeds)
@@ -151,33 +180,35 @@ class ExperimentGrid:
         datestamp: bool = False,
         max_parallel: int = 1,
     ) -> list[Result]:
-        """Runs `thunk` once for each variant, and prints a table of what became of each.
+        """Runs `thunk` once for each variant, and prints a table of the results.
 
-        A run that fails prints its report, and the others go on. A grid that was interrupted, or in which some have
-        failed, can be run again: what has finished with the same arguments is left out (but with a datestamp all have
-        new folders, and run).
+        A run that fails prints its report, and the others continue. A grid that was interrupted, or in which some have
+        failed, can be run again: runs that have succeeded with the same arguments are skipped (but with a datestamp all
+        have new folders, and run).
 
         Args:
             thunk: function of the arguments `logger_kwargs`, `seed` and the variant's; or the name of the parameter
-                whose values are such functions. See `run_utils.call_experiment`, for `env_name` too.
-            num_cpu: number of ranks of each run; "auto": the cores that we may use, shared among `max_parallel` runs.
+                whose values are such functions. See `call_experiment`, for `env_name` too.
+            num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             data_dir, datestamp: as for `setup_logger_kwargs`.
-            max_parallel: number of runs at a time. If it is more than one, each prints to output.txt in its folder.
+            max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
 
         Returns:
             A Result for each variant.
 
         Raises:
-            UsageError: before anything has run: no parameter; two variants with one name; what cannot be pickled.
+            UsageError: before anything has run: no parameter; two variants with one name; arguments that cannot be
+                pickled.
             ExperimentError: after all have run, if some have failed; so a script ends with status 1.
-            SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped the runs; nothing of
-                them is left.
+            SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
         """
         if isinstance(max_parallel, bool) or not isinstance(max_parallel, int) or max_parallel < 1:
-            raise UsageError(f"max_parallel is a number of runs at a time, at least 1; got {max_parallel!r}")
-        experiments = [
-            self._experiment(variant, thunk, num_cpu, data_dir, datestamp, max_parallel) for variant in self.variants()
-        ]
+            raise UsageError(f"max_parallel must be a number of runs, at least 1; got {max_parallel!r}")
+        experiments = []
+        for variant in self.variants():
+            name, function = self.variant_name(variant), self._function(thunk, variant)
+            where = variant.pop("seed", 0), num_cpu, data_dir, datestamp
+            experiments.append(Experiment(name or valid_str(function), function, *where, variant, max_parallel))
         folders = Counter(str(e.folder) for e in experiments)
         if shared := [folder for folder, n in folders.items() if n > 1]:
             raise UsageError(f"{folders[shared[0]]} variants have the folder {shared[0]}; make their names differ")
@@ -191,34 +222,21 @@ class ExperimentGrid:
             raise ExperimentError(f"{len(failed)} of {len(results)} experiments failed: {', '.join(failed)}", results)
         return results
 
-    def _experiment(
-        self,
-        variant: dict[str, Any],
-        thunk: Callable[..., Any] | str,
-        num_cpu: int | str,
-        data_dir: str | os.PathLike[str] | None,
-        datestamp: bool,
-        at_once: int,
-    ) -> Experiment:
-        name = self.variant_name(variant)
+    def _function(self, thunk: Callable[..., Any] | str, variant: dict[str, Any]) -> Callable[..., Any]:
+        """The function to run, taken out of the variant if it is the value of a parameter."""
         if isinstance(thunk, str):
             if thunk not in variant:
-                raise UsageError(f"ExperimentGrid.run: '{thunk}' is no parameter; they are {', '.join(self.keys)}")
+                raise UsageError(f"ExperimentGrid.run: '{thunk}' is not a parameter; they are {', '.join(self.keys)}")
             thunk = variant.pop(thunk)
         if not callable(thunk):
-            raise UsageError(f"ExperimentGrid.run: thunk is a function or the name of a parameter; got {thunk!r:.80}")
-        name = name or valid_str(thunk)
-        return Experiment(name, thunk, variant.pop("seed", 0), num_cpu, data_dir, datestamp, variant, at_once)
+            raise UsageError(f"ExperimentGrid.run: thunk must be a function or name a parameter; got {thunk!r:.80}")
+        return thunk
 
 
 def valid_str(v: Any) -> str:
-    """A value as part of a file name: functions by their names, items joined by "-", all else in lower case."""
+    """A value as part of a file name: functions by name, items joined by "-", anything else in lower case."""
     if hasattr(v, "__name__"):
         v = v.__name__
     if isinstance(v, (tuple, list)):
         return "-".join(map(valid_str, v))
     return "".join(c if c in _WORD + "-_" else "-" for c in str(v).lower())
-
-
-def _coloured(text: str, color: str) -> str:
-    return colorize(text, color, bold=True) if on_terminal() else text

@@ -1,5 +1,7 @@
-"""The logger of values: a run's table, configuration, state and model, written by rank 0."""
+"""The logger of a run: its table of diagnostics, configuration, state and models, written by rank 0."""
 
+import itertools
+import json
 import os
 import pickle
 import sys
@@ -15,34 +17,41 @@ from ..arrays.adapters import adapter_for
 from ..errors import UsageError
 from ..host.files import replace_file
 from ..launch.identity import Comm, rank
-from . import to_json
 from .progress import Progress
 from .savers import KerasSaver, SessionSaver, TorchSaver
+from .to_json import convert_json
 
-COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")  # codes 30, 31, ...
-_RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # and the table: what a logger writes
+_COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")  # codes 30, 31, ...
+_RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # what a logger writes, and the table
 
 
 def colorize(string: str, color: str, bold: bool = False, highlight: bool = False) -> str:
-    """`string` between the codes that give it a colour on a terminal.
+    """`string` with the terminal's codes for a colour.
 
     Args:
         color: gray, red, green, yellow, blue, magenta, cyan, white or crimson.
-        highlight: colour what is behind the text instead.
+        highlight: colour the background instead.
     """
-    codes = [str(30 + COLORS.index(color) + 10 * highlight)] + ["1"] * bold
+    codes = [str(30 + _COLORS.index(color) + 10 * highlight)] + ["1"] * bold
     return f"\x1b[{';'.join(codes)}m{string}\x1b[0m"
 
 
-class Logger:
-    """Keeps a run's table of diagnostics, its configuration, its state and its model.
+def colored(text: str, color: str) -> str:
+    """`text` in bold colour if standard output is a terminal."""
+    # Under a launcher it is a pipe; the process that started the launcher knows where that ends.
+    terminal = os.environ.get("MPI_UTIL_TTY") == "1" if "MPI_UTIL_JOB" in os.environ else sys.stdout.isatty()
+    return colorize(text, color, bold=True) if terminal else text
 
-    All ranks make one and call it alike; only rank 0 writes and prints, and with this class no call is collective.
+
+class Logger:
+    """Writes a run's table of diagnostics, its configuration, its state and its models.
+
+    All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
     Attributes:
         output_dir: the run's folder; None on ranks other than 0.
         exp_name: name of the experiment, by which plots are grouped.
-        log_current_row: what has been logged for the row to come.
+        log_current_row: the values logged since the last `dump_tabular`, by column.
     """
 
     def __init__(
@@ -58,12 +67,12 @@ class Logger:
         """Opens the run's folder, on rank 0.
 
         Args:
-            output_dir: the folder, made if it is missing; None: a new one in the machine's folder for temporary files.
+            output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
             output_fname: name of the table in it.
             exp_name: name of the experiment, for config.json.
-            show: gets each row, on rank 0, instead of the table on the terminal; nothing else is printed either.
-            keep_rows: goes on with the table that is there, after its first so many rows. None: a new run; results of
-                an earlier one in the same folder are kept under other names, such as progress.txt.1.
+            show: called with each row, on rank 0, instead of printing; nothing else is printed either.
+            keep_rows: number of rows to keep of the table that exists, to which rows are then appended. None: a new
+                run; files of an earlier one in the same folder are renamed, such as progress.txt.1.
             comm: communicator; None: all ranks.
 
         Raises:
@@ -73,7 +82,7 @@ class Logger:
         self.output_dir: str | None = None
         self.log_current_row: dict[str, Any] = {}
         self._comm, self._show = comm, show
-        self._savers: list[Callable[[Path, str], str]] = []
+        self._savers: dict[type, Callable[[Path, str], str]] = {}
         self._warned: set[str] = set()
         self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
         if not self._is_root:
@@ -83,7 +92,7 @@ class Logger:
             self._folder.mkdir(parents=True, exist_ok=True)
             table = self._folder / output_fname
             if keep_rows is None and table.exists() and table.stat().st_size:
-                self._put_aside(output_fname)
+                self._rename_results(output_fname)
             self._progress = Progress(table, keep_rows or 0)
         except OSError as error:
             raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
@@ -91,13 +100,10 @@ class Logger:
         if not show:
             self.log(f"Logging data to {table}")
 
-    def _put_aside(self, output_fname: str) -> None:
-        """Gives the results of an earlier run the first number that is free: progress.txt.1, config.json.1, ..."""
-        number = 1
-        while any(self._folder.glob(f"*.{number}")):
-            number += 1
-        own = [path for pattern in (*_RESULTS, output_fname) for path in self._folder.glob(pattern)]
-        for path in own:
+    def _rename_results(self, output_fname: str) -> None:
+        """Appends the first free number to the files of an earlier run: progress.txt.1, config.json.1, ..."""
+        number = next(n for n in itertools.count(1) if not any(self._folder.glob(f"*.{n}")))
+        for path in [path for pattern in (*_RESULTS, output_fname) for path in self._folder.glob(pattern)]:
             if not path.suffix[1:].isdigit():
                 path.rename(f"{path}.{number}")
         self.log(f"{self._folder} holds an earlier run; its files are now {output_fname}.{number} and so on", "yellow")
@@ -105,23 +111,28 @@ class Logger:
     def log(self, msg: str, color: str = "green") -> None:
         """Prints a line on rank 0, in bold colour on a terminal."""
         if self._is_root:
-            print(colorize(msg, color, bold=True) if on_terminal() else msg, flush=True)
+            print(colored(msg, color), flush=True)
 
     def log_tabular(self, key: str, val: Any) -> None:
-        """Notes a value for the row to come. `dump_tabular` writes it.
+        """Adds a value to the current row. `dump_tabular` writes it.
 
         Args:
             key: the column. It may be new: earlier rows are then empty in it.
-            val: a number; also a bool, or an array or tensor of one element. Rank 0's counts.
+            val: a number; also a bool, or an array or tensor of one element. Rank 0's is written.
 
         Raises:
-            UsageError: the row has this column already, or `val` is no number.
+            UsageError: the row has this column already, or `val` is not a number.
         """
-        self._note(key, _number(key, val))
+        if type(val) not in (int, float):  # they print with all their digits
+            array = real_numbers(val)
+            if array is None or array.size != 1:
+                raise UsageError(f"log_tabular: '{key}' takes a number; got {val!r:.80}")
+            val = (int if array.dtype.kind in "iub" else float)(array.item())
+        self._add(key, val)
 
-    def _note(self, key: str, val: Any) -> None:
+    def _add(self, key: str, val: Any) -> None:
         if not isinstance(key, str) or not key.isprintable() or not key:
-            raise UsageError(f"log_tabular: the name of a column is a text without tabs and line ends; got {key!r}")
+            raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
         if key in self.log_current_row:
             raise UsageError(f"log_tabular: '{key}' is in this row already; call dump_tabular between two rows")
         self.log_current_row[key] = val
@@ -135,42 +146,42 @@ class Logger:
         if self._show:
             self._show(row)
         else:
-            _write(_box(self._progress.columns, row))
+            _print(_box(self._progress.columns, row))
 
     def sync(self) -> None:
-        """Returns when the rows written so far are on disk; before a checkpoint that relies on them. Rank 0."""
+        """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
         if self._is_root:
             self._progress.sync()
 
     def save_config(self, config: Any) -> None:
-        """Writes config.json, on rank 0, and prints it: with the `exp_name`, whatever the values are.
+        """Writes config.json, on rank 0, and prints it, with the `exp_name`.
 
         Args:
-            config: dict such as `locals()`, dataclass, or object with attributes. Functions and classes become their
-                names; see `to_json.convert_json`.
+            config: dict such as `locals()`, dataclass, or object with attributes. Values may be anything: functions
+                and classes become their names; see `to_json.convert_json`.
         """
         if not self._is_root:
             return
         if hasattr(config, "__dict__") and not hasattr(config, "__dataclass_fields__"):
             config = vars(config)
-        content = to_json.convert_json(config)
+        content = convert_json(config)
         if not isinstance(content, dict):
             raise UsageError(f"save_config takes a dict, a dataclass or an object with attributes; got {config!r:.80}")
         if self.exp_name is not None:
             content["exp_name"] = self.exp_name
-        text = to_json.to_text(content)
+        text = json.dumps(content, separators=(",", ":\t"), indent=4, sort_keys=True)
         if not self._show:
             self.log("Saving config:\n", "cyan")
-            _write(text)
+            _print(text)
         replace_file(self._folder / "config.json", text.encode())
 
     def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
-        """Writes the state of the run and the models that have been set up, on rank 0; each file whole or not at all.
+        """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
 
         Args:
-            state_dict: goes to vars<itr>.pkl by Python's pickle, which joblib reads too. What cannot be pickled is a
-                warning, and the models are saved nevertheless.
-            itr: iteration, to keep one save of each; None: each save takes the place of the last.
+            state_dict: pickled to vars<itr>.pkl, which joblib reads too. If it cannot be pickled, a warning is printed
+                and the models are saved nevertheless.
+            itr: iteration, to keep one save of each; None: each save replaces the last.
         """
         if not self._is_root:
             return
@@ -179,9 +190,9 @@ class Logger:
             replace_file(self._folder / f"vars{number}.pkl", pickle.dumps(state_dict))
         except OSError:
             raise
-        except Exception as error:  # whatever an environment raises when it is pickled
+        except Exception as error:  # an environment may raise anything when it is pickled
             self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
-        for save in self._savers:
+        for save in self._savers.values():
             self._warn(save(self._folder, number))
 
     def _warn(self, text: str) -> None:
@@ -195,7 +206,7 @@ class Logger:
         Args:
             what_to_save: module, or a nested dict/list/tuple of modules, optimizers and tensors.
         """
-        self._set_saver(TorchSaver(what_to_save))
+        self._savers[TorchSaver] = TorchSaver(what_to_save)
 
     def setup_tf_saver(
         self, sess: Any, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None
@@ -205,40 +216,25 @@ class Logger:
         Args:
             sess: a tf.compat.v1 session, saved to tf1_save<itr>, for `restore_tf_graph`; or a Keras model, saved to
                 keras_save/model<itr>.keras and, its weights, model<itr>.npz.
-            inputs: for a session: the placeholders that the outputs need, by names of your choice.
-            outputs: for a session: the tensors to be restored, by names of your choice.
+            inputs: for a session: {name of your choice: placeholder that the outputs need}.
+            outputs: for a session: {name of your choice: tensor to restore}.
         """
-        if inputs is None or outputs is None:
-            if not hasattr(sess, "get_weights"):
-                raise UsageError(
-                    f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}"
-                )
-            self._set_saver(KerasSaver(sess))
+        if inputs is not None and outputs is not None:
+            self._savers[SessionSaver] = SessionSaver(sess, inputs, outputs)
+        elif hasattr(sess, "get_weights"):
+            self._savers[KerasSaver] = KerasSaver(sess)
         else:
-            self._set_saver(SessionSaver(sess, inputs, outputs))
-
-    def _set_saver(self, saver: Any) -> None:
-        self._savers = [other for other in self._savers if type(other) is not type(saver)] + [saver]
+            raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
 
 
-def _write(text: str) -> None:
-    """Prints lines in one piece; `print` would let other ranks in before the last line's end."""
+def _print(text: str) -> None:
+    """Prints lines in one piece; with `print` another rank's output could come before the last newline."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def _number(key: str, val: Any) -> int | float:
-    """A Python number, which prints with all its digits."""
-    if type(val) is int or type(val) is float:
-        return val
-    array = real_numbers(val)
-    if array is None or array.size != 1:
-        raise UsageError(f"log_tabular: '{key}' takes a number; got {val!r:.80}")
-    return int(array.item()) if array.dtype.kind in "iub" else float(array.item())
-
-
 def real_numbers(value: Any) -> np.ndarray | None:
-    """An array or tensor of any framework, or a number, as an array; None if it holds anything but real numbers."""
+    """A number, array or tensor as a NumPy array; None if it is anything but real numbers."""
     try:
         array = adapter_for(value).to_numbers(value)
     except Exception:  # of whatever framework
@@ -254,13 +250,8 @@ def _box(columns: list[str], row: dict[str, float]) -> str:
     return "\n".join([line, *(f"| {key:>{width}} | {value:>15} |" for key, value in cells), line])
 
 
-def on_terminal() -> bool:
-    """Under a launcher stdout is a pipe, whatever is at its other end; the process that started it knows that."""
-    return os.environ.get("MPI_UTIL_TTY") == "1" if "MPI_UTIL_JOB" in os.environ else sys.stdout.isatty()
-
-
 def _new_temporary_folder() -> Path:
-    """<temporary files>/experiments/<time>, which nobody else has."""
+    """A new folder <temporary files>/experiments/<time>-..."""
     base = Path(tempfile.gettempdir(), "experiments", time.strftime("%Y%m%d-%H%M%S"))
     base.parent.mkdir(exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{base.name}-", dir=base.parent))

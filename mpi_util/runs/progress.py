@@ -7,29 +7,24 @@ from ..host.files import replace_file, sync
 
 
 class Progress:
-    """The file. It is open only while a row is being written, so what it holds is what has been added.
+    """The file. It is open only while a row is written, so every row that was added is in it.
 
     Attributes:
         columns: of the header, in order.
     """
 
     def __init__(self, path: Path, keep_rows: int = 0):
-        """Makes the file, or keeps the first rows of the one that is there.
-
-        Args:
-            keep_rows: number of rows to keep; those after it are dropped.
-        """
+        """Creates the file, or keeps the first `keep_rows` rows of an existing one and drops the others."""
         self.path = path
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][: keep_rows + 1]
-        if not keep_rows:
-            lines = []
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] if keep_rows else []
+        lines = lines[: keep_rows + 1]
         self.columns = lines[0].rstrip("\n").split("\t") if lines else []
         if "".join(lines) != text or not path.exists():
             replace_file(path, "".join(lines).encode())
 
     def add(self, row: Mapping[str, int | float]) -> None:
-        """Appends a row. A key that is new gets its column, empty in earlier rows; one that is missing stays empty."""
+        """Appends a row. A new key gets a column, empty in earlier rows; the cell of a missing key is empty."""
         new = [key for key in row if key not in self.columns]
         if new:
             self._add_columns(new)

@@ -1,4 +1,4 @@
-"""Runs experiments, some at a time; a failed one does not keep the others from running, and Ctrl-C leaves nothing."""
+"""Runs experiments, several at once; a failed one does not stop the others, and Ctrl-C leaves no process behind."""
 
 import signal
 import sys
@@ -8,25 +8,26 @@ from collections import deque
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from ..errors import MpiUtilError
 from .experiment import Experiment
 
-OUTPUT = "output.txt"
-_LOOK_S = 0.05
-_PATIENCE_S = 10.0  # a run that is told to stop has this long to save what it has done
-_LAST_PATIENCE_S = 3.0  # after it was told twice
+_OUTPUT = "output.txt"
+_POLL_S = 0.05
+_GRACE_S = 10.0  # time to save its work for a run that is asked to stop
+_LAST_GRACE_S = 3.0  # after it was asked again
 _TAIL_BYTES, _TAIL_LINES, _SHORT_TAIL = 1 << 16, 60, 15
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Result(NamedTuple):
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         name: of the run, with its seed.
         status: "done", "done before", "failed", "stopped" (by a signal to this process) or "not run".
         code: its exit status, negative for a signal; None if it was not run now, or could not be started.
-        seconds: that it took.
-        folder: its results.
+        seconds: its duration.
+        folder: of its results.
     """
 
     name: str
@@ -36,53 +37,81 @@ class Result(NamedTuple):
     folder: Path
 
 
+class ExperimentError(MpiUtilError):
+    """Experiments have failed; the others have run.
+
+    Attributes:
+        results: of all of them.
+    """
+
+    def __init__(self, message: str, results: list[Result] | None = None):
+        super().__init__(message)
+        self.results = results or []
+
+
 def run_all(
     experiments: list[Experiment], max_parallel: int = 1, skip_finished: bool = False
 ) -> tuple[list[Result], int]:
-    """Runs the experiments in their order, and prints a line about each.
+    """Runs the experiments in order, and prints a line about each.
 
-    One at a time, they print to our output. Several at a time, each prints to output.txt in its folder, and what a
-    failed one printed last is repeated here.
+    A single one prints to the output of this process. If several may run at once, each prints to output.txt in its
+    folder, and the last lines of a failed one are repeated here.
 
     Args:
-        max_parallel: number of runs at a time.
-        skip_finished: leaves out those whose folder holds a finished run of the same configuration.
+        max_parallel: number of runs at once.
+        skip_finished: skips those whose folder holds a finished run of the same configuration.
 
     Returns:
         (a Result for each experiment, the signal that stopped them or 0).
     """
-    results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
-    waiting = deque(experiments)
-    running: dict[Experiment, IO[bytes] | None] = {}  # and where it prints
-
-    def end(experiment: Experiment, status: str, code: int | None = None) -> None:
-        results[experiment] = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
-        print(f"{experiment.name}: {_ending(results[experiment])}", flush=True)
-
     with _Stop() as stop:
-        while running or (waiting and not stop.signum):
-            while waiting and len(running) < max_parallel and not stop.signum:
-                experiment = waiting.popleft()
-                if skip_finished and experiment.finished():
-                    end(experiment, "done before")
-                    continue
-                try:
-                    running[experiment] = _start(experiment, max_parallel > 1)
-                except OSError as error:
-                    print(f"{experiment.name}: {error}", file=sys.stderr)
-                    end(experiment, "failed")
-            for experiment, output in list(running.items()):
-                if (code := experiment.poll()) is not None:
-                    del running[experiment]
-                    if output:
-                        output.close()
-                        if code and not stop.signum:
-                            print(_tail(experiment), flush=True)
-                    end(experiment, "done" if not code else "stopped" if stop.signum else "failed", code)
-            stop.pass_on(list(running))
-            if running:
-                time.sleep(_LOOK_S)
-    return list(results.values()), stop.signum
+        runs = _Runs(experiments, max_parallel, skip_finished, stop)
+        while runs.running or (runs.waiting and not stop.signum):
+            while runs.waiting and len(runs.running) < max_parallel and not stop.signum:
+                runs.start_next()
+            runs.collect()
+            stop.forward(list(runs.running))
+            if runs.running:
+                time.sleep(_POLL_S)
+    return list(runs.results.values()), stop.signum
+
+
+class _Runs:
+    """Experiments that wait, run or have ended."""
+
+    def __init__(self, experiments: list[Experiment], max_parallel: int, skip_finished: bool, stop: "_Stop"):
+        self.results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
+        self.waiting = deque(experiments)
+        self.running: dict[Experiment, IO[bytes] | None] = {}  # and the file to which it prints
+        self._to_file, self._skip_finished, self._stop = max_parallel > 1, skip_finished, stop
+
+    def start_next(self) -> None:
+        experiment = self.waiting.popleft()
+        if self._skip_finished and experiment.finished():
+            return self._end(experiment, "done before")
+        try:
+            self.running[experiment] = _start(experiment, self._to_file)
+        except OSError as error:
+            print(f"{experiment.name}: {error}", file=sys.stderr)
+            self._end(experiment, "failed")
+
+    def collect(self) -> None:
+        """Records the runs that have ended."""
+        for experiment, output in list(self.running.items()):
+            if (code := experiment.poll()) is not None:
+                del self.running[experiment]
+                stopped = bool(self._stop.signum)
+                if output:
+                    output.close()
+                    if code and not stopped:
+                        print(_tail(experiment), flush=True)
+                self._end(experiment, "done" if not code else "stopped" if stopped else "failed", code)
+
+    def _end(self, experiment: Experiment, status: str, code: int | None = None) -> None:
+        result = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
+        self.results[experiment] = result
+        after = f" after {result.seconds:.1f} s" if result.seconds else f", in {result.folder}"
+        print(f"{experiment.name}: {_status(result)}{after}", flush=True)
 
 
 def table(results: list[Result]) -> str:
@@ -99,26 +128,22 @@ def _status(result: Result) -> str:
     return f"failed ({result.code})" if result.status == "failed" and result.code else result.status
 
 
-def _ending(result: Result) -> str:
-    return _status(result) + (f" after {result.seconds:.1f} s" if result.seconds else f", in {result.folder}")
-
-
-def _start(experiment: Experiment, apart: bool) -> IO[bytes] | None:
-    """Starts a run. Returns its output file, to be closed when it has ended, if it is to print `apart`."""
-    where = f", prints to {experiment.folder / OUTPUT}" if apart else ""
+def _start(experiment: Experiment, to_file: bool) -> IO[bytes] | None:
+    """Starts a run. Returns the file to which it prints, if it is to print to one; close it when the run has ended."""
+    where = f", prints to {experiment.folder / _OUTPUT}" if to_file else ""
     print(f"{experiment.name}: started on {experiment.num_cpu} process(es){where}", flush=True)
-    if not apart:
+    if not to_file:
         experiment.start()
         return None
     experiment.folder.mkdir(parents=True, exist_ok=True)
-    output = open(experiment.folder / OUTPUT, "ab")  # noqa: SIM115
+    output = open(experiment.folder / _OUTPUT, "ab")  # noqa: SIM115
     experiment.start(output)
     return output
 
 
 def _tail(experiment: Experiment) -> str:
-    """What a run printed last, from the traceback on if there is one, each line with the run's name."""
-    with open(experiment.folder / OUTPUT, "rb") as file:
+    """The last lines that a run printed, from the traceback on if there is one, each with the run's name."""
+    with open(experiment.folder / _OUTPUT, "rb") as file:
         file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     last = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=len(lines) - _SHORT_TAIL)
@@ -126,14 +151,14 @@ def _tail(experiment: Experiment) -> str:
 
 
 class _Stop:
-    """Passes signals on to the runs: the first asks them to end, the second asks again, the third kills.
+    """Forwards signals to the runs: the first asks them to end, the second asks again, the third kills.
 
-    The first two are repeated by themselves after a while, so one Ctrl-C is enough.
+    After the first, the others follow by themselves after a while: one Ctrl-C is enough.
     """
 
     def __init__(self) -> None:
         self.signum = 0
-        self._due: deque[tuple[float, int]] = deque()  # (when at the latest, what to send)
+        self._due: deque[tuple[float, int]] = deque()  # (latest time, signal to send)
         self._hurry = False
 
     def __enter__(self) -> "_Stop":
@@ -141,23 +166,23 @@ class _Stop:
         if threading.current_thread() is threading.main_thread():
             for signum in _SIGNALS:
                 if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-                    self._previous[signum] = signal.signal(signum, self._note)
+                    self._previous[signum] = signal.signal(signum, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
 
-    def _note(self, signum: int, _frame: object) -> None:
+    def _receive(self, signum: int, _frame: object) -> None:
         if not self.signum:
             self.signum, now = signum, time.monotonic()
-            last = now + _PATIENCE_S
-            self._due.extend([(now, signum), (last, signum), (last + _LAST_PATIENCE_S, signal.SIGKILL)])
+            last = now + _GRACE_S
+            self._due.extend([(now, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
         else:
             self._hurry = True
 
-    def pass_on(self, running: list[Experiment]) -> None:
-        """Sends what is due."""
+    def forward(self, running: list[Experiment]) -> None:
+        """Sends the signal that is due."""
         if self._due and (self._hurry or time.monotonic() >= self._due[0][0]):
             self._hurry = False
             signum = self._due.popleft()[1]

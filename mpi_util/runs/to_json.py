@@ -1,8 +1,7 @@
-"""Anything as JSON: numbers and texts as they are, the rest as what best tells a reader what it was."""
+"""Any object as JSON, so that a reader of config.json knows what it was."""
 
 import dataclasses
 import enum
-import json
 import math
 import os
 import re
@@ -11,23 +10,18 @@ from typing import Any
 import numpy as np
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_LARGEST = 100  # elements of an array that is written out
+_LARGEST = 100  # elements; a larger array is only described
 _DEPTH = 4  # of objects within objects
 
 
 def convert_json(obj: Any) -> Any:
-    """What `json.dumps` takes, for any object; the same in every process, for the same values.
+    """`obj` as `json.dumps` accepts it; the same in every process for the same values.
 
-    Dicts, lists, tuples, sets, dataclasses and NumPy values become what they hold; functions and classes their names;
-    other objects {text: public attributes}; numbers that JSON lacks, and what is left, a text. A large array is only
-    described.
+    Dicts, lists, tuples, sets, dataclasses and NumPy values become dicts, lists and numbers; functions and classes
+    their names; other objects {str(obj): public attributes}; infinity, NaN and the rest strings. Of a large array only
+    dtype and shape remain.
     """
     return _convert(obj, ())
-
-
-def to_text(config: Any) -> str:
-    """The text of a config.json: indented, keys sorted, a tab after each colon."""
-    return json.dumps(convert_json(config), separators=(",", ":\t"), indent=4, sort_keys=True)
 
 
 def _convert(obj: Any, around: tuple[int, ...]) -> Any:
@@ -44,7 +38,7 @@ def _convert(obj: Any, around: tuple[int, ...]) -> Any:
     if isinstance(obj, int):
         return int(obj)
     if id(obj) in around:
-        return "..."  # it holds itself
+        return "..."  # it contains itself
     around = (*around, id(obj))
     if isinstance(obj, dict):
         return {_key(key): _convert(value, around) for key, value in obj.items()}
@@ -70,15 +64,15 @@ def _convert_object(obj: Any, around: tuple[int, ...]) -> Any:
         return name
     attributes = getattr(obj, "__dict__", None)
     if not attributes or isinstance(name, str) or len(around) > _DEPTH:
-        return _text(obj)
+        return _str(obj)
     public = {key: value for key, value in attributes.items() if not str(key).startswith("_")}
-    return {_text(obj): _convert(public, around)}
+    return {_str(obj): _convert(public, around)}
 
 
 def _key(key: Any) -> str:
     return key if isinstance(key, str) else str(_convert(key, ()))
 
 
-def _text(obj: Any) -> str:
-    """An object's text without its place in memory, which differs from run to run."""
+def _str(obj: Any) -> str:
+    """`str` without the object's address, which differs from run to run."""
     return _ADDRESS.sub("", str(obj))

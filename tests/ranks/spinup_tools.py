@@ -90,7 +90,11 @@ def check_broadcast_from_any_root(comm, rank, size):
     raises(mpi_util.MpiUtilError, "root", lambda: broadcast(np.zeros(1), root=size, comm=comm))
     raises(mpi_util.BatchError, "in place", lambda: broadcast([1.0] if rank == 0 else np.zeros(1), comm=comm))
     if size > 1:
-        raises(mpi_util.RankMismatchError, "root must be the same", lambda: broadcast(np.zeros(1), root=rank % 2, comm=comm))
+        raises(
+            mpi_util.RankMismatchError,
+            "root must be the same",
+            lambda: broadcast(np.zeros(1), root=rank % 2, comm=comm),
+        )
         raises(mpi_util.RankMismatchError, "dtype", lambda: broadcast(np.zeros(1 + rank), comm=comm))
 
 
