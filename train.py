@@ -26,7 +26,7 @@ def main() -> int:
         return 0
     is_root = mpi_util.rank == 0
 
-    # Environments and actor on every rank; learners where rows are learned from; run folder and screen on rank 0.
+    # Environments and actor on every rank; learners on rank 0, or on all that learn; run folder and screen on rank 0.
     run = set_up(config)
     control, training, record, weights = run.control, run.training, run.record, run.weights
     mpi_util.rank0_bcast_wts(weights)
@@ -61,9 +61,7 @@ def main() -> int:
         with phases("record"):
             times = record.times(data.part.total, seconds, data.work[0]) if is_root else {}
             run.report(data, tests, log | times)
-            text = run.advise(advice, seconds, data)
-            if is_root:
-                record.display.say(text)
+            run.advise(advice, seconds, data)
             if control.save:
                 run.save()
 

@@ -244,6 +244,20 @@ def test_bad_input_gets_one_line(tmp_path, case):
     assert len(lines) == 1 + (case == "NaN reward"), lines  # the launching process says which rank it was
 
 
+def test_the_policy_of_a_run_folder_can_be_evaluated(tmp_path):
+    folder = tmp_path / "run"
+    train(*EPISODES[:2], 8, *EPISODES[3:], "--run_dir", folder)
+    evaluate = [sys.executable, "-m", "trainer.evaluate"]
+    done, again = (run([*evaluate, path, "--episodes", 2], 60) for path in (folder, folder / "policy.safetensors"))
+    assert (done.status, done.out) == (0, again.out), done.err
+    lines = done.out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["episode 1", "episode 2"]
+    returns = [float(line.split()[3].rstrip(",")) for line in lines[:2]]
+    assert float(lines[2].split()[2].rstrip(",")) == pytest.approx(np.mean(returns), abs=0.11)
+    nothing = run([*evaluate, tmp_path / "none"], 60)
+    assert nothing.status == 2 and nothing.err.startswith("evaluate: cannot load") and nothing.err.count("\n") == 1
+
+
 def test_nothing_is_overwritten(alone, tmp_path):
     folder = tmp_path / "run"
     train(*EPISODES, "--run_dir", folder)

@@ -104,8 +104,8 @@ class Run:
         if self.record is not None:
             self.record.keep_best(self.actor.params | self.scaler.arrays)
 
-    def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> str:
-        """Collective: what the times of this iteration say about --nprocs and --parallel, on rank 0; or "".
+    def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
+        """Collective: adds the times of this iteration; rank 0 prints the advice when it is complete.
 
         Args:
             seconds: of this iteration's phases.
@@ -113,7 +113,10 @@ class Run:
         n_params = sum(array.size for array in self.actor.params.values())
         exchange = exchange_s(n_params) if advice.needs_exchange else 0.0
         cost = self.training.cost if self.training is not None else (0, 1)
-        return advice.after(seconds, tuple(data.work), data.part.total if data.part is not None else 0, cost, exchange)
+        steps = data.part.total if data.part is not None else 0
+        text = advice.after(seconds, tuple(data.work), steps, cost, exchange)
+        if self.record is not None:
+            self.record.display.say(text)
 
     def save(self) -> None:
         """Collective among the ranks that learn: rank 0 writes a checkpoint."""
