@@ -905,6 +905,14 @@ def test_one_thread_may_send_while_another_looks_at_the_versions():
     assert not errors
 
 
+def test_a_replaced_layer_is_noticed():
+    net, mine = (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh()) for _ in range(2))
+    with local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
+        net[0] = torch.nn.Linear(3, 2)
+        scheme.send()
+        assert torch.equal(mine[0].weight, net[0].weight)
+
+
 def test_two_arrays_of_one_name():
     with pytest.raises(WeightsError, match=r"two arrays whose path is 'a\.b'"):
         Weights({"a": {"b": np.zeros(2)}, "a.b": np.ones(2)})

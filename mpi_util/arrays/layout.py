@@ -81,9 +81,9 @@ class Entry(NamedTuple):
     start: int  # bytes
     narrow: bool  # float32 that travels as bfloat16
 
-    def view(self, memory: Any) -> np.ndarray:
-        """The array over `memory`, as it travels."""
-        return np.ndarray(self.shape, NARROW if self.narrow else self.dtype, memory, self.start)
+    def view(self, memory: Any, dtype: np.dtype | None = None) -> np.ndarray:
+        """The array over `memory`, as it travels. Args: dtype: of which `dtype` is the text, where that says less."""
+        return np.ndarray(self.shape, NARROW if self.narrow else dtype or self.dtype, memory, self.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class Plan:
     def write(self, memory: Any) -> Iterator[int]:
         """Writes the model's values into `memory`; yields now and then how many bytes will not change any more."""
         for entry, slot in self.pairs:
-            view = entry.view(memory)
+            view = entry.view(memory, slot.dtype)
             if slot.host is None and not entry.narrow:
                 slot.read(view)
                 yield entry.start + view.nbytes
@@ -194,7 +194,7 @@ class Plan:
         try:
             for entry, slot in self.pairs:
                 if slot.host is None:
-                    view = entry.view(memory)
+                    view = entry.view(memory, slot.dtype)
                     wait_for(entry.start + view.nbytes)
                     if undo:
                         former.append((slot, slot.copy()))
@@ -207,7 +207,7 @@ class Plan:
             raise
         for entry, slot in self.pairs:
             if slot.host is not None:
-                flat = entry.view(memory).reshape(-1)
+                flat = entry.view(memory, slot.dtype).reshape(-1)
                 for part, end in _parts(entry, flat):
                     wait_for(end)
                     slot.host[part] = widened(flat[part]) if entry.narrow else flat[part]
@@ -219,7 +219,7 @@ class Plan:
 
 
 def portable(dtype: np.dtype) -> str | np.dtype:
-    """What names a dtype in a layout: its text, or the dtype itself if it has fields, which the text would lack."""
+    """What stands for a dtype in a layout: its text, or the dtype itself if it has fields, which the text lacks."""
     return dtype if dtype.fields else dtype.str
 
 

@@ -5,6 +5,7 @@ from harness import fork, raises, run_checks
 
 import mpi_util
 from mpi_util.collectives.averaging import add, average
+from mpi_util.collectives.comm import channel_of
 
 fork()
 
@@ -24,7 +25,7 @@ def arrays(rank, n):
 
 
 def check_mean_and_sum(comm, rank, size):
-    for n in (1, 7, 7, 3000, 60_000, 9):  # on the small part of the board, on the large one, and back
+    for n in (1, 7, 7, 3000, 60_000, 9):  # on the small part of the page, on the large one, and back
         for function, divisor in ((average, size), (add, 1)):
             mine = arrays(rank, n)
             before = dict(mine)
@@ -48,6 +49,15 @@ def check_many_rounds(comm, rank, size):
         x[:] = i + rank
         add("test", lambda: {"x": x}, comm=comm)
         assert (x == sum(i + k for k in range(size))).all()
+
+
+def check_ever_other_shapes_fill_no_memory(comm, rank, size):
+    if size == 1:
+        return
+    for n in range(1, 200):
+        average("test", lambda n=n: {"x": np.zeros(n)}, comm=comm)
+    page = channel_of(comm).board
+    assert page is None or len(page._kept) < 100
 
 
 def check_differences_are_found(comm, rank, size):

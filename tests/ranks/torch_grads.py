@@ -1,5 +1,7 @@
 """Gradient averaging with torch modules, against a plain mean."""
 
+from types import SimpleNamespace
+
 import torch
 from harness import fork, raises, run_checks
 
@@ -77,6 +79,69 @@ def check_a_gradient_on_some_ranks_only(comm, rank, size):
     net.zero_grad()
     mpi_avg_grads(net, comm=comm)
     assert all(p.grad is None for p in net.parameters())
+
+
+def with_gradients(grads):
+    """What `mpi_avg_grads` needs of a module that has these gradients."""
+    parameters = [(f"p{i}", SimpleNamespace(grad=grad)) for i, grad in enumerate(grads)]
+    return SimpleNamespace(named_parameters=lambda: parameters)
+
+
+def some_gradients(rank, width, dtypes):
+    torch.manual_seed(rank)
+    return [torch.randn(width, 3).to(dtype) for dtype in dtypes]
+
+
+def means(width, dtypes, size):
+    """Added up in rank order in at least 32 bits, and rounded once."""
+    of_ranks = zip(*(some_gradients(k, width, dtypes) for k in range(size)))
+    return [
+        (sum(g.float() if g.dtype.itemsize < 4 else g for g in grads) / size).to(grads[0].dtype) for grads in of_ranks
+    ]
+
+
+def check_16_bit_gradients_are_rounded_once(comm, rank, size):
+    for dtypes in ([torch.float16], [torch.bfloat16], [torch.float32, torch.bfloat16]):
+        for width in (8, 200_000):  # as small data of the barrier page, and as large
+            grads = some_gradients(rank, width, dtypes)
+            mpi_avg_grads(with_gradients(grads), comm=comm)
+            assert size == 1 or all(map(torch.equal, grads, means(width, dtypes, size)))
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of a device other than the CPU, which lets only copies go from one to the other, as CUDA does."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype, device="meta")
+
+    def __init__(self, values):
+        self.values = values
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if "copy" not in function.__name__ and not all(isinstance(tensor, cls) for tensor in tensors):
+            raise RuntimeError(f"{function.__name__}: expected all tensors to be on the same device")
+        tree_map = torch.utils._pytree.tree_map_only
+        args_inside, kwargs_inside = tree_map(cls, lambda tensor: tensor.values, (args, kwargs or {}))
+        result = function(*args_inside, **kwargs_inside)
+        in_place = function.__name__.partition(".")[0].endswith("_")
+        return tree_map(torch.Tensor, cls, result) if not in_place else args[0] if result is not None else None
+
+
+def check_gradients_of_a_device(comm, rank, size):
+    dtypes = [torch.float32, torch.bfloat16, torch.float64]
+    for width in (8, 100_000):
+        grads = [OnDevice(grad) for grad in some_gradients(rank, width, dtypes)]
+        raises(RuntimeError, "same device", lambda grads=grads: grads[0].add_(torch.ones(3)))
+        mpi_avg_grads(with_gradients(grads), comm=comm)
+        assert size == 1 or all(map(torch.equal, (g.values for g in grads), means(width, dtypes, size)))
+
+
+def check_a_sparse_gradient(comm, rank, size):
+    grads = [torch.ones(3), torch.ones(3).to_sparse()]
+    raises(mpi_util.BatchError, "'p1' is sparse", lambda: mpi_avg_grads(with_gradients(grads), comm=comm))
 
 
 run_checks(globals())
