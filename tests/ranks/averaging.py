@@ -5,6 +5,7 @@ from harness import fork, raises, run_checks
 
 import mpi_util
 from mpi_util.collectives.averaging import add, average
+from mpi_util.collectives.barrier import Page
 from mpi_util.collectives.comm import channel_of
 
 fork()
@@ -56,7 +57,7 @@ def check_ever_other_shapes_fill_no_memory(comm, rank, size):
         return
     for n in range(1, 200):
         average("test", lambda n=n: {"x": np.zeros(n)}, comm=comm)
-    page = channel_of(comm).board
+    page = channel_of(comm).shared.get(Page)
     assert page is None or len(page._kept) < 100
 
 
