@@ -22,8 +22,9 @@ def test_a_small_dev_shm_is_no_limit(mpi):
     assert "2 ranks share memory" in done.out and not done.err
 
 
-def test_a_system_without_memfd(run_ranks):
-    done = run_ranks("fallback.py", 3, "no-memfd")
+@pytest.mark.parametrize("how", ["no-memfd", "one-way"])
+def test_ranks_that_cannot_reach_each_other_use_mpi(run_ranks, how):
+    done = run_ranks("fallback.py", 3, how)
     assert "0 ranks share memory" in done.out
     assert done.err.splitlines() == [
         "mpi_util: ranks [1, 2] cannot share memory with others of their machine; they use MPI, slower"
