@@ -63,7 +63,7 @@ class Process(States):
         self.undo.callback(restore)
 
     def reset(self) -> None:
-        """For tests: a process that has not used mpi_util. MPI itself, if it was started, stays so."""
+        """For tests: a process that has not used mpi_util. MPI goes on, if it was started, and affinity stays."""
         self.undo.close()
         self.close()
 

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from .cores import usable_cores
+from .process import process
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -57,6 +58,7 @@ class _Pool:
     def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):
         self.get, self.put = get, put
         self.n: int | None = get() if get() in expected else None
+        process.undo.callback(put, get())
 
     def set(self, n: int) -> None:
         """Changes the number, unless it is the user's."""
@@ -90,11 +92,12 @@ class _Threads:
         mine = environment(os.environ)
         self._variables = mine[_OURS].split()
         tensorflow = {name: str(self._cores if is_root else 1) for name in _TENSORFLOW if name not in os.environ}
-        os.environ.update(mine | tensorflow)
+        process.set_environment(mine | tensorflow)
         self._find({1} if launched else {1, *_untouched()})
         self._set(1)
         if "torch" not in sys.modules:
-            sys.meta_path.insert(0, _TorchFinder(self._find_torch))
+            sys.meta_path.insert(0, finder := _TorchFinder(self._find_torch))
+            process.undo.callback(sys.meta_path.remove, finder)
 
     def switch(self, alone: bool) -> None:
         """All cores (True), or one thread."""
@@ -135,7 +138,7 @@ class _Threads:
             # what has only measured something gives back the number that it has found
             self._pools["torch"] = ours if self.alone and ours and get() == ours.n else None
 
-        torch.set_num_threads = set_num_threads
+        process.set(torch, "set_num_threads", set_num_threads)
 
 
 class _TorchFinder:
@@ -188,9 +191,6 @@ def _untouched() -> set[int]:
     return counts | {count // 2 for count in counts}
 
 
-_threads = _Threads()
-
-
 def start(is_root: bool, others: Iterable[int] = ()) -> None:
     """This process becomes a rank: one thread in each pool.
 
@@ -205,18 +205,17 @@ def start(is_root: bool, others: Iterable[int] = ()) -> None:
             if cores != os.sched_getaffinity(0):
                 for task in os.listdir("/proc/self/task"):
                     os.sched_setaffinity(int(task), cores)
-    _threads.start(is_root)
+    process.of(_Threads).start(is_root)
 
 
 def alone() -> None:
     """Rank 0 has gathered, the others sleep: all cores."""
-    _threads.switch(True)
+    process.of(_Threads).switch(True)
 
 
 def beside() -> None:
     """Rank 0 goes on beside the others: one thread."""
-    if _threads.alone:
-        _threads.switch(False)
+    process.of(_Threads).switch(False)
 
 
 def fix_torch(n: int) -> None:

@@ -1,7 +1,7 @@
-"""How ranks fail: one report, all stop at once, nobody is left waiting.
+"""How ranks fail: one report, all stop at once, no rank is left waiting.
 
-`install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an exception that
-nobody catches ends the whole job, so does an exit with a non-zero status, and a rank whose launcher dies dies too.
+`install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an uncaught
+exception ends the whole job, so does an exit with a non-zero status, and a rank whose launcher dies dies too.
 """
 
 import atexit
@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import MpiUtilError
+from ..host.process import process
 from . import reap
 from .identity import RANK_PID, env_rank, in_child_of_rank, under_launcher
 
@@ -35,30 +36,38 @@ _WHERE = "_mpi_util_where"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package
 
 
-class _State:
-    """What this process is doing, for the report when it fails."""
+class _Rank:
+    """What this process is doing, for the report when it fails.
 
-    installed = False
-    where: dict[str, Any] = {}
-    call = ""
-    status = 0  # that sys.exit was called with last
-    reason = ""
-    leave: Callable[[int, float | None], bool] | None = None  # (status, seconds to wait): did all leave?
-    pid = 0  # a process that is forked from a rank is none
-    alive_fd = -1  # held open until the process ends
+    Attributes:
+        pid: 0 until `install`; a process that is forked from a rank has another one, and is none.
+        where: the phases that it is in, and their details.
+        call: the collective call that it is in.
+        status, reason: of the last sys.exit.
+        leave: (status, seconds to wait) -> whether all ranks leave.
+    """
+
+    pid = status = 0
+    call = reason = ""
+    leave: Callable[[int, float | None], bool] | None = None
+
+    def __init__(self) -> None:
+        self.where: dict[str, Any] = {}
 
 
 def install() -> None:
     """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
-    if _State.installed or in_child_of_rank():
+    rank = process.of(_Rank)
+    if rank.pid or in_child_of_rank():
         return
-    _State.installed, _State.pid = True, os.getpid()
-    sys.excepthook = _report_and_stop
-    threading.excepthook = _thread_failed
+    rank.pid = os.getpid()
+    process.set(sys, "excepthook", _report_and_stop)
+    process.set(threading, "excepthook", _thread_failed)
     _watch_exit_status()
     atexit.register(_end_together)
+    process.undo.callback(atexit.unregister, _end_together)
     if under_launcher():
-        os.environ[RANK_PID] = str(os.getpid())
+        process.set_environment({RANK_PID: str(os.getpid())})
         die_with_parent()
         _register()
     if hasattr(signal, "SIGUSR1") and watchdog_s():
@@ -67,23 +76,25 @@ def install() -> None:
 
 def enter(op: str) -> None:
     """Notes the collective call that this rank is in."""
-    _State.call = op
-    _State.status = 0  # a program that goes on after sys.exit has caught it
+    rank = process.of(_Rank)
+    rank.call = op
+    rank.status = 0  # a program that goes on after sys.exit has caught it
 
 
 @contextlib.contextmanager
 def during(phase: str, **details: Any) -> Iterator[None]:
     """Names what the rank is doing, e.g. `during("rollout", episode=17)`; a report of an exception inside says so."""
-    before = _State.where
-    _State.where = before | {"phase": phase, **details}
+    rank = process.of(_Rank)
+    before = rank.where
+    rank.where = before | {"phase": phase, **details}
     try:
         yield
     except BaseException as error:
         if not hasattr(error, _WHERE):
-            setattr(error, _WHERE, _State.where)  # when it is reported, this block has been left
+            setattr(error, _WHERE, rank.where)  # when it is reported, this block has been left
         raise
     finally:
-        _State.where = before
+        rank.where = before
 
 
 def stop_all(status: int, reason: str) -> NoReturn:
@@ -91,9 +102,8 @@ def stop_all(status: int, reason: str) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal came within a flush
             stream.flush()
-    _note(f"failed-{env_rank()}", {"status": status, "reason": reason, "time": time.time()})
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    _write_record("failed", {"status": status, "reason": reason, "time": time.time()})
+    if mpi := _running_mpi():
         time.sleep(_LAST_WORDS_S)
         mpi.COMM_WORLD.Abort(status)
     os._exit(status)
@@ -107,14 +117,14 @@ def fail(line: str, status: int = 1) -> NoReturn:
 
 def _report(text: str) -> None:
     """Prints what ends the job. Where ranks fail side by side, the first report is the only one."""
-    job = os.environ.get("MPI_UTIL_JOB")
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            if job:
-                os.close(os.open(os.path.join(job, "reported"), os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
-            return
+    try:
+        if job := os.environ.get(reap.JOB_VARIABLE):
+            open(os.path.join(job, "reported"), "x").close()
+    except FileExistsError:
+        time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
+        return
+    except OSError:  # the job's folder has gone
+        pass
     say(text)
 
 
@@ -126,7 +136,8 @@ def _thread_failed(args: Any) -> None:
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """sys.excepthook: one report, tagged with rank, phase and episode, then the end of the job."""
-    if os.getpid() != _State.pid:
+    rank = process.of(_Rank)
+    if os.getpid() != rank.pid:
         sys.__excepthook__(kind, error, trace)
         return
     tag = f"rank {env_rank()}" if under_launcher() else "mpi_util"
@@ -139,12 +150,12 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     elif isinstance(error, MpiUtilError):
         _report(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
     else:
-        where = ", ".join(f"{key} {value}" for key, value in getattr(error, _WHERE, _State.where).items())
+        where = ", ".join(f"{key} {value}" for key, value in getattr(error, _WHERE, rank.where).items())
         text = "".join(traceback.format_exception(kind, error, trace))
         _report(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
     if under_launcher():
         stop_all(status, f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": "))
-    _State.status = status
+    rank.status = status
     if threading.current_thread() is threading.main_thread():
         raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
 
@@ -171,41 +182,49 @@ def say(text: str) -> None:
 
 
 def _watch_exit_status() -> None:
-    """Remembers the status given to sys.exit: when atexit functions run, Python no longer knows it."""
-    original = sys.exit
+    """Remembers the status given to sys.exit. When atexit functions run, the SystemExit is gone, and its status is a C
+    variable of the interpreter: no hook, and not even the garbage collector's list of objects, shows it any more.
+    """
+    original, rank = sys.exit, process.of(_Rank)
 
     def exit(status: Any = None, /) -> NoReturn:
-        _State.status = 0 if status is None else status if isinstance(status, int) else 1
-        _State.reason = "" if status is None or isinstance(status, int) else str(status).partition("\n")[0]
+        rank.status = 0 if status is None else status if isinstance(status, int) else 1
+        rank.reason = "" if status is None or isinstance(status, int) else str(status).partition("\n")[0]
         original(status)
 
-    sys.exit = exit
+    process.set(sys, "exit", exit)
 
 
 def _end_together() -> None:
     """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if os.getpid() != _State.pid:
+    rank = process.of(_Rank)
+    if os.getpid() != rank.pid:
         return
-    _say_ended()
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-        if _State.status and under_launcher():
-            stop_all(_State.status, _State.reason or f"exit status {_State.status}")
+    _record_end()
+    status, reason = rank.status, rank.reason or f"exit status {rank.status}"
+    if not _running_mpi():
+        if status and under_launcher():
+            stop_all(status, reason)
         return
-    status, reason = _State.status, _State.reason or f"exit status {_State.status}"
     record = {"status": status, "reason": reason, "time": time.time(), "in_order": False}
     if status:
-        _note(f"failed-{env_rank()}", record)
-    together = _State.leave is not None and _State.leave(status, _LEAVE_S if status else None)
+        _write_record("failed", record)
+    together = rank.leave is not None and rank.leave(status, _LEAVE_S if status else None)
     if status and not together:
         stop_all(status, reason)
     elif status:
-        _note(f"failed-{env_rank()}", record | {"in_order": True}, again=True)
+        _write_record("failed", record | {"in_order": True}, again=True)
 
 
 def on_leave(leave: Callable[[int, float | None], bool]) -> None:
     """Registers how the ranks end together."""
-    _State.leave = leave
+    process.of(_Rank).leave = leave
+
+
+def _running_mpi() -> Any:
+    """The module mpi4py.MPI, if MPI has been started and not ended; else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
 def watchdog_s() -> float:
@@ -220,7 +239,7 @@ def report_missing(rank: int, source: int, pid: int | None) -> None:
     """
     if rank > 1:
         return
-    say(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {_State.call}")
+    say(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {process.of(_Rank).call}")
     faulthandler.dump_traceback(all_threads=False)
     if pid:
         say(f"mpi_util: stack of rank {source} (pid {pid}) follows")
@@ -235,14 +254,15 @@ def die_with_parent() -> None:
 
 
 def _register() -> None:
-    """Tells the launcher's parent this rank's pid, and opens the FIFO whose closing tells that the rank has gone."""
-    _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": []})
+    """Records this rank's pid for the launcher's parent, and opens the FIFO whose closing shows that the rank ended."""
+    _write_record("rank", {"pid": os.getpid(), "shm": []})
     with contextlib.suppress(OSError, KeyError):
-        path = os.path.join(os.environ["MPI_UTIL_JOB"], f"alive-{env_rank()}")
+        path = os.path.join(os.environ[reap.JOB_VARIABLE], f"alive-{env_rank()}")
         fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
         # whose closing hydra kills the other ranks, or it is not clear who died first.
-        _State.alive_fd = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        alive = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        process.undo.callback(os.close, alive)
         os.close(fifo)
 
 
@@ -250,22 +270,23 @@ def register_mpi() -> None:
     """After MPI has started: names its files in /dev/shm, which a killed job would leave, and watches for its end."""
     from mpi4py import MPI
 
-    _note(f"rank-{env_rank()}", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
+    _write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
     # MPI_Finalize deletes the attributes of COMM_SELF first
-    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_say_ended), True)
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_record_end), True)
 
 
-def _say_ended(*_: Any) -> None:
+def _record_end(*_: Any) -> None:
     """This rank ends in order: its death is not to be taken for a failure."""
-    _note(f"ended-{env_rank()}", {})
+    _write_record("ended", {})
 
 
-def _note(name: str, content: dict[str, Any], again: bool = False) -> None:
+def _write_record(kind: str, content: dict[str, Any], again: bool = False) -> None:
     """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
-    job = os.environ.get("MPI_UTIL_JOB")
-    if not job or (name.startswith("failed") and not again and os.path.exists(os.path.join(job, name))):
-        return  # a rank's first word on why it failed is the cause; what follows from it is not
+    job = os.environ.get(reap.JOB_VARIABLE)
+    path = os.path.join(job or "", f"{kind}-{env_rank()}")
+    if not job or (kind == "failed" and not again and os.path.exists(path)):
+        return  # the first reason that a rank gives is the cause; what follows from it is not
     with contextlib.suppress(OSError):
         with tempfile.NamedTemporaryFile("w", dir=job, prefix=".", delete=False) as file:
             json.dump(content, file)
-        os.replace(file.name, os.path.join(job, name))
+        os.replace(file.name, path)

@@ -12,7 +12,8 @@ from typing import Literal
 
 from ..errors import LaunchError
 from ..host import threads
-from .identity import Process, env_rank, env_size, in_child_of_rank, under_launcher
+from ..host.process import process
+from .identity import Role, env_rank, env_size, in_child_of_rank, under_launcher
 from .launcher import Family, find_launcher, root_permission
 
 
@@ -39,7 +40,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     """
     if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
         raise LaunchError(f"mpi_fork: n is the number of ranks, a whole number of at least 1; got {n!r}")
-    Process.is_parent = False  # in a notebook it may have been
+    process.of(Role).is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
     if in_child_of_rank():
@@ -70,7 +71,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
         print(verdict.line, file=sys.stderr, flush=True)
     if verdict.status:
         sys.exit(verdict.status)
-    Process.is_parent = True
+    process.of(Role).is_parent = True
     return "parent"
 
 

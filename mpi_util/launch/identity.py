@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import LaunchError
+from ..host.process import process
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,15 +46,15 @@ def local_size() -> int:
     return next((int(os.environ[name]) for name in _LOCAL_SIZE_VARIABLES if name in os.environ), nworkers())
 
 
-class Process:
-    """What this process is."""
+class Role:
+    """What this process is to a job. `is_parent`: it has started the ranks."""
 
     is_parent = False
 
 
 def check_no_parent() -> None:
     """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
-    if Process.is_parent:
+    if process.of(Role).is_parent:
         raise LaunchError(
             "this process has started the ranks and has nothing to compute: if mpi_fork(n) == 'parent': sys.exit()"
         )

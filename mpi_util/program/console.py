@@ -3,9 +3,12 @@
 import sys
 from typing import Any
 
+from ..host.process import process
 from ..launch.identity import nworkers, rank
 
-_said: set[str] = set()
+
+class _Printed(set[str]):
+    """The notices that this process has printed."""
 
 
 def print0(*args: Any, **kwargs: Any) -> None:
@@ -16,8 +19,9 @@ def print0(*args: Any, **kwargs: Any) -> None:
 
 def print0_once(text: str) -> None:
     """Prints a notice on rank 0, to stderr, the first time that it is given."""
-    if rank() == 0 and text not in _said:
-        _said.add(text)
+    printed = process.of(_Printed)
+    if rank() == 0 and text not in printed:
+        printed.add(text)
         print(text, file=sys.stderr, flush=True)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from ..host.process import process
 from ..launch import failure
 from .console import print0
 
@@ -21,17 +22,17 @@ def steps_sec(n_steps: int) -> float:
     Args:
         n_steps: steps made since the last call (since the import, at the first).
     """
-    now = time.perf_counter()
-    rate = n_steps / max(now - _Last.steps_at, 1e-9)
-    _Last.steps_at, _Last.steps = now, _Last.steps + n_steps
-    print0(f"{rate:.0f} steps/s, {_Last.steps} steps in all")
+    now, last = time.perf_counter(), process.of(_Last)
+    rate = n_steps / max(now - last.steps_at, 1e-9)
+    last.steps_at, last.steps = now, last.steps + n_steps
+    print0(f"{rate:.0f} steps/s, {last.steps} steps in all")
     return rate
 
 
 def timeit(label: str) -> float:
     """Prints on rank 0, and returns, the seconds since the last call. Not collective."""
-    now = time.perf_counter()
-    elapsed, _Last.timed_at = now - _Last.timed_at, now
+    now, last = time.perf_counter(), process.of(_Last)
+    elapsed, last.timed_at = now - last.timed_at, now
     print0(f"{label}: {elapsed:.6f} s")
     return elapsed
 

@@ -1,4 +1,4 @@
-"""Gathers and broadcasts 160 MB where shared memory is scarce: fallback.py N none | no-memfd | one-way | small-files."""
+"""Gathers and broadcasts 160 MB with little shared memory: fallback.py N none | no-memfd | one-way | small-files."""
 
 import os
 import resource
