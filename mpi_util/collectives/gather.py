@@ -8,7 +8,6 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import adapter_for
-from ..arrays.layout import Layout
 from ..errors import BatchError
 from ..host import threads
 from ..launch.identity import Comm
@@ -118,15 +117,17 @@ class _Gather:
 
     Attributes:
         segments: this rank's.
-        leaves: on rank 0 the joined leaves by path.
+        plan, block: on rank 0, where the rows lie in which memory.
         example: on rank 0, if it has no segment, the structure, with something small for each leaf.
     """
+
+    plan: Plan
+    block: np.ndarray
 
     def __init__(self, channel: Channel, op: str, batch: Any, index: Sequence[int] | None):
         self._channel, self._op, self._batch, self._index = channel, op, batch, index
         self._listed = isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))
         self.segments = [batch] if index is None else list(batch) if self._listed else []
-        self.leaves: dict[str, Any] = {}
         self.example: Any = {}
 
     def run(self) -> Any:
@@ -140,12 +141,11 @@ class _Gather:
             if shows:
                 channel.messages.send(0, _skeleton(self.segments[0]))
             return self._batch
-        write(self._block, pieces)
-        finish(channel, self._block, place.ticket, self._plan.pieces)
-        if self._plan.shower:
-            self.example = channel.messages.receive(self._plan.shower, self._op)
-        self.leaves = self._plan.leaves(self._block)
-        return _rebuild(self.segments[0] if self.segments else self.example, self.leaves)
+        write(self.block, pieces)
+        finish(channel, self.block, place.ticket, self.plan.pieces)
+        if self.plan.shower:
+            self.example = channel.messages.receive(self.plan.shower, self._op)
+        return _rebuild(self.segments[0] if self.segments else self.example, self.plan.joined.leaves(self.block))
 
     def _describe(self) -> Header:
         """What this rank has."""
@@ -165,63 +165,53 @@ class _Gather:
 
     def _decide(self, headers: list[Header]) -> list[Place]:
         """Rank 0: where each rank's rows go to."""
-        self._plan = Plan(self._op, headers)
-        self._block, ticket = lease(self._channel, self._plan.nbytes)
-        plans = [(starts, k == self._plan.shower) for k, starts in enumerate(self._plan.starts)]
+        self.plan = Plan(self._op, headers)
+        self.block, ticket = lease(self._channel, self.plan.joined.layout.nbytes)
+        plans = [(starts, k == self.plan.shower) for k, starts in enumerate(self.plan.starts)]
         return places(self._channel, ticket, plans)
 
 
 def _skeleton(segment: Any) -> Any:
     """The structure of a batch with something small for each leaf, from which another rank can build the same."""
-    return tree.rebuild(segment, {path: _token(leaf) for path, leaf in tree.walk(segment)})
-
-
-def _token(leaf: Any) -> Any:
-    return None if leaf is None else 0 if isinstance(leaf, (list, str, bytes)) else adapter_for(leaf).token(leaf)
+    leaves = tree.walk(segment)
+    return tree.rebuild(
+        segment, {path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in leaves}
+    )
 
 
 def _rebuild(example: Any, leaves: dict[str, Any]) -> Any:
     """`leaves` in the structure of `example`, tensors where it has tensors."""
-    like = dict(tree.walk(example))
-    return tree.rebuild(example, {path: _restore(leaf, like[path]) for path, leaf in leaves.items()})
-
-
-def _restore(leaf: Any, like: Any) -> Any:
-    """The leaf as it was on its rank: a tensor for a tensor."""
-    if isinstance(leaf, np.ndarray) and like is not None:
-        return adapter_for(like).from_array(leaf, like)
-    return leaf
+    for path, like in tree.walk(example):
+        if isinstance(leaves[path], np.ndarray):
+            leaves[path] = adapter_for(like).from_array(leaves[path], like)
+    return tree.rebuild(example, leaves)
 
 
 class _CopyToAll(Broadcast):
-    """Sends rank 0's joined leaves to all ranks, which rebuild them in the order of their own keys."""
+    """Sends rank 0's block to all ranks, which rebuild the batch in the order of their own keys."""
 
     op = "all_accum_batches"
     _copy = np.empty(0, np.uint8)
 
     def __init__(self, gather: _Gather):
-        leaves, self._own = gather.leaves, gather.segments[:1]
-        self._arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
-        self._others = {path: leaf for path, leaf in leaves.items() if path not in self._arrays}
-        self._example = _skeleton(self._own[0]) if gather._channel.rank == 0 and self._own else gather.example
+        self._gather = gather
 
     def decide(self, channel: Channel, described: list[None]) -> tuple[int, Any]:
-        self._layout = Layout.of((path, array.dtype, array.shape) for path, array in self._arrays.items())
-        return self._layout.nbytes, (self._layout, self._others, self._example)
+        gather = self._gather
+        example = _skeleton(gather.segments[0]) if gather.segments else gather.example
+        return len(gather.block), (gather.plan.joined, example)
 
     def write(self, block: np.ndarray) -> Iterator[int]:
-        for view, array in zip(self._layout.views(block), self._arrays.values()):
-            np.copyto(view, array)
+        np.copyto(block, self._gather.block)
         yield len(block)
 
     def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
         wait_for(len(block))
         self._copy = block.copy()
 
-    def rebuild(self, channel: Channel, joined: Any) -> Any:
-        """Collective: what a rank returns; on rank 0 that is `joined`."""
-        layout, others, example = self.send(channel)
+    def rebuild(self, channel: Channel, own: Any) -> Any:
+        """Collective: the joined batch; on rank 0 that is `own`."""
+        joined, example = self.send(channel)
         if channel.rank == 0:
-            return joined
-        arrays = {entry.name: entry.view(self._copy) for entry in layout.entries}
-        return _rebuild(self._own[0] if self._own else example, arrays | others)
+            return own
+        return _rebuild(self._gather.segments[0] if self._gather.segments else example, joined.leaves(self._copy))

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..arrays import pickles, tree
 from ..arrays.adapters import adapter_for
+from ..arrays.layout import Layout
 from ..errors import BatchError, RankMismatchError, rank_mismatch
-from ..host.segments import align
 
 _SMALL = 1 << 16  # bytes; a leaf up to this is copied, so that keeping it does not keep the whole block
 
@@ -28,10 +28,6 @@ class Leaf(NamedTuple):
         if self.kind != "array":
             return self.kind
         return f"{self.dtype} scalar" if self.scalar else tree.describe(np.dtype(self.dtype), self.trailing)
-
-    @property
-    def row_bytes(self) -> int:
-        return np.dtype(self.dtype or np.uint8).itemsize * math.prod(self.trailing)
 
 
 # What must be the same in every segment of every rank: the leaves, and the path of each container with "dict", "tuple"
@@ -114,13 +110,33 @@ def check_segments(op: str, structures: Sequence[Structure]) -> None:
             raise BatchError(f"{op}: {path} is {here} in segment {i} and {there} in segment 0 of the same rank")
 
 
+class Joined(NamedTuple):
+    """Where the joined leaves lie in one block; small, is sent."""
+
+    kinds: tuple[Leaf, ...]
+    layout: Layout
+    parts: dict[str, tuple[int, ...]]  # of a leaf of Python values: the bytes of each pickle
+
+    def leaves(self, block: np.ndarray) -> dict[str, Any]:
+        """The leaves by path; large arrays are views of the block."""
+        return {leaf.path: self._leaf(leaf, entry.view(block)) for leaf, entry in zip(self.kinds, self.layout.entries)}
+
+    def _leaf(self, leaf: Leaf, array: np.ndarray) -> Any:
+        if leaf.kind == "none":
+            return None
+        if leaf.kind == "array":
+            return array if array.nbytes > _SMALL else array.copy()
+        parts = np.split(array, np.cumsum(self.parts[leaf.path])[:-1])
+        return [item for part in parts for item in pickles.unpack(part)]
+
+
 class Plan:
     """Rank 0's plan: where each piece of each rank goes in one block.
 
     Leaves lie one after another, each aligned; within a leaf the segments in the order of their index.
 
     Attributes:
-        nbytes: size of the block.
+        joined: the leaves of all ranks together.
         starts: of each rank, segment and leaf: byte offset.
         pieces: of each rank: (byte offset, number of bytes), in the order in which it writes them.
         shower: the rank whose batch shows rank 0 the structure: 0, unless that has no segment.
@@ -131,46 +147,35 @@ class Plan:
         if len(set(indexed)) > 1:
             table = ["with index" if given else "without index" for given in indexed]
             raise rank_mismatch(f"{op}: give an index on all ranks or on none", table)
-        self._leaves, first = _agreed_leaves(op, headers)
+        kinds, first = _agreed_leaves(op, headers)
         self.shower = first if headers[0].structure is None else 0
         order = sorted((i, k, j) for k, h in enumerate(headers) for j, i in enumerate(h.order))
         for (i, k, _), (following, other, _) in itertools.pairwise(order):
             if i == following:
                 raise BatchError(f"{op}: index {i} is given by rank {k} and by rank {other}; each segment has its own")
-        self._rows = [headers[k].rows[j] for _, k, j in order]  # of each segment, in order; of each leaf
+        rows = [headers[k].rows[j] for _, k, j in order]  # of each segment, in order; of each leaf
+        columns = list(zip(*rows))
+        dtypes = [np.dtype(leaf.dtype or np.uint8) for leaf in kinds]
+        layout = Layout.of(
+            (leaf.path, dtype, (sum(column), *leaf.trailing)) for leaf, dtype, column in zip(kinds, dtypes, columns)
+        )
+        self.joined = Joined(kinds, layout, {a.path: c for a, c in zip(kinds, columns) if a.kind == "list"})
         # plain integers: for some hundred pieces that is twice as fast as arrays of them
-        row_bytes = [leaf.row_bytes for leaf in self._leaves]
-        self._totals = [sum(column) for column in zip(*self._rows)]
-        sizes = [align(total * size) for total, size in zip(self._totals, row_bytes)]
-        *self._bases, self.nbytes = itertools.accumulate(sizes, initial=0)
+        row_bytes = [dtype.itemsize * math.prod(leaf.trailing) for leaf, dtype in zip(kinds, dtypes)]
         self.starts: list[list[list[int]]] = [[[]] * len(h.order) for h in headers]
-        cursor = list(self._bases)
-        for (_, k, j), rows in zip(order, self._rows):
+        cursor = [entry.start for entry in layout.entries]
+        for (_, k, j), ns in zip(order, rows):
             self.starts[k][j] = list(cursor)
-            for leaf, n in enumerate(rows):
+            for leaf, n in enumerate(ns):
                 cursor[leaf] += n * row_bytes[leaf]
         self.pieces = [
             [
                 (start, n * size)
-                for starts, rows in zip(self.starts[k], h.rows)
-                for start, n, size in zip(starts, rows, row_bytes)
+                for starts, ns in zip(self.starts[k], h.rows)
+                for start, n, size in zip(starts, ns, row_bytes)
             ]
             for k, h in enumerate(headers)
         ]
-
-    def leaves(self, block: np.ndarray) -> dict[str, Any]:
-        """The joined leaves by path, as views of the block."""
-        columns = zip(self._leaves, self._bases, self._totals, zip(*self._rows))
-        return {leaf.path: _joined(leaf, block, base, total, rows) for leaf, base, total, rows in columns}
-
-
-def _joined(leaf: Leaf, block: np.ndarray, base: int, total: int, rows: Sequence[int]) -> Any:
-    if leaf.kind == "none":
-        return None
-    array = np.ndarray((total, *leaf.trailing), np.dtype(leaf.dtype or np.uint8), block, base)
-    if leaf.kind == "array":
-        return array if array.nbytes > _SMALL else array.copy()
-    return [item for part in np.split(array, np.cumsum(rows)[:-1]) for item in pickles.unpack(part)]
 
 
 def _agreed_leaves(op: str, headers: list[Header]) -> tuple[tuple[Leaf, ...], int]:
