@@ -44,7 +44,7 @@ def main() -> int:
         with phases("rollout"):
             collected = collector.collect()
         with phases("gather"):
-            data = run.pool(collected, run.spec, run.stop)
+            data = run.pool(collected)
         with phases("update"):
             if data.batch is not None:
                 log = training.learn(data.batch, data.part)

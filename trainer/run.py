@@ -10,12 +10,12 @@ from mpi_util.logx import EpochLogger
 from policies.actor import Actor, Spec
 from policies.scaler import Scaler
 from trainer.advice import Advice
-from trainer.collect import EpisodeCollector, Evaluator, SegmentCollector
+from trainer.collect import Collected, EpisodeCollector, Evaluator, SegmentCollector
 from trainer.config import Config
 from trainer.control import Control
 from trainer.environment import make_env
 from trainer.rollout import Runner
-from trainer.sharing import Pool, Pooled, exchange_s, gather, keep_own
+from trainer.sharing import Pooled, exchange_s, gather, keep_own
 
 if TYPE_CHECKING:  # they load what ranks that only collect do without
     from trainer.record import Record
@@ -51,10 +51,9 @@ class Run:
         """What rank 0 broadcasts after each update."""
         return self.actor.params | self.scaler.arrays | self.control.arrays
 
-    @property
-    def pool(self) -> Pool:
-        """How the ranks' batches reach the learners."""
-        return keep_own if self.average else gather
+    def pool(self, collected: Collected) -> Pooled:
+        """Collective: what this rank learns from, and how much work all ranks had with it."""
+        return (keep_own if self.average else gather)(collected, self.spec, self.stop)
 
     def collector(self) -> EpisodeCollector | SegmentCollector:
         """What collects this rank's part of an iteration; in a resumed run, made after the first broadcast."""

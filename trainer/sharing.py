@@ -1,6 +1,5 @@
 """Which rank learns from which rows: all of them on rank 0, or each rank from its own, with sums over the ranks."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +28,6 @@ class Pooled(NamedTuple):
 
 
 NOTHING = Pooled(None, None, np.zeros(3))
-Pool = Callable[[Collected, Spec, mpi_util.StopRequest], Pooled]
 
 
 def gather(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Pooled:
