@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -36,6 +35,7 @@ from mpi_util.arrays.layout import KeptSlots, rounded, widened
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.host.sections import Reader, Section
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
+from mpi_util.weight_sync.connection import new_socket
 from mpi_util.weight_sync.layout import Weights, checksum, pack
 from mpi_util.weight_sync.lock import ReadersWriterLock
 from mpi_util.weight_sync.publisher import alive
@@ -573,7 +573,7 @@ def test_a_thousand_sends_to_one_that_does_not_look():
         while receiver.version < 1001:
             assert receiver.receive(5) is not None
             assert scheme.versions
-        assert len(scheme._sender._transport.publisher._sections) == 1
+        assert len(scheme._sender.publisher._sections) == 1
 
 
 def test_every_version_without_coalescing():
@@ -687,9 +687,10 @@ def test_stale_and_repeated_messages_are_recognised():
     scheme, mine = scheme_for(1), arrays(0.0)
     with local_receivers(scheme, [mine], "policy") as (receiver,):
         scheme.send(arrays(2.0))
-        publisher, worker = scheme._sender._transport.publisher, scheme._sender.workers[0]
+        publisher, worker = scheme._sender.publisher, scheme._sender.workers[0]
         for times in (1, 2):
             publisher._send(worker, worker.connection, publisher._sections[0])
+            worker.connection.wake()
             wait_for(lambda times=times: receiver.skipped == times)
         assert receiver.version == 2 and receiver.checksum != 0
         assert scheme.send(arrays(3.0)) == 3 and receiver.version == 3
@@ -809,12 +810,12 @@ def test_a_section_that_was_given_back_is_not_read_from_another_of_its_number():
 
 def test_strangers_do_not_keep_workers_out(monkeypatch):
     scheme, mine = scheme_for(1), arrays(0.0)
-    publisher = scheme._sender._transport.publisher
+    publisher = scheme._sender.publisher
     publisher.open()
-    for words in (b"\x04\x00\x00\x00junk", b"", b"\xff\xff\xff\xff"):
-        with socket.socket(socket.AF_UNIX) as stranger:
+    for words in (b"junk", b"", pickle.dumps("words"), pickle.dumps((0, b"key", 0, "the model 'policy'"))):
+        with new_socket() as stranger:
             stranger.connect(publisher.address.name)
-            stranger.sendall(words)
+            stranger.send(words)
     with local_receivers(scheme, [mine], "policy"):
         assert (mine["layer"]["w"] == 1).all()
 
@@ -824,7 +825,7 @@ def test_a_worker_that_was_too_early_may_try_again():
     receiver = pickle.loads(pickle.dumps(scheme))
     receiver.timeout = 0.1
     receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
-    scheme._sender._transport.publisher.open()
+    scheme._sender.publisher.open()
     with pytest.raises(SyncTimeoutError):
         receiver.connect()
     receiver.timeout = TIMEOUT

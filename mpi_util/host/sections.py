@@ -1,6 +1,6 @@
 """Versioned blocks in the shared memory of one machine: one process writes, any number of others read.
 
-Each has a header (version, checksum, size) and the kernel's file lock, which a process that is killed
+Each has a header (version, checksum, sizes) and the kernel's file lock, which a process that is killed
 releases: shared while one reads, exclusive while the owner writes. So no reader ever sees half of an update, and the
 owner never waits for a reader: it takes another section instead.
 """
@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,33 +23,30 @@ _PAGE = mmap.PAGESIZE
 class Section:
     """The owner's side.
 
+    Args:
+        nbytes: of a block and its description.
+
     Attributes:
         users: return True while they still need the content; those who read it through the file are not among them.
+        version, checksum, nbytes, description: of the content.
     """
+
+    version = checksum = nbytes = 0
+    description = b""
 
     def __init__(self, nbytes: int):
         self.users: list[Callable[[], bool]] = []
         self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
-        self._head = self._whole[:24].view(np.int64)
-
-    @property
-    def version(self) -> int:
-        """Of the content."""
-        return int(self._head[0])
-
-    @property
-    def checksum(self) -> int:
-        """Of the content."""
-        return int(self._head[1])
+        self._head = self._whole[:32].view(np.int64)
 
     def block(self, nbytes: int) -> np.ndarray:
         """uint8 array of the content, shape (nbytes,)."""
         return self._whole[ALIGN : ALIGN + nbytes]
 
     def holds(self, nbytes: int) -> bool:
-        """True if it has room for that much."""
+        """True if it has room for a block and its description of that size."""
         return self.ticket.size >= ALIGN + nbytes
 
     def claim(self) -> bool:
@@ -60,12 +58,15 @@ class Section:
             fcntl.flock(self.ticket.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        self._head[0] = 0
+        self.version = self._head[0] = 0
         return True
 
-    def publish(self, version: int, checksum: int, nbytes: int) -> None:
-        """The block now holds that version; lets readers in."""
-        self._head[:3] = version, checksum, nbytes
+    def publish(self, version: int, checksum: int, nbytes: int, description: bytes) -> None:
+        """The block now holds that version; adds what tells readers the meaning of its bytes, and lets them in."""
+        start = ALIGN + nbytes
+        self._whole[start : start + len(description)] = np.frombuffer(description, np.uint8)
+        self._head[:] = version, checksum, nbytes, len(description)
+        self.version, self.checksum, self.nbytes, self.description = version, checksum, nbytes, description
         self.release()
 
     def release(self) -> None:
@@ -74,8 +75,17 @@ class Section:
 
     def close(self) -> None:
         """Gives the memory back when its last reader has dropped it."""
-        self._whole = self._head = np.zeros(3, np.int64)
+        self._whole = self._head = np.zeros(4, np.int64)
         self.segment.close()
+
+
+class Content(NamedTuple):
+    """What a reader sees. The block is uint8, shape (nbytes,)."""
+
+    version: int
+    checksum: int
+    block: np.ndarray
+    description: np.ndarray
 
 
 class Reader:
@@ -85,8 +95,8 @@ class Reader:
         self._open: dict[Ticket, tuple[int, mmap.mmap]] = {}
 
     @contextlib.contextmanager
-    def reading(self, ticket: Ticket, discard: bool = False) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(version, checksum, uint8 block) of the content, which does not change inside.
+    def reading(self, ticket: Ticket, discard: bool = False) -> Iterator[Content]:
+        """The content, which does not change inside.
 
         Args:
             discard: drop what this process has written into its own, private view of the block.
@@ -105,8 +115,9 @@ class Reader:
         try:
             if discard:
                 memory.madvise(mmap.MADV_DONTNEED)
-            version, checksum, nbytes = np.ndarray(3, np.int64, memory).tolist()
-            yield version, checksum, np.ndarray(nbytes, np.uint8, memory, ALIGN)
+            version, checksum, nbytes, extra = np.ndarray(4, np.int64, memory).tolist()
+            block = np.ndarray(nbytes, np.uint8, memory, ALIGN)
+            yield Content(version, checksum, block, np.ndarray(extra, np.uint8, memory, ALIGN + nbytes))
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
 

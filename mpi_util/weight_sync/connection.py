@@ -1,4 +1,4 @@
-"""Framed messages between two processes of one machine, over an abstract Unix socket.
+"""Messages between two processes of one machine, over an abstract Unix socket that keeps them apart (SEQPACKET).
 
 The kernel reports at once when the other process has died. A forked child would keep its parent's end open, so it
 closes the sockets that it inherits.
@@ -12,14 +12,11 @@ import pickle
 import select
 import socket
 import struct
-import threading
 import time
 import weakref
 from typing import Any, NamedTuple
 
-_HEAD = struct.Struct("<I")  # length of the message that follows
-_CHUNK = 1 << 16
-_SEND_S = 2  # longest wait for room in the socket of a process that does not read
+FRAME_BYTES = 1 << 16
 _inherited: Any = None  # sockets that a forked process has to close
 
 
@@ -27,13 +24,12 @@ class Kind(enum.Enum):
     """First item of a message, who sends it, and the items that follow."""
 
     HELLO = 0  # subscriber: key, worker, name of the model; its eventfd comes with it
-    WELCOME = 1  # publisher: layout
-    REFUSED = 2  # publisher: why
-    UPDATE = 3  # publisher: version, ticket of its section, serial numbers of all sections
-    STOP = 4  # publisher: shuts down
-    ACK = 5  # subscriber: version
-    ERROR = 6  # subscriber: version (0: the models differ), traceback
-    BYE = 7  # subscriber: shuts down
+    REFUSED = 1  # publisher: why
+    UPDATE = 2  # publisher: version, ticket of its section, serial numbers of all sections
+    STOP = 3  # publisher: shuts down
+    ACK = 4  # subscriber: version
+    ERROR = 5  # subscriber: version (0: not even the first could be applied), traceback
+    BYE = 6  # subscriber: shuts down
 
 
 class Address(NamedTuple):
@@ -61,6 +57,11 @@ class Deadline:
         return time.perf_counter() >= self._end
 
 
+def new_socket() -> socket.socket:
+    """A socket without a place in the file system."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 def close_in_forks(sock: socket.socket) -> socket.socket:
     """A process that is forked from this one closes its copy of the socket."""
     global _inherited
@@ -77,9 +78,8 @@ def _close_inherited() -> None:
 
 
 def frame(kind: Kind, *content: Any) -> bytes:
-    """A message as it is sent."""
-    data = pickle.dumps((kind.value, *content), pickle.HIGHEST_PROTOCOL)
-    return _HEAD.pack(len(data)) + data
+    """A message as it is sent, at most `FRAME_BYTES`."""
+    return pickle.dumps((kind.value, *content), pickle.HIGHEST_PROTOCOL)
 
 
 class Connection:
@@ -98,13 +98,10 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, wakeup: bool = False):
-        self.sock = close_in_forks(sock)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self._sock = close_in_forks(sock)
         self.fd = sock.fileno()
         self.peer_wakeup: int | None = None
         self._wakeup = self._own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) if wakeup else None
-        self._buffer = bytearray()
-        self._sending = threading.Lock()
 
     def _own(self, fd: int) -> int:
         """Closed when nothing refers to this end any more: until then a thread may sleep on it."""
@@ -112,30 +109,21 @@ class Connection:
         return fd
 
     def send(self, kind: Kind, *content: Any) -> None:
-        """Sends a message.
+        """Sends a message. A subscriber waits for room in the socket, a publisher does not.
 
         Raises:
-            OSError: the other process has ended, or is not reading.
+            OSError: the other process has ended, or (BlockingIOError) is not reading.
         """
         self.send_frame(frame(kind, *content))
+        self.wake()
+
+    def send_frame(self, data: bytes) -> None:
+        """Sends what `frame` made, which may go to several; the caller calls `wake`."""
+        self._sock.send(data, socket.MSG_DONTWAIT if self._wakeup is None else 0)
 
     def send_hello(self, *content: Any) -> None:
         """Sends a subscriber's first message, with its eventfd."""
-        socket.send_fds(self.sock, [frame(Kind.HELLO, *content)], [] if self._wakeup is None else [self._wakeup])
-
-    def send_frame(self, data: bytes, wake: bool = True) -> None:
-        """Sends what `frame` made, which may go to several.
-
-        Args:
-            wake: False: the caller calls `wake`.
-        """
-        with self._sending:
-            for start in range(0, len(data), _CHUNK):
-                if start:
-                    self.wake()  # the socket may be full: the other end has to read
-                self.sock.sendall(data[start : start + _CHUNK])
-        if wake:
-            self.wake()
+        socket.send_fds(self._sock, [frame(Kind.HELLO, *content)], [] if self._wakeup is None else [self._wakeup])
 
     def wake(self) -> None:
         """Wakes the other end."""
@@ -156,57 +144,48 @@ class Connection:
         Raises:
             EOFError: the other end is closed, and everything has been received.
         """
-        if self.sock.fileno() < 0:
+        if self._sock.fileno() < 0:
             raise EOFError
         if timeout and not self.wait(timeout):
             return []
         if self._wakeup is not None:
             with contextlib.suppress(BlockingIOError):  # the other end is closed
                 os.eventfd_read(self._wakeup)
-        self._read()
-        messages = []
-        while len(self._buffer) >= _HEAD.size:
-            end = _HEAD.size + _HEAD.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                break
-            kind, *content = pickle.loads(memoryview(self._buffer)[_HEAD.size : end])
-            messages.append((Kind(kind), *content))
-            del self._buffer[:end]
-        return messages
-
-    def _read(self) -> None:
-        """Reads all that is there: an eventfd is not signalled again for what is left."""
-        size = len(self._buffer)
+        messages: list[tuple[Any, ...]] = []
         while True:
             try:
-                data = self._read_chunk()
+                data = self._read()
             except BlockingIOError:
-                return
+                return messages
+            except ConnectionResetError:  # reported once, before what was sent until then
+                continue
             except OSError:
                 data = b""
-            if not data and len(self._buffer) == size:
+            if not data and not messages:
                 raise EOFError
-            self._buffer += data
-            if len(data) < _CHUNK:
-                return
+            if not data:
+                return messages
+            kind, *content = pickle.loads(data)
+            messages.append((Kind(kind), *content))
 
-    def _read_chunk(self) -> bytes:
+    def _read(self) -> bytes:
         if self._wakeup is not None or self.peer_wakeup is not None:
-            return self.sock.recv(_CHUNK, socket.MSG_DONTWAIT)
-        data, descriptors, _, _ = socket.recv_fds(self.sock, _CHUNK, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+            return self._sock.recv(FRAME_BYTES, socket.MSG_DONTWAIT)
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        data, descriptors, _, _ = socket.recv_fds(self._sock, FRAME_BYTES, 1, flags)
         for fd in descriptors:
             self.peer_wakeup = self._own(fd)
         return data
 
     def peer(self) -> tuple[int, int]:
         """(process, user) of the other end."""
-        pid, uid, _ = struct.unpack("3i", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid, _ = struct.unpack("3i", self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid
 
     def close(self) -> None:
         """Ends `receive` at the other end, and in a thread that waits in it here."""
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-        self.sock.close()
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
         if self._wakeup is not None:
             os.eventfd_write(self._wakeup, 1)  # a thread about to sleep would poll a descriptor that may be reused

@@ -13,8 +13,7 @@ from ..host.sections import Section
 from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
-from .layout import Layout
-from .publisher import Fill, Publisher
+from .publisher import Publisher, Version
 from .relay import ADDRESS, DOWN, LEFT, PING, UP, Forwarding, Header, Relay, all_sent, keep, parts
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
@@ -73,7 +72,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if worker != self._default_worker():
             raise UsageError(f"worker_idx={worker}: rank {self._channel.rank} is worker {self._default_worker()}")
 
-    def _open_transport(self, workers: dict[int, Worker], name: str) -> "Ranks":
+    def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Ranks":
         if len(workers) != self._channel.size - 1:
             text = f"{len(workers)} workers, and {self._channel.size - 1} ranks beside the sender"
             raise UsageError(f"init_on_sender: {text}; each rank is one worker")
@@ -124,52 +123,46 @@ class RelayRecord:
     heard: float = 0.0
 
 
-class Ranks:
-    """The transport of a sender to the other ranks: its own machine's publisher, and the other machines' relays."""
+class Ranks(Publisher):
+    """A publisher whose workers are ranks: it sends to those of other machines through the relays of these."""
 
     def __init__(self, channel: Channel, comm: Any, root: int, workers: dict[int, Worker], name: str):
-        self._comm, self._root, self._workers = comm, root, workers
+        super().__init__(workers, name)
+        self._comm, self._root = comm, root
         self._relays: dict[int, RelayRecord] = {}
         self._pinged = 0.0
         self._last: tuple[Section, int, list[Worker]] | None = None  # update that was forwarded: where, version, to
         self._ended: set[int] = set()  # ranks
-        self.publisher = Publisher(workers, name)
         for worker in workers.values():
             rank = _rank_of(worker.index, root)
             leader = channel.machine[rank]
             if leader == channel.machine[root]:
-                self._send((self.publisher.address, name), rank, ADDRESS)
+                keep(comm.isend((self.address, name), rank, ADDRESS))
             else:
                 worker.relay = leader
                 self._relays.setdefault(leader, RelayRecord(leader)).workers.append(worker)
         for rank in self._relays:
-            self._send((None, name), rank, ADDRESS)
+            keep(comm.isend((None, name), rank, ADDRESS))
 
-    def _send(self, message: Any, rank: int, tag: int) -> None:
-        keep(self._comm.isend(message, rank, tag))
-
-    def publish(self, workers: list[Worker], version: int, layout: Layout, fill: Fill) -> None:
+    def publish(self, workers: list[Worker], version: Version) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        self.publisher.open()
-        here = [worker for worker in workers if worker.relay is None]
-        section = self.publisher.publish(here, version, layout.nbytes, fill)
+        section = super().publish([worker for worker in workers if worker.relay is None], version)
         forward = []
         for worker in workers:
             if worker.relay is not None:
-                worker.sent, worker.latest = version, section  # until its relay has it
+                worker.sent, worker.latest = version.number, section  # until its relay has it
                 if self._relays[worker.relay].state is not State.ABSENT:
                     forward.append(worker)
         if forward:
-            self._last = section, version, forward
+            self._last = section, version.number, forward
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or deadline.over)
+        return section
 
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
         path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
-        layouts = {worker.index: worker.layout for worker in workers if worker.state is not State.READY}
-        nbytes, indices = workers[0].layout.nbytes, [worker.index for worker in workers]
-        forwarding = Forwarding(self._comm, Header(section.version, section.checksum, nbytes, indices, path, layouts))
-        for part in parts(section.block(nbytes)):
+        forwarding = Forwarding(self._comm, Header.of(section, [worker.index for worker in workers], path))
+        for part in parts(section.block(section.nbytes)):
             forwarding.send(part)
         section.users.append(forwarding.busy)
         for worker in workers:
@@ -177,16 +170,13 @@ class Ranks:
         return forwarding
 
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        """See `Transport`."""
+        """See `Publisher`."""
         if not self._relays:
-            reports = self.publisher.poll(timeout, of)
-        else:
-            reports, deadline = self.publisher.poll(0), Deadline(timeout)
-            while not (reports := reports + self._receive_reports()) and not deadline.over:
-                self._ping()
-                reports = self.publisher.poll(min(_NAP_S, deadline.left))
-        if timeout and not reports:
-            self.publisher.check_alive()
+            return super().poll(timeout, of)
+        reports, deadline = super().poll(0), Deadline(timeout)
+        while not (reports := reports + self._receive_reports()) and not deadline.over:
+            self._ping()
+            reports = super().poll(min(_NAP_S, deadline.left))
         return reports
 
     def _receive_reports(self) -> list[Report]:
@@ -196,7 +186,7 @@ class Ranks:
         while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
             self._hear(self._relays[status.source])
             if (report := message.recv()) is not None:
-                self._workers[report.worker].apply(report.event, report.version, report.text)
+                self.workers[report.worker].apply(report.event, report.version, report.text)
                 reports.append(report)
         for relay in self._relays.values():
             if relay.state is State.READY and self._pinged - relay.heard > _SILENT_S:
@@ -234,7 +224,7 @@ class Ranks:
                     relay.heard = now
             self._pinged = now
             for rank in self._relays:
-                self._send(None, rank, PING)
+                keep(self._comm.isend(None, rank, PING))
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""
@@ -251,13 +241,13 @@ class Ranks:
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
-        """Ends in order."""
-        if not self.publisher.closed:
+        """See `Publisher`."""
+        if self._relays and not self.closed:
             for rank in self._relays:
-                self._send(None, rank, DOWN)
+                keep(self._comm.isend(None, rank, DOWN))
             deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: all_sent() or deadline.over)
-        self.publisher.close()
+        super().close()
 
 
 def _say_left(pid: int, comm: Any, sender: int) -> None:

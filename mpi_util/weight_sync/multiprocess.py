@@ -7,11 +7,10 @@ from typing import Any
 
 from ..errors import UsageError
 from .connection import Address
-from .layout import Layout
-from .publisher import Fill, Publisher
+from .publisher import Publisher
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
-from .worker import Event, Report, Worker
+from .worker import Event, Worker
 
 
 class MultiProcessWeightSyncScheme(WeightSyncScheme):
@@ -68,40 +67,28 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
                 "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
             )
 
-    def _open_transport(self, workers: dict[int, Worker], name: str) -> "Processes":
-        transport = Processes(workers, name)
-        self._address, self._pid = transport.publisher.address, os.getpid()
-        return transport
+    def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Processes":
+        publisher = Processes(workers, name)
+        self._address, self._pid = publisher.address, os.getpid()
+        return publisher
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:
         return Subscriber(self._address, worker, name)
 
 
-class Processes:
-    """The transport of a sender to processes of its machine."""
+class Processes(Publisher):
+    """A publisher whose workers are processes."""
 
     def __init__(self, workers: dict[int, Worker], name: str):
-        self.publisher = Publisher(workers, name)
-        self._children: dict[int, BaseProcess] = {}  # by process id
-
-    def publish(self, workers: list[Worker], version: int, layout: Layout, fill: Fill) -> None:
-        """Writes once into shared memory, and sends the workers where that is."""
-        self.publisher.open()
-        self.publisher.publish(workers, version, layout.nbytes, fill)
-
-    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        """See `Transport`."""
-        reports = self.publisher.poll(timeout, of)
-        if timeout and not reports:
-            self.publisher.check_alive()
-        return reports
+        super().__init__(workers, name)
+        self._children: dict[int | None, BaseProcess] = {}  # by process id
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks them if too few children are left: before a child connects, its index is not known."""
         if not workers:
             return
-        connected = {worker.pid for worker in self.publisher.workers.values()}
-        self._children |= {child.pid: child for child in multiprocessing.active_children() if child.pid}
+        connected = {worker.pid for worker in self.workers.values()}
+        self._children |= {child.pid: child for child in multiprocessing.active_children()}
         strangers = [child for pid, child in self._children.items() if pid not in connected]
         ended = [child for child in strangers if not child.is_alive()]
         if ended and len(strangers) - len(ended) < len(workers):
@@ -109,7 +96,3 @@ class Processes:
             why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
             for worker in workers:
                 worker.apply(Event.DIED, 0, why)
-
-    def close(self) -> None:
-        """Ends in order."""
-        self.publisher.close()

@@ -13,28 +13,42 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from ..host.sections import Section
-from .connection import Address, Connection, Deadline, Kind, close_in_forks, frame
+from .connection import Address, Connection, Kind, close_in_forks, frame, new_socket
 from .worker import Event, Report, State, Worker
 
 _ACCEPT_AGAIN_S = 0.05
 _HELLO_S = 5.0  # for a process that connects and sends nothing
-_UNREAD = 64  # messages to one worker; a socket holds some 270 before it blocks
+_UNREAD = 64  # messages to one worker; a socket holds some 270
 _SPARE = 2  # sections that are kept besides those in use
+_CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers live
 _EVENTS = {Kind.ACK: Event.ACK, Kind.ERROR: Event.ERROR}
 
-Fill = Callable[[np.ndarray], int]  # writes a version into a block of uint8, and returns its checksum
+
+class Version(NamedTuple):
+    """One version of the weights.
+
+    Attributes:
+        nbytes: of its block.
+        layout: of the block, as receivers get it.
+        fill: writes the values into a block, uint8 of shape (nbytes,), and returns its checksum.
+    """
+
+    number: int
+    nbytes: int
+    layout: bytes
+    fill: Callable[[np.ndarray], int]
 
 
 class Publisher:
     """Sends one model to workers of this machine, and updates their records.
 
     Args:
-        workers: records by index; those with a relay belong to other machines.
+        workers: records by index; those with a relay are on other machines.
         name: of the model, for messages.
         slow: writing takes long: never into a section that a worker is about to read, and would wait for.
     """
@@ -42,7 +56,7 @@ class Publisher:
     def __init__(self, workers: dict[int, Worker], name: str, slow: bool = False):
         self.workers, self._name, self._slow = workers, name, slow
         self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(16))
-        self._listener = close_in_forks(socket.socket(socket.AF_UNIX))
+        self._listener = close_in_forks(new_socket())
         self._listener.bind(self.address.name)
         self._listener.listen(128)
         self._lock = threading.RLock()
@@ -51,6 +65,7 @@ class Publisher:
         self._reports: list[Report] = []
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
+        self._checked = 0.0
         self.closed = False
 
     # ---- who is connected
@@ -78,12 +93,7 @@ class Publisher:
         pid, user = connection.peer()
         if user != os.getuid():
             raise PermissionError  # what it sends is not even read: it would be unpickled
-        deadline = Deadline(_HELLO_S)
-        messages: list[tuple[Any, ...]] = []
-        while not messages:
-            messages = connection.receive(deadline.left)
-            if not messages and deadline.over:
-                raise TimeoutError
+        messages = connection.receive(_HELLO_S)
         kind, key, index, name = messages[0]
         if kind is not Kind.HELLO or connection.peer_wakeup is None or not hmac.compare_digest(key, self.address.key):
             raise PermissionError
@@ -98,7 +108,9 @@ class Publisher:
             if worker.latest is None:
                 self._report(worker, Event.CONNECTED)
             else:
-                self._start(worker, connection, worker.latest)
+                self._start(worker, connection)
+                self._send(worker, connection, worker.latest)
+                connection.wake()
 
     def _refusal(self, index: int, name: str) -> str | None:
         if name != self._name:
@@ -110,17 +122,14 @@ class Publisher:
         return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
 
     def _check(self, worker: Worker) -> None:
-        """Disconnects a worker whose process has ended or shut down: another process may replace it."""
+        """Disconnects a worker whose process has ended or shut down: another process may replace it.
+
+        A process that it has started may still hold its end of the socket open.
+        """
         if worker.connection is not None and alive(worker.pid):
             self._receive(worker, worker.connection)
         else:
-            self._disconnect(worker, _ended(worker))
-
-    def check_alive(self) -> None:
-        """Notices workers that died while a process which they had started holds their end of the socket open."""
-        with self._lock:
-            for worker in list(self._by_fd.values()):
-                self._check(worker)
+            self._disconnect(worker, f"its process ({worker.pid}) ended")
 
     def _disconnect(self, worker: Worker, died: str = "") -> None:
         """`died`: how; empty if it has shut down in order."""
@@ -143,23 +152,21 @@ class Publisher:
 
     # ---- what is sent
 
-    def publish(self, workers: list[Worker], version: int, nbytes: int, fill: Fill) -> Section:
+    def publish(self, workers: list[Worker], version: Version) -> Section:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
-
-        Args:
-            fill: writes into the block, uint8 of shape (nbytes,), and returns its checksum.
 
         Returns:
             Where it is; valid until the next call, or as long as one of its `users` needs it.
         """
+        self.open()
         with self._lock:
-            section = self._claim(set() if self._slow else set(workers), nbytes)
+            section = self._claim(set() if self._slow else set(workers), version.nbytes + len(version.layout))
             try:
-                checksum = fill(section.block(nbytes))
+                checksum = version.fill(section.block(version.nbytes))
             except BaseException:
                 section.release()
                 raise
-            section.publish(version, checksum, nbytes)
+            section.publish(version.number, checksum, version.nbytes, version.layout)
             message = self._update(section)
             try:
                 for worker in workers:
@@ -177,36 +184,32 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, tuple(section.ticket), serials)
 
     def _deliver(self, worker: Worker, section: Section, message: bytes) -> None:
-        """Sends an update without waking the worker."""
         if worker.state is State.WAITING:
             self._check(worker)
         worker.latest, worker.sent = section, section.version
-        if worker.connection is not None and worker.state is State.WAITING:
-            self._start(worker, worker.connection, section)
-        elif worker.connection is not None:
+        if worker.connection is not None:
+            if worker.state is State.WAITING:
+                self._start(worker, worker.connection)
             self._send(worker, worker.connection, section, message)
 
-    def _start(self, worker: Worker, connection: Connection, section: Section) -> None:
-        """The first update of a worker that has connected."""
+    def _start(self, worker: Worker, connection: Connection) -> None:
+        """From now on this worker's answers are received."""
         self._by_fd[connection.fd] = worker
+        self._epoll.register(connection.fd, select.EPOLLIN)
         self._report(worker, Event.STARTED)
-        try:
-            self._epoll.register(connection.fd, select.EPOLLIN)
-            connection.send(Kind.WELCOME, worker.layout)
-        except OSError as error:
-            return self._disconnect(worker, _why(error))
-        self._send(worker, connection, section)
 
     def _send(self, worker: Worker, connection: Connection, section: Section, message: bytes | None = None) -> None:
-        """Args: message: of the update, where several workers get it; the caller wakes them."""
+        """Sends an update without waking the worker."""
         worker.unread[section.version] = section
         worker.deferred = len(worker.unread) > _UNREAD
         if worker.deferred:
             return
         try:
-            connection.send_frame(message or self._update(section), wake=message is None)
-        except OSError as error:
-            self._disconnect(worker, _why(error))
+            connection.send_frame(message or self._update(section))
+        except BlockingIOError:
+            self._disconnect(worker, "it is not reading its socket")
+        except OSError:
+            self._disconnect(worker, f"its process ({worker.pid}) ended")
 
     # ---- where it is written
 
@@ -243,6 +246,7 @@ class Publisher:
         Args:
             of: wait for this worker: a sender that needs the answers of several is then not woken by each.
         """
+        waits = timeout > 0
         with self._lock:
             timeout, connection = 0 if self._reports else timeout, of.connection if of is not None else None
         if timeout and connection is not None:
@@ -254,6 +258,11 @@ class Publisher:
                 if worker is not None and worker.connection is not None:
                     self._receive(worker, worker.connection)
         with self._lock:
+            now = time.perf_counter()
+            if waits and not self._reports and now - self._checked > _CHECK_S:
+                self._checked = now
+                for worker in list(self._by_fd.values()):
+                    self._check(worker)
             reports, self._reports = self._reports, []
         return reports
 
@@ -261,15 +270,18 @@ class Publisher:
         try:
             messages = connection.receive(0)
         except EOFError:
-            return self._disconnect(worker, _ended(worker))
-        for kind, *content in messages:
+            return self._disconnect(worker, f"its process ({worker.pid}) ended")
+        for kind, version, text in messages:
             if kind is Kind.BYE:
                 return self._disconnect(worker)
-            version = content[0]
             worker.unread = {v: section for v, section in worker.unread.items() if v > version}
-            self._report(worker, _EVENTS[kind], *content)
+            self._report(worker, _EVENTS[kind], version, text)
         if worker.deferred and worker.unread:
             self._send(worker, connection, worker.unread[max(worker.unread)])
+            connection.wake()
+
+    def check_absent(self, workers: list[Worker]) -> None:
+        """Marks those of these workers, which have not connected, that never will."""
 
     def close(self) -> None:
         """Disconnects the workers, and gives everything back."""
@@ -282,7 +294,6 @@ class Publisher:
             self._listener.close()
             for connection in [worker.connection for worker in self.workers.values() if worker.connection is not None]:
                 with contextlib.suppress(OSError):
-                    connection.sock.setblocking(False)  # does not wait for a process that does not read
                     connection.send(Kind.STOP)
                 connection.close()
             self._epoll.close()
@@ -291,14 +302,6 @@ class Publisher:
             self._sections.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
-
-
-def _ended(worker: Worker) -> str:
-    return f"its process ({worker.pid}) ended"
-
-
-def _why(error: OSError) -> str:
-    return "it is not reading its socket" if isinstance(error, BlockingIOError) else "its process ended"
 
 
 def alive(pid: int) -> bool:

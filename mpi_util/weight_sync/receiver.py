@@ -1,6 +1,7 @@
 """The receiver's side of a scheme: applies updates, whole or not at all, while no thread reads the weights."""
 
 import contextlib
+import pickle
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -8,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
+from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
+from ..host.sections import Content
 from .connection import Deadline, Kind
 from .layout import Layout, Plan, Plans, Weights, checksum, pack
 from .lock import LockClosed, ReadersWriterLock
@@ -26,7 +28,6 @@ class Receiver:
         worker: its index.
         name: of the model, for messages.
         model: what is written into; None: a dict of arrays is made (attribute `model`).
-        coalesce: of several versions apply only the newest.
         verify: recompute each checksum; None: of small blocks.
         share: the model's tensors point into the sender's block instead of being written.
         on_update: called with the version after each update.
@@ -43,7 +44,6 @@ class Receiver:
         worker: int,
         name: str,
         model: Any,
-        coalesce: bool,
         verify: bool | None,
         share: bool,
         on_update: Callable[[int], None] | None,
@@ -55,8 +55,8 @@ class Receiver:
         self._subscriber: Subscriber | None = None  # from `connect` on
         self._thread: threading.Thread | None = None
         self._on_update = on_update
-        self._coalesce, self._verify = coalesce, verify
-        self._layout = Layout()  # the sender's, from `connect` on
+        self._verify = verify
+        self._layout: Layout | None = None  # the sender's, which comes with the first update
         self._plans = Plans()
         self._sharing = Sharing(model) if share else None
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
@@ -68,29 +68,23 @@ class Receiver:
             WeightsError: the models differ; the sender raises it too. SyncTimeoutError: the sender is not ready; it
                 may be tried again.
         """
-        self._subscriber, deadline = subscriber, Deadline(timeout)
-        layout = subscriber.layout(deadline)
-        if layout is not None:
-            self._compare(layout, subscriber)
-        if layout is None or self.receive(deadline) is None:
+        self._subscriber = subscriber
+        if self.receive(Deadline(timeout)) is None:
+            if subscriber.stopped:
+                raise WorkerLeftError(f"worker {self.worker}: the sender of {self.name} has shut down")
             subscriber.close()
-            what = "the sender was not ready" if layout is None else "no first weights"
-            raise SyncTimeoutError(f"worker {self.worker}, {self.name}: {what} within {timeout} s")
+            raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
 
-    def _compare(self, layout: Layout, subscriber: Subscriber) -> None:
-        self._layout = layout
+    def _compare(self, layout: Layout) -> Layout:
         if self.model is None:
             self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
-        try:
-            self._plan()
-            if self._sharing is not None and any(entry.narrow for entry in layout.entries):
-                raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
-        except MpiUtilError:
-            subscriber.answer(Kind.ERROR, 0, traceback.format_exc())
-            raise
+        self._plan(layout)
+        if self._sharing is not None and any(entry.narrow for entry in layout.entries):
+            raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
+        return layout
 
-    def _plan(self) -> Plan:
-        return self._plans.plan(self.model, self._layout, f"worker {self.worker}'s model", "the sender's")
+    def _plan(self, layout: Layout) -> Plan:
+        return self._plans.plan(self.model, layout, f"worker {self.worker}'s model", "the sender's")
 
     def receive(self, deadline: Deadline) -> int | None:
         """Waits for weights newer than the model's, and applies them.
@@ -98,7 +92,7 @@ class Receiver:
         Returns:
             Their version; None if none came in time, or the sender has shut down.
         """
-        while self._subscriber is not None and (update := self._subscriber.next(deadline, self._coalesce)) is not None:
+        while self._subscriber is not None and (update := self._subscriber.next(deadline)) is not None:
             if self._take(update, self._subscriber):
                 return self.version
         return None
@@ -111,37 +105,40 @@ class Receiver:
             return False
         try:
             with self.lock.writing() as waited:
-                if waited and self._coalesce:  # more may have come meanwhile
-                    update = subscriber.next(Deadline(0), newest=True) or update
-                self._apply(update, subscriber)
+                if waited:
+                    update = subscriber.next(Deadline(0)) or update
+                with contextlib.ExitStack() as held:
+                    self._apply(held.enter_context(subscriber.reading(update, self._sharing is not None)), update)
+                    if self._sharing is not None:
+                        self._held.close()
+                        self._held = held.pop_all()
             if self._on_update is not None:
                 self._on_update(self.version)
         except LockClosed:
             return False
         except Exception:
-            subscriber.answer(Kind.ERROR, update.version, traceback.format_exc())
+            subscriber.answer(Kind.ERROR, update.version if self.version else 0, traceback.format_exc())
             raise
         subscriber.answer(Kind.ACK, self.version)
         return True
 
-    def _apply(self, update: Update, subscriber: Subscriber) -> None:
-        with contextlib.ExitStack() as held:
-            version, total, block = held.enter_context(subscriber.reading(update, self._sharing is not None))
-            if version < update.version:
-                raise WeightsError(
-                    f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
-                )
-            verify = len(block) <= _VERIFY_BYTES if self._verify is None else self._verify
-            if verify and checksum(block) != total:
-                raise WeightsError(f"version {version} of {self.name} failed its checksum")
-            if self._sharing is None:
-                self._plan().take(block, undo=True)
-            else:
-                self._sharing.point_into(self._layout, block)
-                self._plans.forget()
-                self._held.close()
-                self._held = held.pop_all()
-            self.version, self.checksum = version, total
+    def _apply(self, content: Content, update: Update) -> None:
+        version, block = content.version, content.block
+        if version < update.version:
+            raise WeightsError(
+                f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
+            )
+        verify = len(block) <= _VERIFY_BYTES if self._verify is None else self._verify
+        if verify and checksum(block) != content.checksum:
+            raise WeightsError(f"version {version} of {self.name} failed its checksum")
+        if self._layout is None:
+            self._layout = self._compare(pickle.loads(content.description.data))
+        if self._sharing is None:
+            self._plan(self._layout).take(block, undo=True)
+        else:
+            self._sharing.point_into(self._layout, block)
+            self._plans.forget()
+        self.version, self.checksum = version, content.checksum
 
     def write_to(self, model: Any) -> None:
         """From now on `model` gets the weights."""
@@ -161,13 +158,13 @@ class Receiver:
 
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""
-        if not self._layout.entries:
+        if self._layout is None:
             raise UsageError("apply_weights before connect()")
         block = np.empty(self._layout.nbytes, np.uint8)
         plan = Weights(weights).plan(self._layout, "the weights given", "the model", Weights(self.model))
         pack(plan, block)
         with self._writing("apply_weights"):
-            self._plan().take(block, undo=True)
+            self._plan(self._layout).take(block, undo=True)
 
     def listen(self) -> None:
         """From now on a thread receives; it sleeps until something comes."""

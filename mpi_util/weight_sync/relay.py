@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import WeightsError
+from ..host.sections import Section
 from ..host.waiting import wait_until
 from .connection import Deadline
-from .layout import Layout, checksum
-from .publisher import Publisher
+from .layout import checksum
+from .publisher import Publisher, Version
 from .worker import Event, Report, Worker
 
 # MPI tags: addresses; from the sender or another relay; "are you alive?"; to the sender; this rank ends; bytes
@@ -51,15 +52,19 @@ class Header(NamedTuple):
     Attributes:
         workers: that get it.
         path: ranks that pass it on, the sender first.
-        layouts: by worker, of those that may not have got it yet.
     """
 
     version: int
     checksum: int
     nbytes: int
+    layout: bytes
     workers: list[int]
     path: list[int]
-    layouts: dict[int, Layout]
+
+    @classmethod
+    def of(cls, section: Section, workers: list[int], path: list[int]) -> "Header":
+        """For the content of a section."""
+        return cls(section.version, section.checksum, section.nbytes, section.description, workers, path)
 
 
 class Forwarding:
@@ -141,20 +146,17 @@ class Relay:
     def _answer_pings(self) -> None:
         while ping := self._comm.improbe(self._root, PING):
             ping.recv()
-            self.publisher.check_alive()
             self._report(None)
 
     def _take(self, header: Header, source: int) -> None:
         """Receives an update, passes it on, and publishes it; the sender gets the error if that fails."""
         records = self.publisher.workers
         here = [records[index] for index in header.workers if index in records]
-        for worker in here:
-            worker.layout = header.layouts.get(worker.index, worker.layout)
         mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
         forwarding = Forwarding(self._comm, header)
         fill = partial(self._fill, header, source, forwarding)
         try:
-            section = self.publisher.publish(mine, header.version, header.nbytes, fill)
+            section = self.publisher.publish(mine, Version(header.version, header.nbytes, header.layout, fill))
             section.users.append(forwarding.busy)
         except _StalledError:
             return  # the sender will notice, and send it on another path

@@ -7,8 +7,9 @@ from typing import Any
 from ..errors import UsageError, WeightsError
 from .connection import Deadline
 from .layout import STRATEGIES, in_form
+from .publisher import Publisher
 from .receiver import Receiver
-from .sender import Sender, Transport
+from .sender import Sender
 from .source import WeightSource, resolve
 from .subscriber import Subscriber
 from .worker import Worker
@@ -98,9 +99,9 @@ class WeightSyncScheme:
         counted = any(x is not None for x in (params_map, context, devices, num_workers))
         count = num_workers if counted or workers is None else workers
         source = WeightSource(model_id, model, weights, context, params_map, devices, device_map_fn, count)
-        records, name = {index: Worker(index) for index in source.workers}, _name(model_id)
-        transport = self._open_transport(records, name)
-        self._sender = Sender(source, records, transport, name, self._coalesce, self._on_dead, self._wire_dtype)
+        name = _name(model_id)
+        publisher = self._open_publisher({index: Worker(index) for index in source.workers}, name)
+        self._sender = Sender(source, publisher, name, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
         self,
@@ -142,7 +143,7 @@ class WeightSyncScheme:
             raise UsageError("init_on_receiver: give worker_idx=")
         self._check_receiver(worker)
         name = _name(model_id)
-        self._receiver = Receiver(worker, name, model, self._coalesce, self._verify, share, on_update)
+        self._receiver = Receiver(worker, name, model, self._verify, share, on_update)
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -372,8 +373,8 @@ class WeightSyncScheme:
     def _check_receiver(self, worker: int) -> None:
         """Raises UsageError where this process cannot be that receiver."""
 
-    def _open_transport(self, workers: dict[int, Worker], name: str) -> Transport:
-        """The sender's way to these workers."""
+    def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
+        """Sends to these workers."""
         raise NotImplementedError
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:

@@ -1,34 +1,18 @@
-"""The sender's side of a scheme: makes each version, has the transport deliver it, and waits for the answers."""
+"""The sender's side of a scheme: makes each version, has it published, and waits for the answers."""
 
+import pickle
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
 from .layout import Layout, Plans, Weights, pack
-from .publisher import Fill
+from .publisher import Publisher, Version
 from .source import WeightSource
-from .worker import Event, Report, State, Worker
+from .worker import Event, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
-
-
-class Transport(Protocol):
-    """How the sender reaches its workers."""
-
-    def publish(self, workers: list[Worker], version: int, layout: Layout, fill: Fill) -> None:
-        """Sends a version to these workers; `fill` writes it into a block and returns its checksum."""
-
-    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        """What has happened, waiting up to `timeout` seconds for it, or for an answer of worker `of`."""
-        ...
-
-    def check_absent(self, workers: list[Worker]) -> None:
-        """Marks those of these workers, which have not connected, that never will."""
-
-    def close(self) -> None:
-        """Ends in order."""
 
 
 class Sender:
@@ -36,7 +20,7 @@ class Sender:
 
     Args:
         source: whose weights.
-        workers: records by index.
+        publisher: has the workers' records.
         name: of the model, for messages.
         coalesce, on_dead, wire_dtype: of the scheme.
 
@@ -47,14 +31,13 @@ class Sender:
     def __init__(
         self,
         source: WeightSource,
-        workers: dict[int, Worker],
-        transport: Transport,
+        publisher: Publisher,
         name: str,
         coalesce: bool,
         on_dead: str,
         wire_dtype: str | None,
     ):
-        self.source, self.workers, self._transport, self._name = source, workers, transport, name
+        self.source, self.publisher, self.workers, self._name = source, publisher, publisher.workers, name
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self.version = 0
         self._errors: list[WorkerError] = []  # reported, and not raised yet
@@ -68,7 +51,7 @@ class Sender:
     def close(self) -> None:
         """Ends in order."""
         self._plans.forget()
-        self._transport.close()
+        self.publisher.close()
 
     def send(
         self, weights: Any, worker_ids: int | list[int] | None, one_by_one: bool, deadline: Deadline
@@ -88,7 +71,7 @@ class Sender:
             for layout, members in self._by_layout(group, thing):
                 base = None if weights is None else self._base_of(thing)
                 plan = self._plans.plan(thing, layout, "the weights given", "the model of init_on_sender", base)
-                self._transport.publish(members, version, layout, partial(pack, plan))
+                self.publisher.publish(members, Version(version, layout.nbytes, members[0].packed, partial(pack, plan)))
                 self.version = version
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)
@@ -118,15 +101,17 @@ class Sender:
         return workers
 
     def _by_layout(self, group: list[Worker], thing: Any) -> list[tuple[Layout, list[Worker]]]:
-        """Workers by the layout of what they get; the first weights of a worker say what that is."""
-        new = [worker for worker in group if not worker.layout.entries]
+        """Workers by the layout of what they get; the first weights of a worker determine that."""
+        new = [worker for worker in group if worker.layout is None]
         if new:
             layout = self._plans.weights(thing).layout(self._wire_dtype)
+            packed = pickle.dumps(layout, pickle.HIGHEST_PROTOCOL)
             for worker in new:
-                worker.layout = layout
+                worker.layout, worker.packed = layout, packed
         found: dict[int, tuple[Layout, list[Worker]]] = {}
         for worker in group:
-            found.setdefault(id(worker.layout), (worker.layout, []))[1].append(worker)
+            if worker.layout is not None:
+                found.setdefault(id(worker.layout), (worker.layout, []))[1].append(worker)
         return list(found.values())
 
     def wait(self, workers: Iterable[Worker], deadline: Deadline) -> None:
@@ -151,10 +136,10 @@ class Sender:
                 raise self._late_error(late, deadline.timeout)
             self._poll(min(pause, deadline.left), late[-1])
             pause = _CHECK_S
-            self._transport.check_absent([worker for worker in late if worker.state is State.ABSENT])
+            self.publisher.check_absent([worker for worker in late if worker.state is State.ABSENT])
 
     def _poll(self, timeout: float, of: Worker | None = None) -> None:
-        for event, index, version, text in self._transport.poll(timeout, of):
+        for event, index, version, text in self.publisher.poll(timeout, of):
             if event is Event.ERROR:
                 error = WorkerError(f"worker {index} could not take version {version or 1}:\n{text.rstrip()}")
                 error.worker, error.traceback = index, text

@@ -26,7 +26,7 @@ class Event(enum.Enum):
     WITHDREW = "that process ends, or gives up, before anything was sent"
     STARTED = "it gets its first update"
     ACK = "it has applied a version"
-    ERROR = "it could not apply a version (0: the models differ)"
+    ERROR = "it could not apply a version (0: not even the first)"
     LEFT = "it shuts down in order"
     DIED = "its process has ended, or the relay of its machine does not respond"
     RESUMED = "that relay responds again"
@@ -49,7 +49,7 @@ class Worker:
         index: the worker's.
         relay: rank that passes on its updates; None if it connects to the publisher of this process.
         state, reason: whether it gets updates; why it left or died.
-        layout: of what it gets.
+        layout, packed: of what it gets, and the same as receivers get it; kept by the sender only.
         sent, acked, answered: versions: sent last, acknowledged last, and acknowledged or reported as failed last.
         unreported: why it died before it answered, until that is raised: another process may have replaced it.
         pid, connection: of its process.
@@ -62,7 +62,8 @@ class Worker:
     relay: int | None = None
     state: State = State.ABSENT
     reason: str = ""
-    layout: Layout = field(default_factory=Layout)
+    layout: Layout | None = None
+    packed: bytes = b""
     sent: int = 0
     acked: int = 0
     answered: int = 0
