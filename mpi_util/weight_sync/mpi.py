@@ -46,7 +46,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         self._channel = channel_of(comm)
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
-        self._root = sender
+        self._root, self._ranks = sender, self._channel.size - 1
         self._relay: Relay | None = None
         self._address: Address | None = None
         self._comm = _duplicate(self._channel)
@@ -62,19 +62,15 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if is_sender != (call == "init_on_sender"):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
-    def _default_workers(self) -> int:
-        return self._channel.size - 1
-
-    def _default_worker(self) -> int:
-        return _worker_of(self._channel.rank, self._root)
-
-    def _check_receiver(self, worker: int) -> None:
-        if worker != self._default_worker():
-            raise UsageError(f"worker_idx={worker}: rank {self._channel.rank} is worker {self._default_worker()}")
+    def _worker_index(self, given: int | None) -> int:
+        worker = _worker_of(self._channel.rank, self._root)
+        if given not in (None, worker):
+            raise UsageError(f"worker_idx={given}: rank {self._channel.rank} is worker {worker}")
+        return worker
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Ranks":
-        if len(workers) != self._channel.size - 1:
-            text = f"{len(workers)} workers, and {self._channel.size - 1} ranks beside the sender"
+        if len(workers) != self._ranks:
+            text = f"{len(workers)} workers, and {self._ranks} ranks beside the sender"
             raise UsageError(f"init_on_sender: {text}; each rank is one worker")
         return Ranks(self._channel, self._comm, self._root, workers, name)
 

@@ -61,11 +61,12 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         if self._sender is not None and self._pid != os.getpid():
             self._reset()
 
-    def _check_receiver(self, worker: int) -> None:
+    def _worker_index(self, given: int | None) -> int:
         if not self._address.name:
             raise UsageError(
                 "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
             )
+        return super()._worker_index(given)
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Processes":
         publisher = Processes(workers, name)

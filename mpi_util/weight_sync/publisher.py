@@ -54,7 +54,7 @@ class Publisher:
     """
 
     def __init__(self, workers: dict[int, Worker], name: str, slow: bool = False):
-        self.workers, self._name, self._slow = workers, name, slow
+        self.workers, self.name, self._slow = workers, name, slow
         self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(16))
         self._listener = close_in_forks(new_socket())
         self._listener.bind(self.address.name)
@@ -113,8 +113,8 @@ class Publisher:
                 connection.wake()
 
     def _refusal(self, index: int, name: str) -> str | None:
-        if name != self._name:
-            return f"it asks for {name}, and the sender sends {self._name}; give both sides one model_id="
+        if name != self.name:
+            return f"it asks for {name}, and the sender sends {self.name}; give both sides one model_id="
         if (worker := self.workers.get(index)) is None:
             known = f"0 to {max(self.workers)}" if self.workers else "none"
             return f"the sender knows the workers {known}; give it num_workers={index + 1} or more"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..collectives.transport import successors
 from ..errors import WeightsError
 from ..host.sections import Section
 from ..host.waiting import wait_until
@@ -68,12 +69,12 @@ class Header(NamedTuple):
 
 
 class Forwarding:
-    """Sends an update to this rank's children in the tree, part by part, without waiting for any of them."""
+    """Sends an update to this rank's children in a binomial tree, part by part, without waiting for any of them."""
 
     def __init__(self, comm: Any, header: Header):
         self._comm, self._tag = comm, bulk_tag(header.version)
-        i = header.path.index(comm.Get_rank())
-        self._children = header.path[2 * i + 1 : 2 * i + 3]
+        next_ones = successors(header.path.index(comm.Get_rank()), len(header.path))
+        self._children = [header.path[i] for i in next_ones]
         self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
 
     def send(self, part: np.ndarray) -> None:

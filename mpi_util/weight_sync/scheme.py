@@ -33,6 +33,8 @@ class WeightSyncScheme:
     A receiver that shuts down in order leaves the scheme: `send` to all continues without it.
     """
 
+    _ranks: int | None = None  # number of workers, where the transport knows it
+
     def __init__(
         self,
         strategy: str = "state_dict",
@@ -95,13 +97,11 @@ class WeightSyncScheme:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
-        workers = self._default_workers()
-        counted = any(x is not None for x in (params_map, context, devices, num_workers))
-        count = num_workers if counted or workers is None else workers
-        source = WeightSource(model_id, model, weights, context, params_map, devices, device_map_fn, count)
-        name = _name(model_id)
-        publisher = self._open_publisher({index: Worker(index) for index in source.workers}, name)
-        self._sender = Sender(source, publisher, name, self._coalesce, self._on_dead, self._wire_dtype)
+        given = {"model": model, "weights": weights, "context": context, "params_map": params_map}
+        given |= {"devices": devices, "device_map_fn": device_map_fn, "num_workers": num_workers}
+        source = WeightSource(model_id, given, self._ranks)
+        publisher = self._open_publisher({index: Worker(index) for index in source.workers}, _name(model_id))
+        self._sender = Sender(source, publisher, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
         self,
@@ -138,12 +138,8 @@ class WeightSyncScheme:
                 raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
             model = resolve(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
-        worker = self._default_worker() if worker_idx is None else worker_idx
-        if worker is None:
-            raise UsageError("init_on_receiver: give worker_idx=")
-        self._check_receiver(worker)
-        name = _name(model_id)
-        self._receiver = Receiver(worker, name, model, self._verify, share, on_update)
+        worker = self._worker_index(worker_idx)
+        self._receiver = Receiver(worker, _name(model_id), model, self._verify, share, on_update)
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -175,8 +171,7 @@ class WeightSyncScheme:
             self.send(weights)
         elif self._receiver is not None:
             if worker_idx is not None:
-                self._check_receiver(worker_idx)
-                self._receiver.worker = worker_idx
+                self._receiver.worker = self._worker_index(worker_idx)
             self._receiver.connect(self._subscribe(self._receiver.worker, self._receiver.name), self.timeout)
             self._connected = True
             if background:
@@ -362,16 +357,11 @@ class WeightSyncScheme:
 
     # ---- what the transports define
 
-    def _default_workers(self) -> int | None:
-        """Number of workers where the transport knows it."""
-        return None
-
-    def _default_worker(self) -> int | None:
-        """This process's index where the transport knows it."""
-        return None
-
-    def _check_receiver(self, worker: int) -> None:
-        """Raises UsageError where this process cannot be that receiver."""
+    def _worker_index(self, given: int | None) -> int:
+        """This process's index. UsageError if it is not known, or not `given`."""
+        if given is None:
+            raise UsageError("init_on_receiver: give worker_idx=")
+        return given
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
         """Sends to these workers."""

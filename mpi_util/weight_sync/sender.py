@@ -21,7 +21,6 @@ class Sender:
     Args:
         source: whose weights.
         publisher: has the workers' records.
-        name: of the model, for messages.
         coalesce, on_dead, wire_dtype: of the scheme.
 
     Attributes:
@@ -29,15 +28,9 @@ class Sender:
     """
 
     def __init__(
-        self,
-        source: WeightSource,
-        publisher: Publisher,
-        name: str,
-        coalesce: bool,
-        on_dead: str,
-        wire_dtype: str | None,
+        self, source: WeightSource, publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None
     ):
-        self.source, self.publisher, self.workers, self._name = source, publisher, publisher.workers, name
+        self.source, self.publisher, self.workers = source, publisher, publisher.workers
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self.version = 0
         self._errors: list[WorkerError] = []  # reported, and not raised yet
@@ -160,7 +153,7 @@ class Sender:
 
     def _left_error(self, reasons: dict[int, str]) -> WorkerLeftError:
         text = "; ".join(f"worker {index}: {why}" for index, why in sorted(reasons.items()))
-        return WorkerLeftError(f"cannot send {self._name} to {text}")
+        return WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
 
     def _late_error(self, workers: list[Worker], timeout: float | None) -> SyncTimeoutError:
         text = "; ".join(
@@ -169,4 +162,5 @@ class Sender:
             else f"worker {worker.index} has not connected"
             for worker in workers
         )
-        return SyncTimeoutError(f"{self._name}, version {self.version}: no answer within {timeout:g} s: {text}")
+        name = self.publisher.name
+        return SyncTimeoutError(f"{name}, version {self.version}: no answer within {timeout:g} s: {text}")

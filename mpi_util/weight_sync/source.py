@@ -17,47 +17,37 @@ _EXCLUDES = {  # argument -> those that would say the same as a part of it
 
 
 class WeightSource:
-    """Gives each worker's weights when they are sent. Arguments as in `WeightSyncScheme.init_on_sender`.
+    """Gives each worker's weights when they are sent.
+
+    Args:
+        model_id: as in `WeightSyncScheme.init_on_sender`.
+        given: its other arguments, by name.
+        ranks: number of workers, where no argument says that.
 
     Attributes:
         workers: their indices.
     """
 
-    def __init__(
-        self,
-        model_id: str | None,
-        model: Any,
-        weights: Any,
-        context: Any,
-        params_map: dict[int, Any] | None,
-        devices: list[Any] | None,
-        device_map_fn: Callable[[int, Any], Any] | None,
-        num_workers: int | None,
-    ):
-        given = {
-            "params_map": params_map,
-            "context": context,
-            "model": model,
-            "weights": weights,
-            "devices": devices,
-            "device_map_fn": device_map_fn,
-        }
-        present = {name for name, value in given.items() if value is not None}
+    def __init__(self, model_id: str | None, given: dict[str, Any], ranks: int | None):
+        given = {name: value for name, value in given.items() if value is not None}
         for name, excluded in _EXCLUDES.items():
             for other in excluded:
-                if {name, other} <= present:
+                if name in given and other in given:
                     raise UsageError(f"init_on_sender: {name}= and {other}= exclude each other; leave one out")
-        if present <= {"devices", "device_map_fn"}:
+        if not given.keys() & {"params_map", "context", "model", "weights"}:
             raise UsageError("init_on_sender: give model=, weights=, context= or params_map=")
-        if context is not None and model_id is None:
+        if "context" in given and model_id is None:
             raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
-        if params_map is not None and not all(isinstance(k, int) and k >= 0 for k in params_map):
-            raise UsageError(f"init_on_sender: the keys of params_map= are worker indices, not {list(params_map)}")
-        self._model_id, self._params_map, self._device_map_fn = model_id or "", params_map, device_map_fn
-        self._thing = model if model is not None else weights
-        self._context = None if context is None else _weak(context)
-        count = _count(num_workers, devices, params_map, context)
-        self.workers = list(range(count)) if params_map is None else sorted(params_map)
+        self._params_map: dict[int, Any] | None = given.get("params_map")
+        if not all(isinstance(k, int) and k >= 0 for k in self._params_map or ()):
+            raise UsageError(
+                f"init_on_sender: the keys of params_map= are worker indices, not {list(self._params_map or ())}"
+            )
+        self._model_id, self._device_map_fn = model_id or "", given.get("device_map_fn")
+        self._thing = given.get("model", given.get("weights"))
+        self._context = _weak(given["context"]) if "context" in given else None
+        count = _count(given, ranks)
+        self.workers = list(range(count)) if self._params_map is None else sorted(self._params_map)
 
     def model(self) -> Any:
         """What has the weights now."""
@@ -83,27 +73,26 @@ class WeightSource:
             yield workers, self.model() if weights is None else weights
 
 
-def _count(num_workers: int | None, devices: Any, params_map: Any, context: Any) -> int:
+def _count(given: dict[str, Any], ranks: int | None) -> int:
     """The number of workers, which several arguments may give."""
-    counts = {
-        "num_workers": num_workers,
-        "devices": None if devices is None else len(devices),
-        "params_map": None if params_map is None else len(params_map),
-        "context": getattr(context, "num_workers", None),
-    }
-    policy_devices = getattr(context, "policy_device", None)
-    if counts["context"] is None and isinstance(policy_devices, (list, tuple)):
-        counts["context"] = len(policy_devices)
-    known = {name: count for name, count in counts.items() if count is not None}
+    known = {"num_workers": given["num_workers"]} if "num_workers" in given else {}
+    known |= {name: len(given[name]) for name in ("devices", "params_map") if name in given}
+    context = given.get("context")
+    devices = getattr(context, "policy_device", None)
+    count = getattr(context, "num_workers", len(devices) if isinstance(devices, (list, tuple)) else None)
+    if count is not None:
+        known["context"] = count
+    if not known and ranks is not None:
+        return ranks
     if not known:
         raise UsageError("init_on_sender: how many workers? give num_workers= or devices=")
     if len(set(known.values())) > 1:
         (first, m), (second, n) = list(known.items())[:2]
         raise UsageError(f"init_on_sender: {first}= says {m} workers and {second}= {n}")
-    count = next(iter(known.values()))
+    (count, *_) = known.values()
     if count < 0:
         raise UsageError(f"init_on_sender: num_workers={count}")
-    return count
+    return int(count)
 
 
 def resolve(context: Any, model_id: str) -> Any:

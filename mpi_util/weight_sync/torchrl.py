@@ -114,17 +114,13 @@ def _from_collector(collector: Any, model_id: str) -> dict[str, Any]:
 def _materialise(model: Any) -> None:
     """Gives memory to what torchrl sent without: a worker gets its policy on the device "meta"."""
     torch = framework("torch")
-    made: dict[int, Any] = {}
+    made: dict[Any, Any] = {}  # tied ones stay tied
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                if tensor is None or not tensor.is_meta:
-                    continue
-                if id(tensor) not in made:
-                    empty = torch.empty_like(tensor, device="cpu")
-                    is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    made[id(tensor)] = (
-                        tensor,
-                        torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty,
-                    )
-                tensors[name] = made[id(tensor)][1]
+                if tensor is not None and tensor.is_meta:
+                    if tensor not in made:
+                        empty = torch.empty_like(tensor, device="cpu")
+                        is_parameter = isinstance(tensor, torch.nn.Parameter)
+                        made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                    tensors[name] = made[tensor]
