@@ -11,10 +11,19 @@ from .comm import channel_of
 def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
-    What stands above it runs in every rank, and in the process that waits. In a rank it changes these things of the
-    interpreter: an uncaught exception, or an exit with a non-zero status, ends all ranks; NumPy's BLAS, torch and
-    TensorFlow have one thread (with n = 1 too), and on rank 0 all cores from a gather to the next collective call. What
-    the user has set (OMP_NUM_THREADS and the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores.
+    What stands above it runs in every rank, and in the process that waits. What the user has set (OMP_NUM_THREADS and
+    the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a rank, with n = 1 too, it changes:
+
+    - sys.excepthook, threading.excepthook, sys.exit, atexit: an uncaught exception, or an exit with a non-zero status,
+      ends all ranks; the others leave together.
+    - BLAS, torch and TensorFlow: one thread; on rank 0 all cores from a gather to the next collective call.
+    - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _RANK_PID and _GPU_PCT; from the
+      launcher also MPI_UTIL_JOB, _BOUND, _TTY, PYTHONUNBUFFERED, and for a terminal COLUMNS and LINES.
+    - sys.meta_path: an entry that gives torch its threads when it is imported; it wraps torch.set_num_threads.
+    - stdout and stderr: a line at a time. SIGUSR1, with MPI_UTIL_WATCHDOG: prints the stacks.
+    - A rank is killed when its launcher dies (PR_SET_PDEATHSIG). Rank 0 may run on all cores of its machine's ranks.
+
+    Other signals and their masks stay; the process that waits catches SIGINT, SIGTERM and SIGHUP while it does.
 
     Args:
         n: number of ranks; 1 runs in this process, without MPI.

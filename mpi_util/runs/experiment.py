@@ -17,14 +17,19 @@ from ..collectives.start import mpi_fork
 from ..errors import UsageError
 from ..host.cores import usable_cores
 from ..host.files import replace_file
-from ..launch import failure
+from ..host.process import process
 from ..launch.identity import under_launcher
 from .to_json import convert_json
 
 _MARKER = "finished.json"
 # What the subprocess runs. sys.path is set first: this package need not be installed.
 _START = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[3]).{}"
-_loading = False  # True in a process of an experiment until it has loaded its function
+
+
+class _Loading:
+    """Whether this process is an experiment's, and has yet to load its function."""
+
+    now = False
 
 
 def setup_logger_kwargs(
@@ -148,7 +153,7 @@ class Experiment:
 
 
 def _check_place() -> None:
-    if _loading:
+    if process.of(_Loading).now:
         raise UsageError(
             "this script starts experiments while an experiment imports it: put what starts them under "
             "`if __name__ == '__main__':`"
@@ -189,16 +194,15 @@ def run_packed(path: str) -> None:
     Args:
         path: of the memory file that `Experiment.start` has written.
     """
-    global _loading
     failure.install()
     failure.die_with_parent()
     num_cpu, (packed, preparation) = pickle.loads(Path(path).read_bytes())
     if mpi_fork(num_cpu) == "parent":
         sys.exit()
-    _loading = True
+    process.of(_Loading).now = True
     spawn.prepare(preparation)
     thunk, kwargs = pickle.loads(packed)
-    _loading = False
+    process.of(_Loading).now = False
     if "env_name" in kwargs:
         kwargs["env_fn"] = _env_fn(kwargs.pop("env_name"))
     thunk(**kwargs)
