@@ -18,6 +18,7 @@ from ..errors import UsageError
 from ..host.cores import usable_cores
 from ..host.files import replace_file
 from ..host.process import process
+from ..launch import failure
 from ..launch.identity import under_launcher
 from .to_json import convert_json
 
