@@ -1,7 +1,23 @@
-"""mpi_util: run a batch reinforcement-learning program on N processes by adding about eight lines.
+"""mpi_util: run a batch reinforcement-learning program on N processes by adding some ten lines.
 
 All ranks collect rollouts; `rank0_accum_batches` gathers them to rank 0; rank 0 alone updates, with the whole machine,
 because the others sleep; `rank0_bcast_wts` sends the weights back. Importing this starts no MPI and no framework.
+
+The rooms; each imports only rooms above it in this list, and its `__init__` says which file to read first:
+
+    errors           the errors of the package
+    host/            one machine: shared memory, waiting and waking, cores and threads, files; knows no MPI
+    launch/          starts the ranks, watches them, ends them together, says which one failed and why
+    arrays/          nested batches and models as named arrays; adapters/: one module per framework
+    program/         what a rank calls alone: printing, seeding, timing, signals, TensorFlow's set-up
+    collectives/     what ranks do together: gather, broadcast, reduce, average, deal
+    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these
+    integrations/ *  other libraries' programs on N ranks: Stable-Baselines3
+    weight_sync/ *   sender and receivers of weights for workers that keep running
+    runs/ *          loggers, saved models, experiments, grids; behind logx *, run_utils *, serialization_utils *
+
+A project that copies this folder may delete what is marked *: the last three names only together with runs/.
+docs/architecture.md of the repository has the drawing, one iteration's data, and where to change what.
 """
 
 from typing import TYPE_CHECKING, Any

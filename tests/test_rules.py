@@ -121,6 +121,15 @@ def test_the_drawing_is_that_of_the_code():
     assert rooms.drawing() in rooms.DOCUMENT.read_text(), "run: python docs/rooms.py"
 
 
+def test_every_room_says_what_it_does_and_where_to_begin():
+    for room in rooms.room_imports():
+        path = rooms.modules()[room]
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert text, room
+        if path.parent.parent == PACKAGE:
+            assert "ead first" in text and "ay import" in text, room
+
+
 def test_policies_know_neither_mpi_nor_each_others_framework():
     for path in (ROOT / "policies").rglob("*.py"):
         roots = {name.partition(".")[0] for name in imports(path)}
