@@ -81,9 +81,15 @@ class Entry(NamedTuple):
     start: int  # bytes
     narrow: bool  # float32 that travels as bfloat16
 
-    def view(self, memory: Any, dtype: np.dtype | None = None) -> np.ndarray:
-        """The array over `memory`, as it travels. Args: dtype: of which `dtype` is the text, where that says less."""
-        return np.ndarray(self.shape, NARROW if self.narrow else dtype or self.dtype, memory, self.start)
+    def view(self, memory: Any, dtype: np.dtype | None = None, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """The array over `memory`, as it travels.
+
+        Args:
+            dtype: that of the slot, which may say more than the text.
+            shape: another of the same size.
+        """
+        kind = NARROW if self.narrow else self.dtype if dtype is None else dtype
+        return np.ndarray(self.shape if shape is None else shape, kind, memory, self.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,18 +115,18 @@ class Layout:
             narrow: float32 travels as bfloat16.
             packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
         """
-        listed = [(name, dtype, tuple(shape)) for name, dtype, shape, *_ in arrays]
+        listed = list(arrays)
         order = sorted(range(len(listed)), key=lambda i: str(listed[i][1])) if packed else range(len(listed))
-        entries: dict[int, Entry] = {}
+        entries: list[Any] = [None] * len(listed)
         end, before = 0, None
         for i in order:
-            name, dtype, shape = listed[i]
+            name, dtype, shape, *_ = listed[i]
             if not packed or dtype != before:
-                end = align(end)
-            entry = Entry(name, portable(dtype), shape, end, narrow and dtype == np.float32)
-            entries[i], before = entry, dtype
-            end += (NARROW if entry.narrow else dtype).itemsize * math.prod(shape)
-        return cls(tuple(entries[i] for i in range(len(listed))), align(end), tuple(aliases))
+                end, before = align(end), dtype
+            small = narrow and dtype == np.float32
+            entries[i] = Entry(name, portable(dtype), shape, end, small)
+            end += (NARROW if small else dtype).itemsize * math.prod(shape)
+        return cls(tuple(entries), align(end), tuple(aliases))
 
     @functools.cached_property
     def kinds(self) -> list[tuple[str, Any, tuple[int, ...]]]:
@@ -155,7 +161,8 @@ class Plan:
     def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
         self.layout = layout
         self.pairs = list(pairs)
-        self._flushes = {slot.flush for _, slot in self.pairs if slot.flush}
+        self._on_host = [(entry, slot, slot.host) for entry, slot in self.pairs if slot.host is not None]
+        self._elsewhere = [(entry, slot) for entry, slot in self.pairs if slot.host is None]
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "Plan":
@@ -166,12 +173,12 @@ class Plan:
     def write(self, memory: Any) -> Iterator[int]:
         """Writes the model's values into `memory`; yields now and then how many bytes will not change any more."""
         for entry, slot in self.pairs:
-            view = entry.view(memory, slot.dtype)
             if slot.host is None and not entry.narrow:
-                slot.read(view)
+                slot.read(view := entry.view(memory, slot.dtype))
                 yield entry.start + view.nbytes
                 continue
-            flat, values = view.reshape(-1), slot.copy().reshape(-1) if slot.host is None else slot.host
+            values = slot.copy().reshape(-1) if slot.host is None else slot.host
+            flat = entry.view(memory, slot.dtype, values.shape)
             for part, end in _parts(entry, flat):
                 flat[part] = rounded(values[part]) if entry.narrow else values[part]
                 yield end
@@ -192,29 +199,27 @@ class Plan:
         """
         former: list[tuple[Slot, np.ndarray]] = []
         try:
-            for entry, slot in self.pairs:
-                if slot.host is None:
-                    view = entry.view(memory, slot.dtype)
-                    wait_for(entry.start + view.nbytes)
-                    if undo:
-                        former.append((slot, slot.copy()))
-                    slot.write(widened(view) if entry.narrow else view)
+            for entry, slot in self._elsewhere:
+                view = entry.view(memory, slot.dtype)
+                wait_for(entry.start + view.nbytes)
+                if undo:
+                    former.append((slot, slot.copy()))
+                slot.write(widened(view) if entry.narrow else view)
             self.flush()
         except BaseException:
             for slot, values in former:
                 slot.write(values)
             self.flush()
             raise
-        for entry, slot in self.pairs:
-            if slot.host is not None:
-                flat = entry.view(memory, slot.dtype).reshape(-1)
-                for part, end in _parts(entry, flat):
-                    wait_for(end)
-                    slot.host[part] = widened(flat[part]) if entry.narrow else flat[part]
+        for entry, slot, host in self._on_host:
+            flat = entry.view(memory, slot.dtype, host.shape)
+            for part, end in _parts(entry, flat):
+                wait_for(end)
+                host[part] = widened(flat[part]) if entry.narrow else flat[part]
 
     def flush(self) -> None:
         """Makes what slots have been written to the model's values, where they are not so at once."""
-        for flush in self._flushes:
+        for flush in {slot.flush for _, slot in self._elsewhere if slot.flush}:
             flush()
 
 
@@ -223,9 +228,11 @@ def portable(dtype: np.dtype) -> str | np.dtype:
     return dtype if dtype.fields else dtype.str
 
 
-def _parts(entry: Entry, flat: np.ndarray) -> list[tuple[slice, int]]:
-    """(part of an array, byte of the block where it ends) of each part of an array that is copied in parts."""
-    step, size = max(1, _PART_BYTES // flat.itemsize), flat.size
+def _parts(entry: Entry, flat: np.ndarray) -> Iterable[tuple[Any, int]]:
+    """(index of a part, byte of the block where it ends) of each part of an array that is copied in parts."""
+    if flat.nbytes <= _PART_BYTES:
+        return ((..., entry.start + flat.nbytes),)
+    step, size = _PART_BYTES // flat.itemsize, flat.size
     ends = ((start, min(start + step, size)) for start in range(0, size, step))
     return [(slice(start, end), entry.start + end * flat.itemsize) for start, end in ends]
 

@@ -5,6 +5,7 @@ place in one block. From rank 0 (`Broadcast`): it fills one block and every rank
 block travels along a tree of their leaders. Both begin with `Channel.agree`, so all ranks are there and know the plan.
 """
 
+import contextlib
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -63,8 +64,8 @@ def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) ->
             return
         channel.messages.receive(0, "gather")  # rank 0 is ready for this rank's bytes
         whole = [np.ascontiguousarray(array) for array, _ in pieces]
-        with _Blocks((a.__array_interface__["data"][0], a.nbytes) for a in whole) as blocks:
-            channel.comm.Send(blocks.spec, 0, _BULK_TAG)
+        with _blocks((a.__array_interface__["data"][0], a.nbytes) for a in whole) as blocks:
+            channel.comm.Send(blocks, 0, _BULK_TAG)
         return
     try:
         channel.attached.keep(place.ticket.pid, place.live)
@@ -94,29 +95,25 @@ def finish(channel: Channel, block: np.ndarray, ticket: Ticket | None, pieces: l
         elif pieces[k]:
             base = block.__array_interface__["data"][0]
             channel.messages.send(k, "go")
-            with _Blocks((base + offset, nbytes) for offset, nbytes in pieces[k]) as blocks:
-                channel.comm.Recv(blocks.spec, k, _BULK_TAG)
+            with _blocks((base + offset, nbytes) for offset, nbytes in pieces[k]) as blocks:
+                channel.comm.Recv(blocks, k, _BULK_TAG)
 
 
-class _Blocks:
-    """An MPI datatype over pieces of memory anywhere in this process: one message without a packing copy of our own."""
+@contextlib.contextmanager
+def _blocks(pieces: Iterable[tuple[int, int]]) -> Iterator[list[Any]]:
+    """What MPI sends or receives for pieces of memory anywhere in this process, as one message without packing."""
+    from mpi4py import MPI
 
-    def __init__(self, pieces: Iterable[tuple[int, int]]):
-        from mpi4py import MPI
-
-        split = [
-            (address + start, min(_MAX_BLOCK, nbytes - start))
-            for address, nbytes in pieces
-            for start in range(0, nbytes, _MAX_BLOCK)
-        ]
-        self.type = MPI.BYTE.Create_hindexed([n for _, n in split], [address for address, _ in split]).Commit()
-        self.spec = [MPI.BOTTOM, 1, self.type]
-
-    def __enter__(self) -> "_Blocks":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.type.Free()
+    split = [
+        (address + start, min(_MAX_BLOCK, nbytes - start))
+        for address, nbytes in pieces
+        for start in range(0, nbytes, _MAX_BLOCK)
+    ]
+    kind = MPI.BYTE.Create_hindexed([n for _, n in split], [address for address, _ in split]).Commit()
+    try:
+        yield [MPI.BOTTOM, 1, kind]
+    finally:
+        kind.Free()
 
 
 class Broadcast:

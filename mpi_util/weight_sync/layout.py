@@ -189,20 +189,16 @@ def in_form(thing: Any, strategy: str) -> Any:
 
     Tensors of torch stay tensors of torch; all else comes as arrays (bfloat16 as float32).
     """
-    copies = _copies(thing)
+    weights = Weights(thing)  # to check it
+    if is_tensordict(thing):
+        copies = {name: tensor.detach().clone() for name, tensor in _leaves(thing)}
+    elif hasattr(thing, "named_parameters"):
+        named = [*thing.named_parameters(), *thing.named_buffers()]
+        copies = {name: tensor.detach().clone() for name, tensor in named}
+    else:
+        copies = {name: slot.numbers() for name, slot in weights.slots.items()}
     if strategy == "state_dict":
         return copies
     tensordict, torch = framework("tensordict"), framework("torch")
     tensors = {name: torch.as_tensor(value) for name, value in copies.items()}
     return tensordict.TensorDict(tensors, batch_size=[]).unflatten_keys(".")
-
-
-def _copies(thing: Any) -> dict[str, Any]:
-    weights = Weights(thing)
-    if is_tensordict(thing):
-        named = dict(_leaves(thing))
-    elif hasattr(thing, "named_parameters"):
-        named = {**dict(thing.named_parameters()), **dict(thing.named_buffers())}
-    else:
-        return {name: slot.numbers() for name, slot in weights.slots.items()}
-    return {name: tensor.detach().clone() for name, tensor in named.items()}

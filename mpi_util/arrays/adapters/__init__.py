@@ -103,8 +103,23 @@ def is_extension(dtype: np.dtype) -> bool:
     return dtype.isbuiltin == 2
 
 
-def extension_slot(slot: Slot, dtype: np.dtype) -> Slot:
-    """`slot`, whose bits stand for values of `dtype`, with the way to float32 numbers and back."""
+def value_slot(
+    name: str,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    read: Callable[[], Any],
+    write: Callable[[np.ndarray], object],
+    flush: Callable[[], None] | None = None,
+) -> Slot:
+    """The slot of an array that is read and written as a whole: values of `dtype`, which may be an extension's."""
+
+    def read_into(out: np.ndarray) -> None:
+        np.copyto(out, as_bits(np.asarray(read())))
+
+    def write_from(bits: np.ndarray) -> None:
+        write(bits.view(dtype))
+
+    slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, None, read_into, write_from, flush=flush)
     if not is_extension(dtype):
         return slot
     return slot._replace(

@@ -64,7 +64,9 @@ def slots_of(leaves: Iterable[tuple[str, Any]], read_only: bool = False) -> list
     """
     found: list[Slot] = []
     for path, leaf in leaves:
-        if hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models
+        if type(leaf) is np.ndarray and leaf.flags.writeable and not leaf.dtype.hasobject:  # quick: these are many
+            found.append(_array_slot(path, leaf, leaf))
+        elif hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models
             found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(leaf).slots(leaf)]
         else:
             found.append(_slot(path, leaf, read_only))
@@ -90,10 +92,14 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
     except BatchError as error:
         raise WeightsError(f"weights '{path}' {error}") from None
 
-    def write(values: np.ndarray) -> None:
-        if not writable:
-            raise WeightsError(f"'{path}' cannot be written in place; give a writable NumPy array, tensor or variable")
-        np.copyto(array, values)
+    return _array_slot(path, array, array if writable else None)
 
-    flat = array.reshape(-1) if writable and array.flags.c_contiguous else None
+
+def _array_slot(path: str, array: np.ndarray, writable: np.ndarray | None) -> Slot:
+    def write(values: np.ndarray) -> None:
+        if writable is None:
+            raise WeightsError(f"'{path}' cannot be written in place; give a writable NumPy array, tensor or variable")
+        np.copyto(writable, values)
+
+    flat = writable.reshape(-1) if writable is not None and writable.flags.c_contiguous else None
     return Slot(path, array.dtype, array.shape, flat, lambda out: np.copyto(out, array), write)

@@ -1,5 +1,6 @@
 """Keras 3 on any of its backends: layers and models, optimizers, metrics, and single variables."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from ..frameworks import framework
 from ..layout import Slot
-from . import adapter_for, as_bits, extension_slot, place_name, slot_maker
+from . import adapter_for, place_name, slot_maker, value_slot
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -73,15 +74,9 @@ def api_slot(name: str, variable: Any) -> Slot:
     """The slot of a variable whose backend (JAX, NumPy) replaces its tensor at each change."""
     keras = framework("keras")
     values: Any = keras.ops.convert_to_numpy(variable)
-
-    def read(out: np.ndarray) -> None:
-        now: Any = keras.ops.convert_to_numpy(variable)
-        np.copyto(out, as_bits(now))
-
-    def write(bits: np.ndarray) -> None:
-        variable.assign(bits.view(values.dtype).copy())  # the backend may keep the array that it is given
-
-    return extension_slot(Slot(name, as_bits(values).dtype, values.shape, None, read, write), values.dtype)
+    read = partial(keras.ops.convert_to_numpy, variable)
+    # a copy: the backend may keep the array that it is given
+    return value_slot(name, values.dtype, values.shape, read, lambda new: variable.assign(new.copy()))
 
 
 def _value(leaf: Any) -> Any:

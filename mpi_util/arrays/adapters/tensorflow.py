@@ -8,7 +8,7 @@ from ...errors import BatchError, WeightsError
 from ...host.segments import ALIGN
 from ..frameworks import framework
 from ..layout import Slot
-from . import as_bits, extension_slot, is_extension, place_name
+from . import as_bits, is_extension, place_name, value_slot
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -75,15 +75,7 @@ def tensor_slot(name: str, variable: Any) -> Slot:
             f"'{name}' belongs to a graph; give the tf.compat.v1 session and graph; inside tf.function use mpi_tf"
         )
     dtype = np.dtype(variable.dtype.as_numpy_dtype)
-
-    def read(out: np.ndarray) -> None:
-        np.copyto(out, to_array(variable))
-
-    def write(values: np.ndarray) -> None:
-        variable.assign(values.view(dtype))
-
-    travels = np.empty(0, f"u{dtype.itemsize}").dtype if is_extension(dtype) else dtype
-    return extension_slot(Slot(name, travels, tuple(now.shape), None, read, write), dtype)
+    return value_slot(name, dtype, tuple(now.shape), lambda: _values(variable), variable.assign)
 
 
 def check_dtype(name: str, dtype: Any) -> None:

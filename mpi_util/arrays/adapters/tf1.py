@@ -7,7 +7,7 @@ import numpy as np
 from ...errors import WeightsError
 from ..frameworks import framework
 from ..layout import Slot
-from . import as_bits, extension_slot
+from . import value_slot
 from .tensorflow import check_dtype
 
 
@@ -40,14 +40,10 @@ class _Values:
             raise WeightsError(f"'{name}' has no fixed shape: {variable.shape}")
         dtype, shape = np.dtype(variable.dtype.as_numpy_dtype), tuple(variable.shape.as_list())
 
-        def read(out: np.ndarray) -> None:
-            np.copyto(out, as_bits(np.asarray(self.read()[i])))
-
         def write(values: np.ndarray) -> None:
-            self.pending[i] = values.view(dtype).copy()
+            self.pending[i] = values.copy()
 
-        slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, None, read, write, flush=self.flush)
-        return extension_slot(slot, dtype)
+        return value_slot(name, dtype, shape, lambda: self.read()[i], write, self.flush)
 
     def read(self) -> list[np.ndarray]:
         """The values of all variables."""
