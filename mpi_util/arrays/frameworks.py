@@ -8,10 +8,11 @@ from ..errors import MissingFrameworkError
 
 _EXTRAS = {"torch": ("PyTorch", "torch"), "tensorflow": ("TensorFlow", "tf"), "keras": ("Keras", "tf")}
 _EXTRAS |= {"tensordict": ("TensorDict", "torchrl"), "torchrl": ("TorchRL", "torchrl")}
+_EXTRAS |= {"gymnasium": ("Gymnasium", "mujoco")}
 
 
 def framework(module: str) -> Any:
-    """The framework's module: "torch", "tensorflow", "keras", "tensordict" or "torchrl"; without types.
+    """The framework's module: "torch", "tensorflow", "keras", "tensordict", "torchrl" or "gymnasium"; untyped.
 
     Raises:
         MissingFrameworkError: it is not installed.

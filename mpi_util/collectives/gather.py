@@ -18,17 +18,16 @@ from .transport import Broadcast, Place, finish, lease, places, put, write
 
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
+Index = Sequence[int] | None
 
 
 @overload  # the types are those of rank 0's result; the others get `batch` itself
-def rank0_accum_batches(
-    batch: Numbers | Sequence[Numbers], *, index: Sequence[int] | None = None, comm: Comm = None
-) -> Any: ...
+def rank0_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = None, comm: Comm = None) -> Any: ...
 @overload
 def rank0_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def rank0_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
-def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> Any:
+def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: joins the batches of all ranks, row after row, on rank 0. Waits until all ranks call it.
 
     Args:
@@ -60,7 +59,7 @@ def rank0_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm:
 def rank0_gather(obj: T, *, index: None = None, comm: Comm = None) -> list[T]: ...
 @overload
 def rank0_gather(obj: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> list[T]: ...
-def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> list[Any]:
+def rank0_gather(obj: Any, *, index: Index = None, comm: Comm = None) -> list[Any]:
     """Collective: the objects of all ranks in a list on rank 0. Waits until all ranks call it.
 
     For trajectories and other objects that `rank0_accum_batches` does not join.
@@ -86,14 +85,12 @@ def rank0_gather(obj: Any, *, index: Sequence[int] | None = None, comm: Comm = N
 
 
 @overload
-def all_accum_batches(
-    batch: Numbers | Sequence[Numbers], *, index: Sequence[int] | None = None, comm: Comm = None
-) -> Any: ...
+def all_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = None, comm: Comm = None) -> Any: ...
 @overload
 def all_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def all_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
-def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: Comm = None) -> Any:
+def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: `rank0_accum_batches`, but every rank gets the joined rows, in arrays of its own.
 
     Args, Raises: as `rank0_accum_batches`.
@@ -104,7 +101,7 @@ def all_accum_batches(batch: Any, *, index: Sequence[int] | None = None, comm: C
     return joined if channel.size == 1 else _CopyToAll(gather).rebuild(channel, joined)
 
 
-def _to_rank0(channel: Channel, op: str, batch: Any, index: Sequence[int] | None) -> Any:
+def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
     """Joins on rank 0, which then has all cores: the others have nothing to do until its next collective call."""
     joined = _Gather(channel, op, batch, index).run()
     if channel.whole and channel.rank == 0:
@@ -124,7 +121,7 @@ class _Gather:
     plan: Plan
     block: np.ndarray
 
-    def __init__(self, channel: Channel, op: str, batch: Any, index: Sequence[int] | None):
+    def __init__(self, channel: Channel, op: str, batch: Any, index: Index):
         self._channel, self._op, self._batch, self._index = channel, op, batch, index
         self._listed = isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))
         self.segments = [batch] if index is None else list(batch) if self._listed else []
@@ -134,17 +131,17 @@ class _Gather:
         """Collective. Returns: rank 0: the joined batch; others: their own."""
         channel = self._channel
         place = channel.agree(self._op, self._describe, self._decide)
-        starts, shows = place.plan
+        starts, sends_example = place.plan
         pieces = [piece for arrays, offsets in zip(self._arrays, starts) for piece in zip(arrays, offsets)]
         if channel.rank:
             put(channel, place, pieces)
-            if shows:
+            if sends_example:
                 channel.messages.send(0, _skeleton(self.segments[0]))
             return self._batch
         write(self.block, pieces)
         finish(channel, self.block, place.ticket, self.plan.pieces)
-        if self.plan.shower:
-            self.example = channel.messages.receive(self.plan.shower, self._op)
+        if self.plan.example_from:
+            self.example = channel.messages.receive(self.plan.example_from, self._op)
         return _rebuild(self.segments[0] if self.segments else self.example, self.plan.joined.leaves(self.block))
 
     def _describe(self) -> Header:
@@ -167,7 +164,7 @@ class _Gather:
         """Rank 0: where each rank's rows go to."""
         self.plan = Plan(self._op, headers)
         self.block, ticket = lease(self._channel, self.plan.joined.layout.nbytes)
-        plans = [(starts, k == self.plan.shower) for k, starts in enumerate(self.plan.starts)]
+        plans = [(starts, k == self.plan.example_from) for k, starts in enumerate(self.plan.starts)]
         return places(self._channel, ticket, plans)
 
 

@@ -1,4 +1,4 @@
-"""What each rank brings to a gather, checked against the others, and rank 0's plan of where each row goes."""
+"""What each rank has for a gather, checked against the others, and rank 0's plan of where each row goes."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import pickles, tree
 from ..arrays.adapters import adapter_for
 from ..arrays.layout import Layout
-from ..errors import BatchError, RankMismatchError, rank_mismatch
+from ..errors import BatchError, rank_mismatch
 
 _SMALL = 1 << 16  # bytes; a leaf up to this is copied, so that keeping it does not keep the whole block
 
@@ -61,7 +61,10 @@ def pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndarr
             leaf = Leaf(path, "list", None, (), False)
             array = pickles.pack(op, node if isinstance(node, list) else [node])
         else:
-            array = _as_array(op, path, node)
+            try:
+                array = adapter_for(node).to_array(node)
+            except BatchError as error:
+                raise BatchError(f"{op}: '{path}' {error}") from None
             dtype = array.dtype if array.dtype.fields else array.dtype.str
             leaf = Leaf(path, "array", dtype, array.shape[1:], not array.shape)
             array = array if array.shape else array[None]
@@ -93,13 +96,6 @@ def _refused_list(op: str, path: str, items: list[Any], indexed: bool) -> str:
 
 def _quoted(path: str, indexed: bool = False) -> str:
     return f"'{path}'" if path else "an item of the batch" if indexed else "the batch"
-
-
-def _as_array(op: str, path: str, leaf: Any) -> np.ndarray:
-    try:
-        return adapter_for(leaf).to_array(leaf)
-    except BatchError as error:
-        raise BatchError(f"{op}: '{path}' {error}") from None
 
 
 def check_segments(op: str, structures: Sequence[Structure]) -> None:
@@ -139,7 +135,7 @@ class Plan:
         joined: the leaves of all ranks together.
         starts: of each rank, segment and leaf: byte offset.
         pieces: of each rank: (byte offset, number of bytes), in the order in which it writes them.
-        shower: the rank whose batch shows rank 0 the structure: 0, unless that has no segment.
+        example_from: the rank that sends rank 0 an example of the structure; 0 if rank 0 needs none.
     """
 
     def __init__(self, op: str, headers: list[Header]):
@@ -148,7 +144,7 @@ class Plan:
             table = ["with index" if given else "without index" for given in indexed]
             raise rank_mismatch(f"{op}: give an index on all ranks or on none", table)
         kinds, first = _agreed_leaves(op, headers)
-        self.shower = first if headers[0].structure is None else 0
+        self.example_from = first if headers[0].structure is None else 0
         order = sorted((i, k, j) for k, h in enumerate(headers) for j, i in enumerate(h.order))
         for (i, k, _), (following, other, _) in itertools.pairwise(order):
             if i == following:
@@ -168,34 +164,25 @@ class Plan:
             self.starts[k][j] = list(cursor)
             for leaf, n in enumerate(ns):
                 cursor[leaf] += n * row_bytes[leaf]
-        self.pieces = [
-            [
-                (start, n * size)
-                for starts, ns in zip(self.starts[k], h.rows)
-                for start, n, size in zip(starts, ns, row_bytes)
-            ]
-            for k, h in enumerate(headers)
-        ]
+        self.pieces: list[list[tuple[int, int]]] = [[] for _ in headers]
+        for h, starts_of, pieces in zip(headers, self.starts, self.pieces):
+            for starts, ns in zip(starts_of, h.rows):
+                pieces += [(start, n * size) for start, n, size in zip(starts, ns, row_bytes)]
 
 
 def _agreed_leaves(op: str, headers: list[Header]) -> tuple[tuple[Leaf, ...], int]:
-    """(the leaves that all ranks bring, the first rank that has any). Raises RankMismatchError where ranks differ."""
-    brought = {k: h.structure for k, h in enumerate(headers) if h.structure is not None}
-    if not brought:
+    """(the leaves, the first rank that has any). Raises RankMismatchError if they differ."""
+    structures = {k: h.structure for k, h in enumerate(headers) if h.structure is not None}
+    if not structures:
         return (), 0
-    first, expected = next(iter(brought.items()))
-    for k, structure in brought.items():
-        if structure != expected:
-            raise _mismatch(op, brought, first, k)
-    return expected[0], first
-
-
-def _mismatch(op: str, brought: dict[int, Structure], first: int, k: int) -> RankMismatchError:
-    """The error for the first part in which ranks `first` and `k` differ, with what each rank has there."""
-    path, there, here = _difference(brought[first], brought[k])
+    first, expected = next(iter(structures.items()))
+    other = next((k for k, structure in structures.items() if structure != expected), None)
+    if other is None:
+        return expected[0], first
+    path, there, here = _difference(expected, structures[other])
     table = []
-    for structure in brought.values():
+    for structure in structures.values():
         found = {_quoted(p): text for p, text in _by_path(structure).items()}
         table.append(found.get(path, f"missing; it has {', '.join(found)}"))
-    what = f"{op}: {path} is {there} on rank {first} and {here} on rank {k}"
-    return rank_mismatch(f"{what}; bring the same structure, keys, dtypes and shapes on every rank", table, brought)
+    what = f"{op}: {path} is {there} on rank {first} and {here} on rank {other}"
+    raise rank_mismatch(f"{what}; structure, keys, dtypes and shapes must be the same on every rank", table, structures)

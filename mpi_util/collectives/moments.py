@@ -26,14 +26,12 @@ class Statistics(NamedTuple):
     max: float
 
 
-class _Moments(NamedTuple):
-    """Of some samples: their number, mean, sum of squared differences from it, and extremes."""
+class Moments(NamedTuple):
+    """Of some samples: their number, mean, and sum of squared differences from it; numbers, or arrays elementwise."""
 
-    n: int = 0
-    mean: float = math.nan
-    m2: float = math.nan
-    min: float = math.nan
-    max: float = math.nan
+    n: float
+    mean: Any
+    m2: Any
 
 
 def statistics(channel: Channel, op: str, samples: Mapping[str, Any]) -> dict[str, Statistics]:
@@ -50,47 +48,45 @@ def statistics(channel: Channel, op: str, samples: Mapping[str, Any]) -> dict[st
     """
     return channel.agree(
         op,
-        lambda: {key: _moments(key, x) for key, x in samples.items()},
+        lambda: {key: _summary(key, x) for key, x in samples.items()},
         lambda of_ranks: [_merge_all(op, of_ranks)] * channel.size,
     )
 
 
-def _moments(key: str, x: Any) -> _Moments:
+def _summary(key: str, x: Any) -> tuple[Moments, float, float]:
+    """(moments, minimum, maximum) of this rank's samples; NaN if there are none."""
     array = adapter_for(x).to_numbers(x)
     if array.dtype.kind not in "fiub":
         raise BatchError(f"'{key}' holds {array.dtype}, which has no mean; give real numbers")
     array = array.astype(float).ravel()
     if not array.size:
-        return _Moments()
+        return Moments(0, math.nan, math.nan), math.nan, math.nan
     with np.errstate(all="ignore"):  # infinite samples are allowed
         mean = array.mean()
         if np.isfinite(mean):
             mean += (array - mean).mean()  # corrects the rounding
         m2 = np.square(array - mean).sum()
-    return _Moments(array.size, float(mean), float(m2), float(array.min()), float(array.max()))
+    return Moments(array.size, float(mean), float(m2)), float(array.min()), float(array.max())
 
 
-def _merge_all(op: str, of_ranks: list[dict[str, _Moments]]) -> dict[str, Statistics]:
+def _merge_all(op: str, of_ranks: list[dict[str, tuple[Moments, float, float]]]) -> dict[str, Statistics]:
     first = of_ranks[0]
     if any(list(own) != list(first) for own in of_ranks):
         keys = [", ".join(own) or "none" for own in of_ranks]
         raise rank_mismatch(f"{op}: every rank must ask for the same keys, in the same order", keys)
-    merged = {key: functools.reduce(merge, (own[key] for own in of_ranks)) for key in first}
-    return {
-        key: Statistics(m.mean, math.sqrt(m.m2 / m.n) if m.n else math.nan, m.min, m.max) for key, m in merged.items()
-    }
+    return {key: _merged([own[key] for own in of_ranks]) for key in first}
 
 
-def merge(a: Any, b: Any) -> Any:
-    """The moments (n, mean, m2, and extremes if both have them) of the samples of `a` and `b` together."""
+def _merged(summaries: list[tuple[Moments, float, float]]) -> Statistics:
+    moments, lowest, highest = zip(*[s for s in summaries if s[0].n] or summaries[:1])
+    whole = functools.reduce(merge, moments)
+    std = math.sqrt(whole.m2 / whole.n) if whole.n else math.nan
+    return Statistics(whole.mean, std, float(np.min(lowest)), float(np.max(highest)))  # NaN if any sample is
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """The moments of the samples of `a` and `b` together."""
     if not a.n or not b.n:
         return a if a.n else b
     n, delta = a.n + b.n, b.mean - a.mean
-    merged = {
-        "n": n,
-        "mean": a.mean + delta * (b.n / n),
-        "m2": a.m2 + b.m2 + delta * delta * (a.n * (b.n / n)),
-    }
-    if isinstance(a, _Moments):
-        merged |= {"min": float(np.minimum(a.min, b.min)), "max": float(np.maximum(a.max, b.max))}
-    return type(a)(**merged)
+    return Moments(n, a.mean + delta * (b.n / n), a.m2 + b.m2 + delta * delta * (a.n * (b.n / n)))

@@ -168,4 +168,4 @@ class _Reduction:
 def _all_same(op: str, found: list[Any]) -> None:
     if any(f != found[0] for f in found):
         table = [f"{f[0]} {f[1]}" if f else "no array" for f in found]
-        raise rank_mismatch(f"{op}: every rank must bring the same dtype and shape", table)
+        raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)

@@ -1,7 +1,7 @@
 """Running means and deviations (normalisers) that each rank updates with its own samples, merged over the ranks."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -9,18 +9,10 @@ from ..arrays.adapters import adapter_for
 from ..errors import BatchError, rank_mismatch
 from ..launch.identity import Comm
 from .comm import channel_of
-from .moments import merge
+from .moments import Moments, merge
 
 _HELD_AS = ("obs_rms", "return_rms", "ret_rms")  # by Gymnasium's wrappers and by Stable-Baselines3's VecNormalize
 _INSIDE = ("env", "venv", "envs")  # attributes in which wrappers and vector environments keep what they wrap
-
-
-class _State(NamedTuple):
-    """Of some samples: their number, mean, and sum of squared differences from it, elementwise."""
-
-    n: float
-    mean: np.ndarray
-    m2: np.ndarray
 
 
 _MERGED = "_mpi_util_merged"  # attribute of an object: its state at the last merge, which copies and pickles keep
@@ -49,7 +41,7 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
     """
     found: dict[str, Any] = {}
 
-    def describe() -> dict[str, tuple[_State, _State | None]]:
+    def describe() -> dict[str, tuple[Moments, Moments | None]]:
         found.update(_find(holder))
         _check(holder, found)
         return {name: (_state(rms), _last(rms)) for name, rms in found.items()}
@@ -89,58 +81,58 @@ def _find(holder: Any, name: str = "", outside: tuple[int, ...] = ()) -> Iterato
         yield from _find(value, f"{name}/{key}" if name else str(key), (*outside, id(holder)))
 
 
-def _state(rms: Any) -> _State:
+def _state(rms: Any) -> Moments:
     count, mean, var = (
         np.asarray(adapter_for(value).to_numbers(value), float) for value in (rms.count, rms.mean, rms.var)
     )
-    return _State(float(count), mean, var * count)
+    return Moments(float(count), mean, var * count)
 
 
-def _last(rms: Any) -> _State | None:
+def _last(rms: Any) -> Moments | None:
     """The state at the last merge, unless the object has been reset since."""
     if vars(rms)[_MERGED] is None:
         return None
-    now, last = _state(rms), _State(*vars(rms)[_MERGED])
+    now, last = _state(rms), Moments(*vars(rms)[_MERGED])
     if now.n <= last.n or now.mean.shape != last.mean.shape:
         return last if _same(now, last) else None
     return last if (_added(now, last).m2 >= -_ROUNDING * (1 + now.m2)).all() else None
 
 
-def _same(a: _State, b: _State) -> bool:
+def _same(a: Moments, b: Moments) -> bool:
     return a.n == b.n and np.array_equal(a.mean, b.mean) and np.array_equal(a.m2, b.m2)
 
 
-def _merge_all(of_ranks: list[dict[str, tuple[_State, _State | None]]]) -> dict[str, _State | None]:
+def _merge_all(of_ranks: list[dict[str, tuple[Moments, Moments | None]]]) -> dict[str, Moments | None]:
     shapes = [{name: now.mean.shape for name, (now, _) in states.items()} for states in of_ranks]
     if any(s != shapes[0] for s in shapes):
         raise rank_mismatch("merge_moments: names and shapes must be the same on every rank", shapes)
     return {name: _merge_one([states[name] for states in of_ranks]) for name in of_ranks[0]}
 
 
-def _merge_one(states: list[tuple[_State, _State | None]]) -> _State | None:
+def _merge_one(states: list[tuple[Moments, Moments | None]]) -> Moments | None:
     """All ranks' (state, last merged state) of one object merged. None: no change; one rank, or all begin with it."""
     first, base = states[0]
     if len(states) == 1 or all(before is None and _same(now, first) for now, before in states):
         return None
-    total = base or _State(0.0, first.mean, first.m2)
+    total = base or Moments(0.0, first.mean, first.m2)
     for now, before in states:
         total = merge(total, _added(now, before))
     return total
 
 
-def _added(now: _State, before: _State | None) -> _State:
+def _added(now: Moments, before: Moments | None) -> Moments:
     """The samples added since `before` (equation 1.5 solved for them)."""
     if before is None or not before.n:
         return now
     n = now.n - before.n
     if not n:
-        return _State(0.0, now.mean, now.m2)
+        return Moments(0.0, now.mean, now.m2)
     mean = now.mean + (now.mean - before.mean) * (before.n / n)
     delta = mean - before.mean
-    return _State(n, mean, now.m2 - before.m2 - delta * delta * (before.n * (n / now.n)))
+    return Moments(n, mean, now.m2 - before.m2 - delta * delta * (before.n * (n / now.n)))
 
 
-def _write(rms: Any, state: _State) -> None:
+def _write(rms: Any, state: Moments) -> None:
     for name, value in (("mean", state.mean), ("var", state.m2 / state.n if state.n else state.m2), ("count", state.n)):
         old = getattr(rms, name)
         if isinstance(old, (int, float)):

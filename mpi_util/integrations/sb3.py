@@ -9,9 +9,9 @@
     model = parallel(PPO)("MlpPolicy", make_env, n_steps=2048, seed=1)
     model.learn(1_000_000)
 
-Every rank runs the whole program, with environments and a copy of the policy of its own (so, unlike in train.py, every
-rank loads torch). The ranks collect side by side, rank 0 gets all rows and calls SB3's `train()`, alone and with all
-cores, and the others get its weights. With one rank all is SB3's own code, to the bit.
+Every rank runs the whole program, with its own environments and copy of the policy (so, unlike in train.py, every rank
+loads torch). The ranks collect in parallel, rank 0 gets all rows and calls SB3's `train()` with all cores, and the
+others get its weights. With one rank everything is SB3's own code, and results are bit-identical.
 """
 
 import copy
@@ -51,7 +51,7 @@ Model_co = TypeVar("Model_co", covariant=True)
 
 
 class ParallelClass(Protocol[Model_co]):
-    """What `parallel` returns: a subclass of the algorithm that takes a function for `env`, and `divide`."""
+    """What `parallel` returns: a subclass of the algorithm that accepts a function as `env`, and `divide`."""
 
     def __call__(self, policy: Any, env: Any, *args: Any, divide: bool = True, **settings: Any) -> Model_co: ...
     def load(self, path: Any, env: Any = None, *args: Any, **settings: Any) -> Model_co: ...
@@ -60,23 +60,23 @@ class ParallelClass(Protocol[Model_co]):
 def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
     """A subclass of an on-policy algorithm whose models collect on all ranks and train on rank 0. Not collective.
 
-    What differs from the algorithm's own interface:
+    Differences from the algorithm's own interface:
 
-    - Every rank makes the model, with the same settings, and calls `learn` and `load`: these are collective. `save` and
-      the logger write on rank 0 and do nothing elsewhere; neither waits for anybody.
-    - env: also a function that returns an environment or a VecEnv, called on every rank. `mpi_util.rank` may decide
-      what it builds; each rank has as many environments, of the same spaces.
-    - n_steps: of each environment, all ranks together: rows a rollout = n_steps * n_envs, as without mpi_util. The
+    - Every rank creates the model, with the same settings, and calls `learn` and `load`, which are collective. `save`
+      and the logger write on rank 0 and do nothing elsewhere, without waiting.
+    - env: also a function that returns an environment or a VecEnv, called on every rank; what it builds may depend on
+      `mpi_util.rank`. All ranks have the same number of environments and the same spaces.
+    - n_steps: of each environment, all ranks together: rows per rollout = n_steps * n_envs, as without mpi_util. The
       first ranks take the remainder. divide=False: n_steps of each rank. `model.n_steps` is that of all ranks.
-    - seed: rank 0 takes it as it is, the others `mpi_util.rank_seed(seed)`, so the first weights are SB3's.
-    - device "auto": rank 0's accelerator; the other ranks stay on the CPU.
+    - seed: rank 0 uses it itself, the others `mpi_util.rank_seed(seed)`, so the first weights are SB3's.
+    - device "auto": rank 0's accelerator; the other ranks use the CPU.
     - num_timesteps, the schedules and total_timesteps count the steps of all ranks.
     - Callbacks run on rank 0, and may be None elsewhere; False stops all ranks at the end of the rollout. A call of
       on_step stands for a step of every rank, as if rank 0 had all environments: divide `eval_freq` and `save_freq`
       by the number of ranks. `locals` and `training_env` are rank 0's own; in on_rollout_end `rollout_buffer` and
       `ep_info_buffer` hold what all ranks have collected.
     - SubprocVecEnv imports the script again in its processes: call mpi_fork inside `if __name__ == "__main__"`.
-    - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward: merged after each rollout, by
+    - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward are merged after each rollout, by
       `mpi_util.merge_moments`.
 
     Args:
@@ -87,9 +87,9 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
     """
     name = getattr(algorithm, "__name__", repr(algorithm))
     if not (inspect.isclass(algorithm) and issubclass(algorithm, OnPolicyAlgorithm)):
-        raise UsageError(f"parallel({name}): only on-policy algorithms collect on N ranks: PPO, A2C, TRPO, MaskablePPO")
+        raise UsageError(f"parallel({name}): the algorithm must be on-policy: PPO, A2C, TRPO, MaskablePPO")
     if any(base.__name__ == "RecurrentPPO" for base in algorithm.__mro__):
-        raise UsageError(f"parallel({name}): recurrent policies train on sequences; take PPO with stacked frames")
+        raise UsageError(f"parallel({name}): recurrent policies train on sequences; use PPO with stacked frames")
     return cast(ParallelClass[Model], _subclass(algorithm))
 
 
@@ -114,37 +114,35 @@ class _Parallel(OnPolicyAlgorithm):
             settings["verbose"] = 0
         with warnings.catch_warnings():
             if rank():
-                warnings.simplefilter("ignore")  # rank 0 gives the same
+                warnings.simplefilter("ignore")  # rank 0 shows them
             super().__init__(policy, _made(env), *args, **settings)
 
     def _setup_model(self) -> None:
         if self.n_steps < nworkers():
             raise UsageError(f"n_steps={self.n_steps} is less than a step for each of {nworkers()} ranks")
         if rank() == 0:
-            threads.alone()  # as SB3 has them: with another number of threads the first weights differ in the last bit
+            threads.alone()  # as SB3: with another number of threads the first weights differ in the last bit
         super()._setup_model()
-        self._ended: list[
-            tuple[int, list[dict[str, Any]], Any]
-        ] = []  # episodes: (num_timesteps, infos, dones) of the steps at which any ended
+        self._ended: list[tuple[int, Any, Any]] = []  # (num_timesteps, infos, dones) of steps at which episodes ended
         self._own_buffer = self.rollout_buffer
         if nworkers() > 1:
             self._own_buffer = copy.copy(self.rollout_buffer)
-            self._own_buffer.buffer_size = len(share(self.n_steps))  # its arrays are made at the next reset()
+            self._own_buffer.buffer_size = len(share(self.n_steps))  # its arrays are allocated by the next reset()
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        """Seeds this rank, its environments and its action space: rank 0 with `seed`, others with one of their own."""
+        """Seeds this rank, its environments and its action space: rank 0 with `seed`, others with `rank_seed(seed)`."""
         super().set_random_seed(rank_seed(seed) if rank() and seed is not None else seed)
 
     def set_logger(self, logger: Logger) -> None:
-        """Takes a logger on rank 0. The others keep one that writes nothing."""
+        """Sets the logger on rank 0. The others have one that writes nothing."""
         super().set_logger(Logger(None, []) if rank() else logger)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Takes another environment, VecEnv, or function that makes one: on this rank only."""
+        """Sets another environment, VecEnv, or function that returns one: on this rank only."""
         super().set_env(_made(env), force_reset)
 
     def learn(self, *args: Any, **settings: Any) -> Any:
-        """Collective: trains, with SB3's arguments. Every rank has the final weights, num_timesteps and _n_updates."""
+        """Collective: trains, with SB3's arguments. All ranks get the final weights, num_timesteps and _n_updates."""
         super().learn(*args, **settings)
         if nworkers() > 1:
             rank0_bcast_wts(self.policy)
@@ -157,7 +155,7 @@ class _Parallel(OnPolicyAlgorithm):
         if nworkers() > 1:
             _check_monitors(self.env)
             try:
-                merge_moments(self.env)  # before the reset: what ranks have loaded alike counts once
+                merge_moments(self.env)  # before the reset: a state that all ranks have loaded counts once
                 self._has_moments = True
             except BatchError:
                 self._has_moments = False
@@ -175,7 +173,7 @@ class _Parallel(OnPolicyAlgorithm):
     def collect_rollouts(
         self, env: VecEnv, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any
     ) -> bool:
-        """Collective: this rank's steps; then rank 0 has the rows of all in `rollout_buffer`.
+        """Collective: runs this rank's steps; rank 0 then has the rows of all ranks in `rollout_buffer`.
 
         Returns: False on every rank if rank 0's callback has stopped the training.
         """
@@ -207,13 +205,11 @@ class _Parallel(OnPolicyAlgorithm):
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         super()._update_info_buffer(infos, dones)
         if nworkers() > 1 and np.any(dones):
-            kept: list[dict[str, Any]] = [
-                {key: info[key] for key in ("episode", "is_success") if key in info} for info in infos
-            ]
+            kept = [{key: info[key] for key in ("episode", "is_success") if key in info} for info in infos]
             self._ended.append((self.num_timesteps, kept, dones))
 
     def _gather_episodes(self, infos_before: Any, successes_before: Any) -> None:
-        """Rank 0's buffers become as if it had had all environments: all ranks' episodes, in the order of steps."""
+        """Fills rank 0's buffers as if it had all environments: with all ranks' episodes, in the order of steps."""
         all_ended = rank0_gather(self._ended)
         self._ended = []
         if rank() == 0:
@@ -222,16 +218,15 @@ class _Parallel(OnPolicyAlgorithm):
                 super()._update_info_buffer(infos, dones)
 
     def train(self) -> None:
-        """SB3's update, on rank 0; the others go on to the next collective call and sleep there."""
+        """SB3's update, on rank 0; the others continue to the next collective call and sleep there."""
         if rank() == 0:
             with during("update"):
                 super().train()
 
     def save(self, path: Any, *args: Any, **settings: Any) -> None:
-        """Saves on rank 0 (and wherever `path` is no path but an open file). Not collective.
+        """Saves on rank 0 (and, if `path` is an open file, on every rank). Not collective.
 
-        The file is plain SB3's: `PPO.load` reads it as well. A rank that is to read it must wait for rank 0, as the
-        `load` of this class does.
+        `PPO.load` can read the file as well. A rank that reads it must wait for rank 0, as `load` of this class does.
         """
         if rank() == 0 or not isinstance(path, (str, pathlib.Path)):
             super().save(path, *args, **settings)
@@ -253,7 +248,7 @@ class _Parallel(OnPolicyAlgorithm):
 
 
 class _Steps(BaseCallback):
-    """Stands before the callback during a rollout: num_timesteps grows by a step of every rank at a time."""
+    """Wraps the callback during a rollout: num_timesteps grows by one step of every rank at once."""
 
     model: Any
 
@@ -267,7 +262,7 @@ class _Steps(BaseCallback):
 
     def on_step(self) -> bool:
         self.n_calls += 1
-        steps = min(self.n_calls * nworkers(), self.model.n_steps)  # at the last one some ranks may have none
+        steps = min(self.n_calls * nworkers(), self.model.n_steps)  # some ranks may have no last step
         self.model.num_timesteps = self.start + steps * self.model.n_envs
         return self.callback.on_step()
 
@@ -294,7 +289,7 @@ def _made(env: Any) -> Any:
 
 
 def _check_monitors(env: Any) -> None:
-    """Collective: ranks that write the same Monitor file would overwrite each other's lines."""
+    """Collective: raises UsageError if ranks write the same Monitor file: they would overwrite each other's lines."""
     files, inside = [], [env]
     while inside:
         members = vars(inside.pop())
@@ -323,7 +318,7 @@ def _rows(buffer: Any) -> dict[str, Any]:
 
 
 def _read(path: Any) -> bytes | Exception:
-    """The bytes of a saved model, or what went wrong, which is then raised on every rank."""
+    """The bytes of a saved model, or the error, to be raised on every rank."""
     try:
         return open_path(path, "r", suffix="zip").read()
     except Exception as error:

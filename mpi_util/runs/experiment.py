@@ -1,5 +1,6 @@
 """One run of an experiment: a function with its arguments, on N ranks, in processes of its own."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -9,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import spawn
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from ..arrays.frameworks import framework
 from ..collectives.start import mpi_fork
 from ..errors import UsageError
 from ..host.cores import usable_cores
@@ -111,12 +114,8 @@ class Experiment:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def start(self, output: IO[bytes] | None = None) -> None:
-        """Starts the run.
-
-        Args:
-            output: file for its standard output and error; None: those of this process.
-        """
+    def start(self, output: Path | None = None) -> None:
+        """Starts the run. output: file to which its standard output and error are appended; None: those of here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / _MARKER).unlink(missing_ok=True)
         # A file in memory: nothing is left of it however this process ends, and the run and its ranks end with it.
@@ -127,14 +126,16 @@ class Experiment:
         code = _START.format(f"{run_packed.__name__}(sys.argv[1])")
         self._began = time.monotonic()
         # In a session of its own, so that a terminal's Ctrl-C does not reach it: the scheduler forwards signals.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code, f"/proc/{os.getpid()}/fd/{self._job.fileno()}", json.dumps(path), __name__],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output and subprocess.STDOUT,
-            env=os.environ | self._environment,
-            start_new_session=True,
-        )
+        command = f"/proc/{os.getpid()}/fd/{self._job.fileno()}", json.dumps(path), __name__
+        with open(output, "ab") if output else contextlib.nullcontext() as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file and subprocess.STDOUT,
+                env=os.environ | self._environment,
+                start_new_session=True,
+            )
 
     def poll(self) -> int | None:
         """The exit status of the run, negative for a signal; None while it is running."""
@@ -167,22 +168,18 @@ def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, 
     """(the pickled function and arguments, what `spawn.prepare` needs where they are loaded)."""
     found = spawn.get_preparation_data("experiment")
     arguments = {"sys_argv": found["sys_argv"]}
-    try:
+    hint = ", or pip install cloudpickle"
+    # it may be missing; it also pickles the globals that a function of the script uses, which may be anything
+    with contextlib.suppress(Exception):
         cloudpickle = importlib.import_module("cloudpickle")
-    except ModuleNotFoundError:
-        cloudpickle = None
-    if cloudpickle:
-        try:
-            return cloudpickle.dumps((thunk, kwargs)), arguments
-        except Exception:  # it also pickles the globals that a function of the script uses
-            pass
+        hint = ""
+        return cloudpickle.dumps((thunk, kwargs)), arguments
     main = {key: found[key] for key in ("init_main_from_name", "init_main_from_path") if key in found}
     try:
         if getattr(thunk, "__module__", "") == "__main__" and not main:
             raise pickle.PicklingError(f"{thunk!r} is in no file")
         return pickle.dumps((thunk, kwargs)), arguments | main
     except Exception as error:  # of whatever object
-        hint = "" if cloudpickle else ", or pip install cloudpickle"
         raise UsageError(
             f"cannot pickle the function and arguments of an experiment for another process ({error}); "
             f"define functions at the top of a module{hint}"
@@ -190,11 +187,7 @@ def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, 
 
 
 def run_packed(path: str) -> None:
-    """In the subprocess, and in each of its ranks: runs the function.
-
-    Args:
-        path: of the memory file that `Experiment.start` has written.
-    """
+    """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` has written."""
     failure.install()
     failure.die_with_parent()
     num_cpu, (packed, preparation) = pickle.loads(Path(path).read_bytes())
@@ -205,13 +198,5 @@ def run_packed(path: str) -> None:
     thunk, kwargs = pickle.loads(packed)
     process.of(_Loading).now = False
     if "env_name" in kwargs:
-        kwargs["env_fn"] = _env_fn(kwargs.pop("env_name"))
+        kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))
     thunk(**kwargs)
-
-
-def _env_fn(env_name: str) -> Callable[[], Any]:
-    try:
-        gymnasium = importlib.import_module("gymnasium")
-    except ModuleNotFoundError:
-        raise UsageError("env_name needs gymnasium: pip install gymnasium, or give env_fn instead") from None
-    return lambda: gymnasium.make(env_name)

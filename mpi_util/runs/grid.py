@@ -111,12 +111,9 @@ class ExperimentGrid:
                 raise UsageError(f"ExperimentGrid.add: '{key}' and '{other}' set the same argument")
         self.keys.append(key)
         self.vals.append(vals)
-        self.shs.append(self._default_shorthand(key) if shorthand is None else shorthand)
+        default = "-".join("".join(c for c in part[:3] if c in _WORD) for part in key.split(":"))
+        self.shs.append(default if shorthand is None else shorthand)
         self.in_names.append(in_name)
-
-    @staticmethod
-    def _default_shorthand(key: str) -> str:
-        return "-".join("".join(c for c in part[:3] if c in _WORD) for part in key.split(":"))
 
     def variants(self) -> list[dict[str, Any]]:
         """The arguments of each run; the last parameter varies fastest.

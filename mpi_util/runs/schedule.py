@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from ..errors import MpiUtilError
 from .experiment import Experiment
@@ -64,52 +64,54 @@ def run_all(
     Returns:
         (a Result for each experiment, the signal that stopped them or 0).
     """
-    with _Stop() as stop:
-        runs = _Runs(experiments, max_parallel, skip_finished, stop)
-        while runs.running or (runs.waiting and not stop.signum):
-            while runs.waiting and len(runs.running) < max_parallel and not stop.signum:
-                runs.start_next()
-            runs.collect()
-            stop.forward(list(runs.running))
-            if runs.running:
-                time.sleep(_POLL_S)
-    return list(runs.results.values()), stop.signum
+    return _Runs(experiments, max_parallel, skip_finished).run()
 
 
 class _Runs:
     """Experiments that wait, run or have ended."""
 
-    def __init__(self, experiments: list[Experiment], max_parallel: int, skip_finished: bool, stop: "_Stop"):
-        self.results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
-        self.waiting = deque(experiments)
-        self.running: dict[Experiment, IO[bytes] | None] = {}  # and the file to which it prints
-        self._to_file, self._skip_finished, self._stop = max_parallel > 1, skip_finished, stop
+    def __init__(self, experiments: list[Experiment], max_parallel: int, skip_finished: bool):
+        self._results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
+        self._waiting = deque(experiments)
+        self._running: list[Experiment] = []
+        self._max_parallel, self._skip_finished = max_parallel, skip_finished
 
-    def start_next(self) -> None:
-        experiment = self.waiting.popleft()
+    def run(self) -> tuple[list[Result], int]:
+        with _Stop() as stop:
+            while self._running or (self._waiting and not stop.signum):
+                while self._waiting and len(self._running) < self._max_parallel and not stop.signum:
+                    self._start(self._waiting.popleft())
+                self._collect(bool(stop.signum))
+                stop.forward(self._running)
+                if self._running:
+                    time.sleep(_POLL_S)
+        return list(self._results.values()), stop.signum
+
+    def _start(self, experiment: Experiment) -> None:
         if self._skip_finished and experiment.finished():
             return self._end(experiment, "done before")
+        output = experiment.folder / _OUTPUT if self._max_parallel > 1 else None
+        where = f", prints to {output}" if output else ""
+        print(f"{experiment.name}: started on {experiment.num_cpu} process(es){where}", flush=True)
         try:
-            self.running[experiment] = _start(experiment, self._to_file)
+            experiment.start(output)
+            self._running.append(experiment)
         except OSError as error:
             print(f"{experiment.name}: {error}", file=sys.stderr)
             self._end(experiment, "failed")
 
-    def collect(self) -> None:
+    def _collect(self, stopped: bool) -> None:
         """Records the runs that have ended."""
-        for experiment, output in list(self.running.items()):
+        for experiment in list(self._running):
             if (code := experiment.poll()) is not None:
-                del self.running[experiment]
-                stopped = bool(self._stop.signum)
-                if output:
-                    output.close()
-                    if code and not stopped:
-                        print(_tail(experiment), flush=True)
+                self._running.remove(experiment)
+                if code and not stopped and self._max_parallel > 1:
+                    print(_tail(experiment), flush=True)
                 self._end(experiment, "done" if not code else "stopped" if stopped else "failed", code)
 
     def _end(self, experiment: Experiment, status: str, code: int | None = None) -> None:
         result = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
-        self.results[experiment] = result
+        self._results[experiment] = result
         after = f" after {result.seconds:.1f} s" if result.seconds else f", in {result.folder}"
         print(f"{experiment.name}: {_status(result)}{after}", flush=True)
 
@@ -126,19 +128,6 @@ def table(results: list[Result]) -> str:
 
 def _status(result: Result) -> str:
     return f"failed ({result.code})" if result.status == "failed" and result.code else result.status
-
-
-def _start(experiment: Experiment, to_file: bool) -> IO[bytes] | None:
-    """Starts a run. Returns the file to which it prints, if it is to print to one; close it when the run has ended."""
-    where = f", prints to {experiment.folder / _OUTPUT}" if to_file else ""
-    print(f"{experiment.name}: started on {experiment.num_cpu} process(es){where}", flush=True)
-    if not to_file:
-        experiment.start()
-        return None
-    experiment.folder.mkdir(parents=True, exist_ok=True)
-    output = open(experiment.folder / _OUTPUT, "ab")  # noqa: SIM115
-    experiment.start(output)
-    return output
 
 
 def _tail(experiment: Experiment) -> str:
