@@ -37,8 +37,8 @@ from mpi_util.host.sections import Reader, Section
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync.connection import new_socket
 from mpi_util.weight_sync.layout import Weights, checksum, pack
-from mpi_util.weight_sync.lock import ReadersWriterLock
 from mpi_util.weight_sync.publisher import alive
+from mpi_util.weight_sync.receiver import ReadersWriterLock
 from mpi_util.weight_sync.worker import Event, State
 
 TIMEOUT = 60

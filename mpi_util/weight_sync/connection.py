@@ -17,6 +17,7 @@ import weakref
 from typing import Any, NamedTuple
 
 FRAME_BYTES = 1 << 16
+_FD_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _inherited: Any = None  # sockets that a forked process has to close
 
 
@@ -169,12 +170,10 @@ class Connection:
             messages.append((Kind(kind), *content))
 
     def _read(self) -> bytes:
-        if self._wakeup is not None or self.peer_wakeup is not None:
-            return self._sock.recv(FRAME_BYTES, socket.MSG_DONTWAIT)
-        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        data, descriptors, _, _ = socket.recv_fds(self._sock, FRAME_BYTES, 1, flags)
-        for fd in descriptors:
-            self.peer_wakeup = self._own(fd)
+        # not socket.recv_fds, which ignores its flags
+        data, received, *_ = self._sock.recvmsg(FRAME_BYTES, _FD_BYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+        for *_, descriptor in received:
+            self.peer_wakeup = self._own(*struct.unpack("i", descriptor))
         return data
 
     def peer(self) -> tuple[int, int]:

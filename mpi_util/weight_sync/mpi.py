@@ -157,7 +157,9 @@ class Ranks(Publisher):
 
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
         path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
-        forwarding = Forwarding(self._comm, Header.of(section, [worker.index for worker in workers], path))
+        indices, layout = [worker.index for worker in workers], section.description
+        header = Header(section.version, section.checksum, section.nbytes, layout, indices, path)
+        forwarding = Forwarding(self._comm, header)
         for part in parts(section.block(section.nbytes)):
             forwarding.send(part)
         section.users.append(forwarding.busy)

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..collectives.transport import successors
 from ..errors import WeightsError
-from ..host.sections import Section
 from ..host.waiting import wait_until
 from .connection import Deadline
 from .layout import checksum
@@ -61,11 +60,6 @@ class Header(NamedTuple):
     layout: bytes
     workers: list[int]
     path: list[int]
-
-    @classmethod
-    def of(cls, section: Section, workers: list[int], path: list[int]) -> "Header":
-        """For the content of a section."""
-        return cls(section.version, section.checksum, section.nbytes, section.description, workers, path)
 
 
 class Forwarding:

@@ -10,7 +10,7 @@ from .layout import STRATEGIES, in_form
 from .publisher import Publisher
 from .receiver import Receiver
 from .sender import Sender
-from .source import WeightSource, resolve
+from .source import WeightSource, name_of, own_model
 from .subscriber import Subscriber
 from .worker import Worker
 
@@ -58,7 +58,6 @@ class WeightSyncScheme:
         self._reset()
 
     def _reset(self) -> None:
-        """Makes this a scheme that has no role yet."""
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
         self._connected = self._closed = False
@@ -87,8 +86,8 @@ class WeightSyncScheme:
             context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`;
                 excludes all others but `model_id`.
             params_map: worker -> its own weights; excludes all others but `model_id`.
-            devices: one for each worker, as in TorchRL; only their number is used: values are copied from the model
-                into each worker's own model, on any device, and no copy for a device is kept. Excludes `device_map_fn`.
+            devices: one for each worker, as in TorchRL; only their number is used: values are copied into each worker's
+                own model, on whatever device it is. Excludes `device_map_fn`.
             device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
             num_workers: number of receivers.
             ctx: as in TorchRL, and not used: workers may be started in any way.
@@ -100,7 +99,7 @@ class WeightSyncScheme:
         given = {"model": model, "weights": weights, "context": context, "params_map": params_map}
         given |= {"devices": devices, "device_map_fn": device_map_fn, "num_workers": num_workers}
         source = WeightSource(model_id, given, self._ranks)
-        publisher = self._open_publisher({index: Worker(index) for index in source.workers}, _name(model_id))
+        publisher = self._open_publisher({index: Worker(index) for index in source.workers}, name_of(model_id))
         self._sender = Sender(source, publisher, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
@@ -122,24 +121,17 @@ class WeightSyncScheme:
                 enough. None: attribute `model` becomes such a dict.
             context: has `worker_idx`, and the model (see `init_on_sender`).
             share: for a torch module on the CPU: no copy. Its tensors point into the shared memory that the sender
-                wrote, and at each update into another block of it. What this process writes into them is private to
-                it, and lost at the next update. Not with `wire_dtype`, nor where others hold views of the tensors
-                (`.data`).
+                wrote. What this process writes into them is private to it, and lost at the next update. Not with
+                `wire_dtype`, nor where others hold views of the tensors (`.data`).
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
 
         Raises:
-            UsageError: `model` and `context` are both given, or the index is not known, or there is no sender.
+            UsageError: `model` and `context` are both given, the index is not known, or there is no sender.
         """
         self._start_role("init_on_receiver")
-        if context is not None:
-            if model is not None:
-                raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
-            if model_id is None:
-                raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
-            model = resolve(context, model_id)
-            worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
-        worker = self._worker_index(worker_idx)
-        self._receiver = Receiver(worker, _name(model_id), model, self._verify, share, on_update)
+        model, worker_idx = own_model(model_id, model, context, worker_idx)
+        index, name = self._worker_index(worker_idx), name_of(model_id)
+        self._receiver = Receiver(index, name, model, self._verify, share, on_update)
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -169,15 +161,15 @@ class WeightSyncScheme:
         if self._sender is not None:
             self._connected = True
             self.send(weights)
-        elif self._receiver is not None:
-            if worker_idx is not None:
-                self._receiver.worker = self._worker_index(worker_idx)
-            self._receiver.connect(self._subscribe(self._receiver.worker, self._receiver.name), self.timeout)
-            self._connected = True
-            if background:
-                self._receiver.listen()
-        else:
+            return
+        if self._receiver is None:
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
+        if worker_idx is not None:
+            self._receiver.worker = self._worker_index(worker_idx)
+        self._receiver.connect(self._subscribe(self._receiver.worker, self._receiver.name), self.timeout)
+        self._connected = True
+        if background:
+            self._receiver.listen()
 
     synchronize_weights = connect
 
@@ -204,7 +196,7 @@ class WeightSyncScheme:
             WorkerLeftError: a worker has died (`on_dead="raise"`), or none is left.
             SyncTimeoutError: names the workers that have not answered in time; they may still do.
         """
-        sender, deadline = self._need_sender("send"), self._deadline(timeout)
+        sender, deadline = self._need_sender("send"), Deadline(self.timeout if timeout is None else timeout)
         workers = sender.send(weights, worker_ids, self.sync, deadline)
         if self.sync:
             sender.wait(workers, deadline)
@@ -213,23 +205,13 @@ class WeightSyncScheme:
     def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> int:
         """Like `send`, but returns as soon as the values have been read; `wait_async` waits for the workers."""
         sender = self._need_sender("send_async")
-        sender.send(weights, worker_ids, False, self._deadline())
+        sender.send(weights, worker_ids, False, Deadline(self.timeout))
         return sender.version
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Waits until every worker has the version sent to it last.
-
-        Args:
-            timeout: seconds; None: the scheme's.
-
-        Raises:
-            WorkerError, WorkerLeftError, SyncTimeoutError: as `send`.
-        """
+        """Waits until every worker has the version sent to it last. Arguments and errors as `send`."""
         sender = self._need_sender("wait_async")
-        sender.wait(sender.workers.values(), self._deadline(timeout))
-
-    def _deadline(self, timeout: float | None = None) -> Deadline:
-        return Deadline(self.timeout if timeout is None else timeout)
+        sender.wait(sender.workers.values(), Deadline(self.timeout if timeout is None else timeout))
 
     @property
     def versions(self) -> dict[int, int]:
@@ -344,10 +326,9 @@ class WeightSyncScheme:
         if self._closed:
             return
         self._closed = True
-        if self._receiver is not None:
-            self._receiver.close()
-        if self._sender is not None:
-            self._sender.close()
+        for side in (self._receiver, self._sender):
+            if side is not None:
+                side.close()
 
     def __enter__(self) -> "WeightSyncScheme":
         return self
@@ -364,14 +345,7 @@ class WeightSyncScheme:
         return given
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
-        """Sends to these workers."""
         raise NotImplementedError
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:
-        """A worker's connection to the publisher."""
         raise NotImplementedError
-
-
-def _name(model_id: str | None) -> str:
-    """The model, in messages."""
-    return f"the model '{model_id}'" if model_id is not None else "the model"

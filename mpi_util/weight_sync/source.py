@@ -1,4 +1,4 @@
-"""Whose weights a sender sends, and to which workers: the arguments of `init_on_sender`, checked. Nothing is copied."""
+"""The arguments of phase 1, checked: whose weights are sent, and to which workers; which model gets them."""
 
 import functools
 import weakref
@@ -40,9 +40,7 @@ class WeightSource:
             raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
         self._params_map: dict[int, Any] | None = given.get("params_map")
         if not all(isinstance(k, int) and k >= 0 for k in self._params_map or ()):
-            raise UsageError(
-                f"init_on_sender: the keys of params_map= are worker indices, not {list(self._params_map or ())}"
-            )
+            raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
         self._model_id, self._device_map_fn = model_id or "", given.get("device_map_fn")
         self._thing = given.get("model", given.get("weights"))
         self._context = _weak(given["context"]) if "context" in given else None
@@ -93,6 +91,22 @@ def _count(given: dict[str, Any], ranks: int | None) -> int:
     if count < 0:
         raise UsageError(f"init_on_sender: num_workers={count}")
     return int(count)
+
+
+def name_of(model_id: str | None) -> str:
+    """The model, in messages."""
+    return f"the model '{model_id}'" if model_id is not None else "the model"
+
+
+def own_model(model_id: str | None, model: Any, context: Any, worker_idx: int | None) -> tuple[Any, int | None]:
+    """A receiver's model and index, from the arguments of `init_on_receiver`."""
+    if context is None:
+        return model, worker_idx
+    if model is not None:
+        raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
+    if model_id is None:
+        raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
+    return resolve(context, model_id), getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
 
 
 def resolve(context: Any, model_id: str) -> Any:
