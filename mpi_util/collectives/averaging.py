@@ -5,7 +5,6 @@ and takes the others' parts from them. Always in rank order, so that all get the
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.layout import Layout
-from ..errors import BatchError, rank_mismatch
+from ..errors import BatchError
 from ..launch.identity import Comm
 from .barrier import SMALL, Exchange, Page
 from .channel import Channel
@@ -145,9 +144,6 @@ class _Reduction(Exchange):
         rows = page.next_small if self._small else page.large
         self._summands.write(page.kept(("own", turn, self._layout), lambda: self._views(rows[page.rank])))
 
-    def check(self, descriptions: Sequence[Description]) -> None:
-        _check_same(self.op, descriptions)
-
     def run(self, comm: Comm) -> None:
         """Collective: sets the summands to the result."""
         page = self.exchange(self._channel)
@@ -202,20 +198,3 @@ class _Reduction(Exchange):
         if self._channel.rank == 0:
             self._add(self._runs([*stacked, block]))
         return bcast(block, comm=comm)
-
-
-def _check_same(op: str, descriptions: Sequence[Description]) -> None:
-    """Raises the RankMismatchError that names the first array that differs between the ranks."""
-    if all(description == descriptions[0] for description in descriptions):
-        return
-    found = [{name: (dtype, shape) for name, dtype, shape in description} for description in descriptions]
-    names = dict.fromkeys(itertools.chain.from_iterable(found))
-    name = next((n for n in names if any(f.get(n) != found[0].get(n) for f in found)), next(iter(names)))
-
-    def text(one: dict[str, tuple[np.dtype | None, tuple[int, ...] | None]]) -> str:
-        if name not in one:
-            return f"missing (of {len(one)} arrays)"
-        dtype, shape = one[name]
-        return "None" if dtype is None else f"{dtype} {shape}"
-
-    raise rank_mismatch(f"{op}: '{name}' is not the same on all ranks", map(text, found))

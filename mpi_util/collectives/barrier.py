@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..errors import rank_mismatch
 from ..host.segments import align
 from ..host.waiting import wait_until
 from ..launch import failure
@@ -25,6 +26,9 @@ from .channel import Channel
 from .transport import Place, lease, places
 
 T = TypeVar("T")
+Description = Sequence[
+    tuple[str, Any, Any]
+]  # (name, dtype, shape) of each array; (name, None, None) where there is none
 
 SMALL = 1 << 18  # bytes of each rank that there is always room for
 _ENTRY = struct.Struct("<q8s")  # number of the round, digest
@@ -172,7 +176,7 @@ def _sizes(n: int, room: int) -> list[int]:
 
 
 class Exchange:
-    """One round of all ranks on their barrier page. Subclasses say what they bring, in three steps.
+    """One round of all ranks on their barrier page. Subclasses say what they bring, in two steps.
 
     Attributes:
         op: name of the collective call.
@@ -185,7 +189,7 @@ class Exchange:
     _memory = np.empty(0, np.uint8)  # of a new page, on rank 0
 
     def describe(self) -> tuple[bytes, int, Any]:
-        """(eight bytes that are equal where the description is, bytes of large data, description: picklable).
+        """(eight bytes that are equal where the description is, bytes of large data, description: see `check_same`).
 
         What it raises is raised on every rank.
         """
@@ -193,10 +197,6 @@ class Exchange:
 
     def write(self, page: Page) -> None:
         """Writes this rank's data on the page: small data where the next round's goes."""
-        raise NotImplementedError
-
-    def check(self, descriptions: Sequence[Any]) -> None:
-        """Rank 0: raises an MpiUtilError if these descriptions, of all ranks, differ."""
         raise NotImplementedError
 
     def exchange(self, channel: Channel) -> Page | None:
@@ -245,13 +245,31 @@ class Exchange:
 
     def _new_page(self, channel: Channel, brought: list[Any]) -> list[Place]:
         """Rank 0: where each rank finds a page with room for that much, if there can be one."""
-        self.check([description for _, description in brought])
+        check_same(self.op, [description for _, description in brought])
         room, ticket = align(int(brought[0][0] * _ROOM)), None
         if possible(channel):
             sizes = _sizes(channel.size, room)
             self._memory, ticket = lease(channel, sum(sizes))
             self._memory[: sum(sizes[:3])] = 0
         return places(channel, ticket, [room] * channel.size)
+
+
+def check_same(op: str, descriptions: Sequence[Description]) -> Sequence[None]:
+    """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
+    other = next((description for description in descriptions if description != descriptions[0]), None)
+    if other is None:
+        return [None] * len(descriptions)
+    found = [{name: (dtype, shape) for name, dtype, shape in description} for description in descriptions]
+    differ = (entry for entry in (*other, *descriptions[0]) if entry not in other or entry not in descriptions[0])
+    name = (next(differ, None) or other[0])[0]
+
+    def text(one: dict[str, Any]) -> str:
+        dtype, shape = one.get(name, ("missing", ""))
+        what = dtype if dtype == "missing" else "None" if dtype is None else f"{np.dtype(dtype)} {shape}"
+        return f"{what} (of {len(one)} arrays)"
+
+    what = f"{op}: '{name}' is not the same on all ranks; they must have the same names, dtypes and shapes"
+    raise rank_mismatch(what, map(text, found))
 
 
 def possible(channel: Channel) -> bool:

@@ -1,6 +1,7 @@
 """Sends, averages and compares the weights of anything that has weights."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import KeptSlots, Plan
-from ..errors import rank_mismatch
 from ..launch.identity import Comm
 from . import barrier
 from .channel import Channel
@@ -136,23 +136,8 @@ class _Model:
                 return channel.states.of(_Versions).last + 1
         version: int = _InBlock(self, compare_only).send(channel)
         if version == _DIFFERENT:
-            channel.agree(self.op, lambda: self.plan.layout.kinds, self.check)
+            channel.agree(self.op, lambda: self.plan.layout.kinds, partial(barrier.check_same, self.op))
         return version
-
-    def check(self, models: Sequence[Any]) -> Sequence[None]:
-        """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
-        reference = dict.fromkeys(models[0])
-        k, other = next(((k, other) for k, other in enumerate(models) if other != models[0]), (0, None))
-        if other is None:
-            return [None] * len(models)
-        different = [*(a for a in other if a not in reference), *(a for a in models[0] if a not in other)]
-        name = different[0][0] if different else other[0][0]
-        table = []
-        for names in models:
-            found = next((f"{dtype} {shape}" for n, dtype, shape in names if n == name), "missing")
-            table.append(f"{found} (of {len(names)} arrays)")
-        what = f"{self.op}: the models differ, first at '{name}' (rank 0 and rank {k})"
-        raise rank_mismatch(f"{what}; build the same model on every rank", table)
 
 
 class _OnPage(barrier.Exchange):
@@ -168,9 +153,6 @@ class _OnPage(barrier.Exchange):
     def write(self, page: barrier.Page) -> None:
         if page.rank == 0 and not self._compare_only and self._model.small:
             self._model.plan.write_all(page.next_small[0])
-
-    def check(self, descriptions: Sequence[Any]) -> None:
-        self._model.check(descriptions)
 
 
 class _InBlock(Broadcast):
