@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mpi_util.errors import UsageError
 from mpi_util.logx import EpochLogger, Logger, colorize, load_weights
-from mpi_util.runs.progress import Progress
+from mpi_util.runs.logger import Progress
 from mpi_util.serialization_utils import convert_json
 
 

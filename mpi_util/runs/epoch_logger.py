@@ -7,7 +7,8 @@ import numpy as np
 from ..collectives.comm import channel_of
 from ..collectives.moments import statistics
 from ..errors import UsageError
-from .logger import Logger, real_numbers
+from .logger import Logger
+from .savers import numbers
 
 
 class EpochLogger(Logger):
@@ -42,7 +43,7 @@ class EpochLogger(Logger):
         """
         for key, value in kwargs.items():
             if type(value) not in (float, int):
-                array = real_numbers(value)
+                array = numbers(value)
                 if array is None:
                     raise UsageError(f"store: '{key}' takes real numbers, arrays or tensors; got {value!r:.80}")
                 value = array.flatten()

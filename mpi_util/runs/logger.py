@@ -7,18 +7,15 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..arrays.adapters import adapter_for
 from ..errors import UsageError
-from ..host.files import replace_file
+from ..host.files import replace_file, sync
 from ..launch.identity import Comm, rank
-from .progress import Progress
-from .savers import KerasSaver, SessionSaver, TorchSaver
+from .savers import numbers, save_keras, save_session, save_torch
 from .to_json import convert_json
 
 _COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")  # codes 30, 31, ...
@@ -82,7 +79,7 @@ class Logger:
         self.output_dir: str | None = None
         self.log_current_row: dict[str, Any] = {}
         self._comm, self._show = comm, show
-        self._savers: dict[type, Callable[[Path, str], str]] = {}
+        self._savers: dict[str, Callable[[Path, str], str | None]] = {}
         self._warned: set[str] = set()
         self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
         if not self._is_root:
@@ -124,7 +121,7 @@ class Logger:
             UsageError: the row has this column already, or `val` is not a number.
         """
         if type(val) not in (int, float):  # they print with all their digits
-            array = real_numbers(val)
+            array = numbers(val)
             if array is None or array.size != 1:
                 raise UsageError(f"log_tabular: '{key}' takes a number; got {val!r:.80}")
             val = (int if array.dtype.kind in "iub" else float)(array.item())
@@ -151,7 +148,7 @@ class Logger:
     def sync(self) -> None:
         """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
         if self._is_root:
-            self._progress.sync()
+            sync(self._progress.path)
 
     def save_config(self, config: Any) -> None:
         """Writes config.json, on rank 0, and prints it, with the `exp_name`.
@@ -195,7 +192,7 @@ class Logger:
         for save in self._savers.values():
             self._warn(save(self._folder, number))
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, text: str | None) -> None:
         if text and text not in self._warned:
             self._warned.add(text)
             self.log(text, "red")
@@ -206,7 +203,7 @@ class Logger:
         Args:
             what_to_save: module, or a nested dict/list/tuple of modules, optimizers and tensors.
         """
-        self._savers[TorchSaver] = TorchSaver(what_to_save)
+        self._savers["torch"] = partial(save_torch, what_to_save)
 
     def setup_tf_saver(
         self, sess: Any, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None
@@ -220,9 +217,9 @@ class Logger:
             outputs: for a session: {name of your choice: tensor to restore}.
         """
         if inputs is not None and outputs is not None:
-            self._savers[SessionSaver] = SessionSaver(sess, inputs, outputs)
+            self._savers["session"] = partial(save_session, sess, inputs, outputs)
         elif hasattr(sess, "get_weights"):
-            self._savers[KerasSaver] = KerasSaver(sess)
+            self._savers["keras"] = partial(save_keras, sess)
         else:
             raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
 
@@ -231,15 +228,6 @@ def _print(text: str) -> None:
     """Prints lines in one piece; with `print` another rank's output could come before the last newline."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def real_numbers(value: Any) -> np.ndarray | None:
-    """A number, array or tensor as a NumPy array; None if it is anything but real numbers."""
-    try:
-        array = adapter_for(value).to_numbers(value)
-    except Exception:  # of whatever framework
-        return None
-    return array if array.dtype.kind in "fiub" else None
 
 
 def _box(columns: list[str], row: dict[str, float]) -> str:
@@ -255,3 +243,36 @@ def _new_temporary_folder() -> Path:
     base = Path(tempfile.gettempdir(), "experiments", time.strftime("%Y%m%d-%H%M%S"))
     base.parent.mkdir(exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{base.name}-", dir=base.parent))
+
+
+class Progress:
+    """progress.txt: a header and one row per iteration, separated by tabs. It is open only while a row is written.
+
+    Attributes:
+        columns: of the header, in order.
+    """
+
+    def __init__(self, path: Path, keep_rows: int = 0):
+        """Creates the file, or keeps the first `keep_rows` rows of an existing one and drops the others."""
+        self.path = path
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] if keep_rows else []
+        lines = lines[: keep_rows + 1]
+        self.columns = lines[0].rstrip("\n").split("\t") if lines else []
+        if "".join(lines) != text or not path.exists():
+            replace_file(path, "".join(lines).encode())
+
+    def add(self, row: Mapping[str, int | float]) -> None:
+        """Appends a row. A new key gets a column, empty in earlier rows; the cell of a missing key is empty."""
+        new = [key for key in row if key not in self.columns]
+        if new:
+            self._add_columns(new)
+        cells = [repr(row[key]) if key in row else "" for key in self.columns]
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write("\t".join(cells) + "\n")
+
+    def _add_columns(self, new: list[str]) -> None:
+        rows = self.path.read_text(encoding="utf-8").splitlines()[1:]
+        self.columns = [*self.columns, *new]
+        lines = ["\t".join(self.columns), *(row + "\t" * len(new) for row in rows)]
+        replace_file(self.path, "".join(line + "\n" for line in lines).encode())

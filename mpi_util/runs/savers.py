@@ -1,14 +1,13 @@
 """Writes models: as their framework does it, for Spinning Up's tools, and as plain weights that need no code to load.
 
-A saver is called on rank 0 with the run's folder and what tells one save from another ("" or the iteration), and
-returns a warning, or "".
+A saver is called on rank 0 with the model, the run's folder, and what tells one save from another ("" or the
+iteration). It may return a warning.
 """
 
 import json
 import pickle
 import warnings
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..host.files import publish, replace_file, replace_folder, write_npz
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
-    """Copies of a model's weights by name.
+    """A model's weights by name.
 
     Args:
         model: torch module or anything with a state_dict, Keras model, tensor, array, number, or a nested
@@ -30,26 +29,25 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
             passed over.
     """
     found: dict[str, np.ndarray] = {}
-    inner: Mapping[str, np.ndarray | None]
     for path, leaf in tree.walk(model):
         if hasattr(leaf, "state_dict"):
             inner = weights_of(dict(leaf.state_dict()))
         elif hasattr(leaf, "weights") and hasattr(leaf, "get_weights"):  # Keras
-            inner = {weight.path: np.array(weight) for weight in leaf.weights}
+            inner = {weight.path: np.asarray(weight) for weight in leaf.weights}
         else:
-            inner = {"": _numbers(leaf)}
-        found |= {"/".join(filter(None, (path, name))): a for name, a in inner.items() if a is not None}
+            array = numbers(leaf, "fciub")
+            inner = {} if array is None else {"": array}
+        found |= {"/".join(filter(None, (path, name))): array for name, array in inner.items()}
     return found
 
 
-def _numbers(leaf: Any) -> np.ndarray | None:
-    if leaf is None or isinstance(leaf, (str, bytes)):
-        return None
+def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
+    """A number, array or tensor as a NumPy array; None if its dtype is of none of these kinds, or it has none."""
     try:
-        array = np.array(adapter_for(leaf).to_numbers(leaf))
-    except Exception:  # of whatever framework: it is no array
+        array = adapter_for(value).to_numbers(value)
+    except Exception:  # of whatever framework
         return None
-    return array if array.dtype.kind in "fciub" else None
+    return array if array.dtype.kind in kinds else None
 
 
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:
@@ -68,70 +66,50 @@ def load_weights(path: str | Path) -> dict[str, np.ndarray]:
         raise UsageError(f"cannot load weights from {path}: {' '.join(str(error).split())}") from None
 
 
-class TorchSaver:
+def save_torch(what: Any, folder: Path, itr: str) -> str | None:
     """Writes pyt_save/model<itr>.pt, which holds whole objects, and pyt_save/model<itr>.npz, which holds weights."""
-
-    def __init__(self, what_to_save: Any):
-        self.what = what_to_save
-
-    def __call__(self, folder: Path, itr: str) -> str:
-        torch = framework("torch")
-        place = folder / "pyt_save"
-        place.mkdir(exist_ok=True)
-        _save_weights(place / f"model{itr}.npz", weights_of(self.what))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that whole objects depend on the code that made them
-                replace_file(place / f"model{itr}.pt", lambda file: torch.save(self.what, file))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            return f"Warning: could not pickle the model, only its weights are saved: {error}"
-        return ""
+    torch = framework("torch")
+    place = folder / "pyt_save"
+    place.mkdir(exist_ok=True)
+    _save_weights(place / f"model{itr}.npz", weights_of(what))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that whole objects depend on the code that made them
+            replace_file(place / f"model{itr}.pt", lambda file: torch.save(what, file))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return f"Warning: could not pickle the model, only its weights are saved: {error}"
+    return None
 
 
-class KerasSaver:
+def save_keras(model: Any, folder: Path, itr: str) -> None:
     """Writes keras_save/model<itr>.keras and keras_save/model<itr>.npz."""
-
-    def __init__(self, model: Any):
-        self.model = model
-
-    def __call__(self, folder: Path, itr: str) -> str:
-        place = folder / "keras_save"
-        place.mkdir(exist_ok=True)
-        draft = place / ".draft.keras"  # Keras tells the format by the ending, and wants a path
-        self.model.save(draft)
-        publish(draft, place / f"model{itr}.keras")
-        _save_weights(place / f"model{itr}.npz", weights_of(self.model))
-        return ""
+    place = folder / "keras_save"
+    place.mkdir(exist_ok=True)
+    draft = place / ".draft.keras"  # Keras tells the format by the ending, and wants a path
+    model.save(draft)
+    publish(draft, place / f"model{itr}.keras")
+    _save_weights(place / f"model{itr}.npz", weights_of(model))
 
 
-class SessionSaver:
+def save_session(sess: Any, inputs: dict[str, Any], outputs: dict[str, Any], folder: Path, itr: str) -> None:
     """Writes tf1_save<itr>/: a SavedModel, the names of its inputs and outputs, and weights.npz."""
 
-    def __init__(self, sess: Any, inputs: dict[str, Any], outputs: dict[str, Any]):
-        self.sess, self.inputs, self.outputs = sess, inputs, outputs
-
-    def __call__(self, folder: Path, itr: str) -> str:
-        replace_folder(folder / f"tf1_save{itr}", self._fill)
-        return ""
-
-    def _fill(self, folder: Path) -> None:
-        tf = framework("tensorflow")
-        saved_model = tf.compat.v1.saved_model
-        names = {
-            kind: {key: tensor.name for key, tensor in tensors.items()}
-            for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs))
-        }
-        with self.sess.graph.as_default():
-            signature = saved_model.predict_signature_def(self.inputs, self.outputs)
-            builder = saved_model.Builder(str(folder))
-            signatures = {saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature}
-            builder.add_meta_graph_and_variables(self.sess, [saved_model.SERVING], signatures, clear_devices=True)
+    def fill(draft: Path) -> None:
+        v1 = framework("tensorflow").compat.v1
+        with sess.graph.as_default():
+            signature = v1.saved_model.predict_signature_def(inputs, outputs)
+            builder = v1.saved_model.Builder(str(draft))
+            signatures = {v1.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature}
+            builder.add_meta_graph_and_variables(sess, [v1.saved_model.SERVING], signatures, clear_devices=True)
             builder.save()
-            variables = tf.compat.v1.global_variables()
-        (folder / "model_info.json").write_text(json.dumps(names))
-        (folder / "model_info.pkl").write_bytes(pickle.dumps(names))  # where Spinning Up's tools look
-        values = self.sess.run({variable.op.name: variable for variable in variables})
-        _save_weights(folder / "weights.npz", values)
+            variables = v1.global_variables()
+        tensors = {"inputs": inputs, "outputs": outputs}
+        names = {kind: {key: tensor.name for key, tensor in named.items()} for kind, named in tensors.items()}
+        (draft / "model_info.json").write_text(json.dumps(names))
+        (draft / "model_info.pkl").write_bytes(pickle.dumps(names))  # where Spinning Up's tools look
+        _save_weights(draft / "weights.npz", sess.run({variable.op.name: variable for variable in variables}))
+
+    replace_folder(folder / f"tf1_save{itr}", fill)
 
 
 def restore_tf_graph(sess: Any, fpath: str | Path) -> dict[str, Any]:
