@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .collectives import moments, reductions, start
+from .collectives import moments, reductions, start, weights
 from .collectives.comm import channel_of
 from .collectives.gather import rank0_accum_batches
 from .errors import BatchError, MpiUtilError, rank_mismatch
@@ -119,7 +119,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
         rows = rank0_accum_batches(array[None][: channel.rank == root], comm=comm)
         if channel.rank == 0:
             array[...] = rows[0]
-    reductions.bcast(array, comm=comm)
+    weights.bcast(array, comm=comm)
 
 
 def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:

@@ -156,9 +156,7 @@ def test_trainer_and_train_use_public_names_and_point_one_way():
     public = {*mpi_util.__all__, "mpi_util.logx", "mpi_util.mpi_pytorch"}
     folder = sorted((ROOT / "trainer").glob("*.py"))
     for path in [*folder, ROOT / "train.py"]:
-        # sums in place have no public name
-        private = {"mpi_util.collectives.averaging"} if path.name == "sharing.py" else set()
-        assert mpi_util_names(path) <= public | private, path
+        assert mpi_util_names(path) <= public, path
         ours = {name.partition(".")[0] for name in imports(path)} & {"policies", "trainer", "train", "tests"}
         assert ours <= ({"trainer"} if path.name == "train.py" else {"policies", "trainer"}), path
         top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}

@@ -19,7 +19,7 @@ from .barrier import SMALL, Exchange, Page
 from .channel import Channel
 from .comm import channel_of
 from .gather import rank0_accum_batches
-from .reductions import bcast
+from .weights import bcast
 
 _FEW = 4  # ranks; among more, that each adds up everything costs more than a second round
 _TINY = 1 << 14  # bytes; but not for so little

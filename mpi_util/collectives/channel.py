@@ -208,7 +208,8 @@ class Channel:
             while received := messages.poll():
                 source, (kind, payload) = received
                 there = arrived()
-                if there and (all(there) or there[source]):
+                # an error from a rank that has arrived, while others have not, is about this call
+                if there and (all(there) or (there[source] and kind != ERROR)):
                     messages.postpone(source, (kind, payload))
                 elif kind == LEAVE:
                     messages.ended[source] = payload

@@ -37,6 +37,7 @@ class Messages:
     Attributes:
         comm, peers: over which they go, and who is woken; set when there is more than one rank.
         calls: number of collective calls that this rank has begun.
+        failed_call: number of the last call that rank 0 has ended with an error, which others may still enter.
         ended: ranks that have ended, with their exit status.
     """
 
@@ -46,6 +47,7 @@ class Messages:
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.calls = 0
+        self.failed_call = 0
         self.ended: dict[int, int] = {}
         self._early: dict[int, list[Message]] = {}  # from ranks that are further on than this one
 
@@ -59,7 +61,7 @@ class Messages:
 
     def fail_all(self, error: MpiUtilError) -> None:
         """Rank 0: all others raise `error`, which this rank reports."""
-        error.silent = True
+        error.silent, self.failed_call = True, self.calls
         for k in range(1, self.size):
             self.post(k, ERROR, error)
 
@@ -86,6 +88,8 @@ class Messages:
         """The next message from `source` to a rank that is in the call `op`. RankLeftError if it has ended instead."""
         if source not in self.ended and (message := self.next(source)):
             kind, payload = message
+            if kind == CALL and payload[1] == self.failed_call:  # its sender has been sent the error
+                return self.expect(source, op)
             if kind == WAITING:
                 waits_here = payload[1] >= self.calls  # else it has got since what it waited for
                 return (CALL, (*payload, None)) if waits_here else self.expect(source, op)

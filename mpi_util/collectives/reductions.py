@@ -1,17 +1,16 @@
 """Sums, means and broadcasts. The order of summation is that of the ranks, so the bits never vary."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from ..arrays.adapters import adapter_for
-from ..errors import rank_mismatch
 from ..launch.identity import Comm
-from .channel import Channel
+from .averaging import Arrays, add, average
 from .comm import channel_of
 from .gather import rank0_accum_batches
-from .transport import Broadcast
+from .weights import all_same, bcast
 
 T = TypeVar("T")
 Array = TypeVar("Array", bound=Iterable[Any])  # of any framework: no number is iterable
@@ -39,7 +38,7 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
     Raises:
         RankMismatchError: on every rank, if dtypes or shapes differ.
     """
-    return _Reduction("all_sum", x, np.add, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype).run(comm)
+    return _sum("all_sum", x, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, False, comm)
 
 
 @overload
@@ -53,8 +52,7 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
     Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
     """
-    as_float = _Reduction("all_mean", x, np.add, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float))
-    return as_float.run(comm, divide=True)
+    return _sum("all_mean", x, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), True, comm)
 
 
 def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
@@ -75,54 +73,17 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
     return _Reduction(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype).run(comm)
 
 
-def bcast(x: T, *, comm: Comm = None) -> T:
-    """Collective: rank 0's `x` on every rank.
+def _sum(op: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: bool, comm: Comm) -> Any:
+    """A number is sent within an agreement; an array is added up as gradients are, which takes a third of the time."""
+    if not len(getattr(x, "shape", ())):
+        return _Reduction(op, x, np.add, result_dtype).run(comm, divide)
 
-    Args:
-        x: an array is overwritten in place on the other ranks, where it must have rank 0's dtype and shape; anything
-            else that can be pickled, an array of objects too, is returned as a copy of rank 0's.
-        comm: communicator; None: all ranks.
+    def make() -> Arrays:
+        array = adapter_for(x).to_numbers(x)
+        return {"x": array.astype(result_dtype(array.dtype))}
 
-    Returns:
-        Rank 0's value; for an array, `x` itself.
-
-    Raises:
-        RankMismatchError: on every rank, if an array's dtype or shape differs.
-    """
-    value: T = _Copy(x).send(channel_of(comm))
-    return value
-
-
-class _Copy(Broadcast):
-    """Sends rank 0's array, or within the agreement any other object."""
-
-    op = "bcast"
-
-    def __init__(self, x: Any):
-        self._x = x
-        self._in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject
-
-    def describe(self) -> tuple[Any, ...] | None:
-        return (self._x.dtype, self._x.shape) if self._in_place else None
-
-    def decide(self, channel: Channel, described: list[Any]) -> tuple[int, Any]:
-        _all_same("bcast", described)
-        return (self._x.nbytes, None) if self._in_place else (0, self._x)
-
-    def write(self, block: np.ndarray) -> Iterator[int]:
-        np.copyto(self._view(block), self._x)
-        yield self._x.nbytes
-
-    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        wait_for(self._x.nbytes)
-        np.copyto(self._x, self._view(block))
-
-    def _view(self, block: np.ndarray) -> np.ndarray:
-        return np.ndarray(self._x.shape, self._x.dtype, block)
-
-    def send(self, channel: Channel) -> Any:
-        value = super().send(channel)
-        return self._x if self._in_place or channel.rank == 0 else value
+    total: Any = (average if divide else add)(f"{op} of an array", make, comm=comm)["x"]
+    return adapter_for(x).from_numbers(total, x)
 
 
 class _Reduction:
@@ -150,7 +111,7 @@ class _Reduction:
 
     def _decide(self, found: list[Any]) -> list[np.ndarray | None]:
         """Rank 0: the result; None if it has to gather the arrays first."""
-        _all_same(self._name, [f[:2] for f in found])
+        all_same(self._name, [f[:2] for f in found])
         if self._array.nbytes <= _SMALL:
             return [self._combine([values for *_, values in found])] * self._n
         self._combine([np.empty(0, self._array.dtype)] * 2)  # if `op` rejects such an array, all ranks raise that
@@ -163,9 +124,3 @@ class _Reduction:
         for array in others:
             self._op(total, array, out=total)
         return np.asarray(total / self._divisor if self._divisor else total).astype(self._dtype, copy=False)
-
-
-def _all_same(op: str, found: list[Any]) -> None:
-    if any(f != found[0] for f in found):
-        table = [f"{f[0]} {f[1]}" if f else "no array" for f in found]
-        raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)

@@ -1,20 +1,23 @@
-"""Sends, averages and compares the weights of anything that has weights."""
+"""Sends, averages and compares the weights of anything that has weights; `bcast` sends any object."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import KeptSlots, Plan
+from ..errors import rank_mismatch
 from ..launch.identity import Comm
 from . import barrier
 from .channel import Channel
 from .comm import channel_of
 from .gather import rank0_accum_batches
 from .transport import Broadcast
+
+T = TypeVar("T")
 
 _DIFFERENT = -1  # in place of a version
 
@@ -87,6 +90,62 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
 
         msg(f"{label} chksum {total}")
     return total
+
+
+def bcast(x: T, *, comm: Comm = None) -> T:
+    """Collective: rank 0's `x` on every rank.
+
+    Args:
+        x: an array is overwritten in place on the other ranks, where it must have rank 0's dtype and shape; anything
+            else that can be pickled, an array of objects too, is returned as a copy of rank 0's.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        Rank 0's value; for an array, `x` itself.
+
+    Raises:
+        RankMismatchError: on every rank, if an array's dtype or shape differs.
+    """
+    value: T = _Copy(x).send(channel_of(comm))
+    return value
+
+
+class _Copy(Broadcast):
+    """Sends rank 0's array, or within the agreement any other object."""
+
+    op = "bcast"
+
+    def __init__(self, x: Any):
+        self._x = x
+        self._in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject
+
+    def describe(self) -> tuple[Any, ...] | None:
+        return (self._x.dtype, self._x.shape) if self._in_place else None
+
+    def decide(self, channel: Channel, described: list[Any]) -> tuple[int, Any]:
+        all_same("bcast", described)
+        return (self._x.nbytes, None) if self._in_place else (0, self._x)
+
+    def write(self, block: np.ndarray) -> Iterator[int]:
+        np.copyto(self._view(block), self._x)
+        yield self._x.nbytes
+
+    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+        wait_for(self._x.nbytes)
+        np.copyto(self._x, self._view(block))
+
+    def _view(self, block: np.ndarray) -> np.ndarray:
+        return np.ndarray(self._x.shape, self._x.dtype, block)
+
+    def send(self, channel: Channel) -> Any:
+        value = super().send(channel)
+        return self._x if self._in_place or channel.rank == 0 else value
+
+
+def all_same(op: str, found: list[Any]) -> None:
+    if any(f != found[0] for f in found):
+        table = [f"{f[0]} {f[1]}" if f else "no array" for f in found]
+        raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
 
 
 class _Versions:

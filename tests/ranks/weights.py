@@ -116,10 +116,20 @@ def check_reductions(comm, rank, size):
             mean = mpi_util.all_mean(x, comm=comm)
             assert np.allclose(mean, expected / size) and mean.dtype == ("f8" if dtype == "i4" else dtype)
     assert mpi_util.all_sum(rank, comm=comm) == sum(range(size))
+    if size > 1:
+        for odd in (rank == size - 1, rank > 0):  # some wait on the barrier page, others for rank 0's answer
+            mpi_util.all_sum(np.ones(3), comm=comm)  # so that there is a page
+            raises(
+                mpi_util.RankMismatchError,
+                "rank 0: all_sum of an array at",
+                lambda odd=odd: mpi_util.all_sum(1 if odd else np.ones(3), comm=comm),
+            )
     x = torch.full((2,), float(rank))
     assert torch.equal(mpi_util.all_sum(x, comm=comm), torch.full((2,), float(sum(range(size)))))
     if size > 1:
-        raises(mpi_util.RankMismatchError, "shape", lambda: mpi_util.all_sum(np.zeros(1 + rank), comm=comm))
+        raises(
+            mpi_util.RankMismatchError, "rank 1: float64 (2,)", lambda: mpi_util.all_sum(np.zeros(1 + rank), comm=comm)
+        )
 
 
 def check_sums_of_what_is_hard_to_sum(comm, rank, size):
