@@ -73,6 +73,10 @@ class Run:
         """Returns {rank: (pid, parent's pid)} of the ranks that have told them."""
         return {int(r): (int(p), int(pp)) for r, p, pp in re.findall(r"^RANK (\d+) (\d+) (\d+)", self.stdout, re.M)}
 
+    def lines(self):
+        """The numbers of the lines that `print_much` has printed."""
+        return [int(i) for i in re.findall(r"^line (\d+) -{90}$", self.stdout, re.M)]
+
     def assert_nothing_left(self):
         folders = set(re.findall(r"JOB (\S+)", self.stdout))
         assert len(folders) == 1, self.stdout
@@ -291,6 +295,34 @@ def test_signal_before_a_rank_has_registered_stops_all(python):
     run.process.send_signal(signal.SIGTERM)
     assert run.finish() == 143
     assert "signal 15 (SIGTERM); all 2 ranks were stopped" in run.stderr
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("ends", ["in order", "by a second signal"])
+def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, ends):
+    run = Run(python, 2, "flood", tmp_path / "signalled")
+    run.wait_for("READY")
+    time.sleep(1.5)  # now all pipes up to rank 1 are full
+    run.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOPPED_WITHIN_S
+    while not (tmp_path / "signalled").exists():
+        assert time.monotonic() < deadline, "rank 0 has not got the signal"
+        time.sleep(0.02)
+    if ends == "in order":
+        assert run.finish() == 130 and "mpi_util:" not in run.stderr
+        assert run.lines() == list(range(10_000))
+    else:
+        time.sleep(0.5)
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(STOPPED_WITHIN_S) == 130
+        run.finish()
+    run.assert_nothing_left()
+
+
+def test_a_reader_of_the_output_may_take_its_time(python):
+    run = Run(python, 2, "much")
+    time.sleep(4)  # by now the ranks have ended, and pipes are full
+    assert run.finish() == 0 and run.lines() == list(range(2000))
     run.assert_nothing_left()
 
 

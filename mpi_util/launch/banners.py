@@ -1,4 +1,4 @@
-"""Take the launchers' own banners out of what the ranks print, as the bytes stream by.
+"""Pass on what the ranks print, without the launchers' own banners.
 
 A failed job ends with one line that names the rank; the dozen lines that mpiexec prints beside it say the same worse.
 They are kept, so that they can be shown when nothing better is known.
@@ -6,7 +6,12 @@ They are kept, so that they can be shown when nothing better is known.
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import selectors
+import time
+from typing import IO
 
 # Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must
 # name the launcher.
@@ -41,6 +46,8 @@ _LINE_STARTS = (
     b"application called MPI_Abort(",
 )
 _LARGEST_BANNER_BYTES = 8192
+_CHUNK_BYTES = 1 << 16
+STDOUT, STDERR = 1, 2
 
 
 class BannerFilter:
@@ -103,3 +110,64 @@ def _may_open_block(ruler: bytes, rest: bytes) -> bool:
     if b"=" in ruler:
         return line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)
     return not newline or re.search(_NAMES_OPEN_MPI, line) is not None
+
+
+class Stream:
+    """One output of the launcher on its way to ours, without the launcher's banners.
+
+    It never blocks: a reader of ours that stalls (`train.py | less`) must not keep signals from the ranks. Until it
+    reads on, no more is read from the launcher.
+
+    Attributes:
+        listens: what the job's selector watches for it; (file descriptor, event) or None.
+        ended: there is no more to read.
+    """
+
+    def __init__(self, source: IO[bytes], target: int):
+        self.filter = BannerFilter()
+        self.listens: tuple[int, int] | None = None
+        self.ended = False
+        self._source, self._target = source, target
+        self._room = select.poll()
+        self._room.register(target, select.POLLOUT)
+        self._unwritten = b""
+        self._last_read = 0.0
+        self._last_byte = b"\n"
+
+    @property
+    def stalls(self) -> bool:
+        """True while something waits for our reader."""
+        return bool(self._unwritten)
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """(file descriptor, event) for which it waits, unless it is done."""
+        return (self._target, selectors.EVENT_WRITE) if self.stalls else (self._source.fileno(), selectors.EVENT_READ)
+
+    def advance(self) -> None:
+        """Passes on what there is to read, or what was left unwritten."""
+        if self.stalls:
+            self._write(b"")
+            return
+        data = os.read(self._source.fileno(), _CHUNK_BYTES)
+        self._last_read = time.monotonic()
+        self.ended = not data
+        self._write(self.filter.feed(data) if data else self.filter.release())
+
+    def release_after(self, hold_s: float) -> None:
+        """Passes on what was held back as the start of a banner if its rest has not come within `hold_s` seconds."""
+        if self.filter.holds and time.monotonic() - self._last_read >= hold_s:
+            self._write(self.filter.release())
+
+    def end(self) -> None:
+        """Passes on what was held back, and ends a line that a rank's death has cut short: ours follows."""
+        self.ended = True
+        self._write(self.filter.release())
+        if self._last_byte != b"\n" and self._target == STDERR:
+            self._write(b"\n")
+
+    def _write(self, data: bytes) -> None:
+        self._last_byte = data[-1:] or self._last_byte
+        self._unwritten += data
+        while self._unwritten and self._room.poll(0):  # then a pipe has room for PIPE_BUF bytes
+            self._unwritten = self._unwritten[os.write(self._target, self._unwritten[: select.PIPE_BUF]) :]

@@ -102,6 +102,7 @@ def kill_processes(job_dir: str) -> None:
         for pid in pids:
             segments |= mapped_segments(pid)
             topology |= _topology_files(pid)
+        for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)

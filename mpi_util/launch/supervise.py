@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import reap
-from .banners import BannerFilter
+from .banners import STDERR, STDOUT, Stream
 from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
 
 _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
@@ -41,8 +41,6 @@ _HOLD_S = 0.05  # how long a line waits that may be the start of a banner: launc
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S = 1.0
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
-_CHUNK_BYTES = 1 << 16
-_STDOUT, _STDERR = 1, 2
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 _FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -67,13 +65,14 @@ class Job:
         self.folder = tempfile.mkdtemp(prefix="mpi_util-")
         self._evidence = Evidence(n_ranks, Path(self.folder))
         self._selector = selectors.DefaultSelector()
-        self._streams: list[_Stream] = []
+        self._streams: list[Stream] = []
         self._registered: set[int] = set()
         self._proxies: set[int] = set()
         self._descriptors: list[int] = []
         self._ended: dict[int, int | None] = {}  # rank -> wait status or None, in the order in which the ranks ended
         self._rank_pidfds: dict[int, int] = {}
         self._open_fifos()
+        self._signals: int | None = None  # becomes readable when one has come
         self._signalled_at: float | None = None
         self._broken_at: float | None = None
 
@@ -107,10 +106,8 @@ class Job:
             guard.communicate(reap.ALL_IS_WELL)
 
     def _supervise(self) -> Verdict:
-        pipes = (self._launcher.stdout, _STDOUT), (self._launcher.stderr, _STDERR)
-        self._streams = [_Stream(pipe, target) for pipe, target in pipes if pipe]
-        for stream in self._streams:
-            self._selector.register(stream.source, selectors.EVENT_READ, lambda stream=stream: self._pass_on(stream))
+        pipes = (self._launcher.stdout, STDOUT), (self._launcher.stderr, STDERR)
+        self._streams = [Stream(pipe, target) for pipe, target in pipes if pipe]
         self._watch(self._launcher.pid, lambda _: None)
         try:
             while self._launcher.poll() is None:
@@ -130,16 +127,18 @@ class Job:
         pause = _LOOK_S if len(self._registered) == self._evidence.n_ranks else _LOOK_EARLY_S
         if any(stream.filter.holds for stream in self._streams):
             pause = min(pause, _HOLD_S)
+        for stream in self._streams:
+            self._listen(stream)
         for key, _ in self._selector.select(pause if wait else 0):
             key.data()
-        for stream in self._streams:
-            stream.release_after(_HOLD_S)
         self._register_ranks()
         record = failed_record(self._evidence.folder)
         if record and not record.get("in_order"):
             self._note_breakage()
         if self._broken_at is None or (record and record.get("in_order")):
             return
+        if any(stream.stalls for stream in self._streams):
+            self._broken_at = time.monotonic()  # the launcher cannot end before its output is read
         if time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
             self._evidence.given_up = True
             raise _StopError(None)
@@ -210,23 +209,51 @@ class Job:
     def _note_breakage(self, _pidfd: int = -1) -> None:
         self._broken_at = self._broken_at or time.monotonic()
 
-    def _pass_on(self, stream: _Stream) -> None:
+    def _listen(self, stream: Stream) -> None:
+        """Wakes up when the stream can go on: with bytes from the launcher, or room for those that it has."""
         try:
-            if not stream.pass_on():
-                self._selector.unregister(stream.source)
+            stream.release_after(_HOLD_S)
         except BrokenPipeError:
-            # The reader of our output has gone (`train.py | head`): end like any program that SIGPIPE ends, silently.
-            raise _StopError(Verdict(128 + signal.SIGPIPE)) from None
+            raise self._reader_left() from None
+        needs = stream.needs if stream.stalls or not stream.ended else None
+        if needs != stream.listens:
+            if stream.listens:
+                self._selector.unregister(stream.listens[0])
+            if needs:
+                self._selector.register(*needs, functools.partial(self._pass_on, stream))
+            stream.listens = needs
+
+    def _pass_on(self, stream: Stream) -> None:
+        try:
+            stream.advance()
+        except BrokenPipeError:
+            raise self._reader_left() from None
+
+    @staticmethod
+    def _reader_left() -> _StopError:
+        """(`train.py | head`) Then this ends like any program that SIGPIPE ends, silently."""
+        return _StopError(Verdict(128 + signal.SIGPIPE))
 
     def _drain(self) -> None:
         """Passes on what is still in the pipes. A process that left the job may hold them open, hence the deadline."""
         deadline = time.monotonic() + _DRAIN_S
         for stream in self._streams:
-            with contextlib.suppress(BrokenPipeError), selectors.DefaultSelector() as selector:
-                selector.register(stream.source, selectors.EVENT_READ)
-                while selector.select(max(0.0, deadline - time.monotonic())) and stream.pass_on():
-                    pass
-                stream.end_line()
+            with contextlib.suppress(BrokenPipeError):
+                while not stream.ended and self._wait_for(stream, deadline):
+                    stream.advance()
+                stream.end()
+                while stream.stalls and self._wait_for(stream, deadline):
+                    stream.advance()
+
+    def _wait_for(self, stream: Stream, deadline: float) -> bool:
+        """True when the stream can go on. The reader of our output may take its time, but for a signal."""
+        unhurried = stream.stalls and not self._evidence.decided
+        with selectors.DefaultSelector() as selector:
+            wanted = selector.register(*stream.needs)
+            if self._signals is not None:
+                selector.register(self._signals, selectors.EVENT_READ)
+            ready = selector.select(None if unhurried else max(0.0, deadline - time.monotonic()))
+        return any(key == wanted for key, _ in ready)
 
     @contextlib.contextmanager
     def _signals_caught(self) -> Iterator[None]:
@@ -237,6 +264,7 @@ class Job:
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
+        self._signals = reader
         self._selector.register(reader, selectors.EVENT_READ, lambda: self._on_signals(os.read(reader, 64)))
         previous_fd = signal.set_wakeup_fd(writer)
         # One that is ignored stays ignored: nohup, and background jobs of a script.
@@ -267,37 +295,3 @@ class Job:
             self._evidence.forwarded = signum
             with contextlib.suppress(ProcessLookupError):
                 os.kill(root, signum)
-
-
-class _Stream:
-    """One output of the launcher on its way to ours, without the launcher's banners."""
-
-    def __init__(self, source: IO[bytes], target: int):
-        self.source = source
-        self.filter = BannerFilter()
-        self._target = target
-        self._last_read = 0.0
-        self._last_byte = b"\n"
-
-    def pass_on(self) -> bool:
-        """Passes on what there is to read; False at the end of the stream."""
-        data = os.read(self.source.fileno(), _CHUNK_BYTES)
-        self._last_read = time.monotonic()
-        self._write(self.filter.feed(data) if data else self.filter.release())
-        return bool(data)
-
-    def release_after(self, hold_s: float) -> None:
-        """Passes on what was held back as the start of a banner if its rest has not come in so many seconds."""
-        if self.filter.holds and time.monotonic() - self._last_read >= hold_s:
-            self._write(self.filter.release())
-
-    def end_line(self) -> None:
-        """Passes on what was held back, and ends a line that a rank's death has cut short: ours follows."""
-        self._write(self.filter.release())
-        if self._last_byte != b"\n" and self._target == _STDERR:
-            self._write(b"\n")
-
-    def _write(self, data: bytes) -> None:
-        self._last_byte = data[-1:] or self._last_byte
-        while data:
-            data = data[os.write(self._target, data) :]

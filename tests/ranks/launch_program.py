@@ -67,6 +67,10 @@ def end_in_order_on_signal(comm):
         time.sleep(0.01)
 
 
+def print_much(n_lines):
+    print("\n".join(f"line {i} {'-' * 90}" for i in range(n_lines)))
+
+
 def show_environment():
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MPI_UTIL_GPU_PCT", "MPI_UTIL_TTY", "COLUMNS", "LINES")
     facts = {name: os.environ.get(name) for name in names}
@@ -109,6 +113,19 @@ def main():
             print("line", i, "of rank", comm.rank, "ends")
     elif mode == "in_order":
         end_in_order_on_signal(comm)
+    elif mode == "flood":
+        if comm.rank == 0:
+            signal.signal(signal.SIGINT, lambda *_: Path(sys.argv[3]).touch())
+            print("READY")
+            signal.pause()
+        else:
+            time.sleep(0.5)
+            print_much(10_000)
+        comm.Barrier()
+        sys.exit(128 + signal.SIGINT)
+    elif mode == "much":
+        if comm.rank == 1:
+            print_much(2000)
     elif mode == "stubborn":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("READY")
