@@ -80,7 +80,7 @@ def test_what_has_come_in_a_segments_place_is_not_attached(wrong):
         segment.close()
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError):
-        Attached().map(ticket)
+        Attached().map(ticket, frozenset())
     assert len(os.listdir("/proc/self/fd")) == descriptors
     for fd in pipe:
         os.close(fd)

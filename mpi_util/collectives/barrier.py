@@ -222,8 +222,7 @@ class Exchange:
             if place.ticket is None:
                 return None
             if channel.rank:
-                channel.attached.keep(place.ticket.pid, place.live)
-                mapped = channel.attached.map(place.ticket)
+                mapped = channel.attached.map(place.ticket, place.live)
                 self._memory = np.ndarray((sum(_sizes(channel.size, place.plan)),), np.uint8, mapped)
             channel.peers.open_all(channel.here())
             channel.shared[Page] = Page(channel, self._memory, place.plan)

@@ -7,7 +7,7 @@ raised on all of them and no rank is left waiting. Bulk data moves elsewhere (tr
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import MpiUtilError, rank_mismatch
 from ..host import threads
@@ -16,6 +16,7 @@ from ..host.process import States, process
 from ..host.segments import Attached, Pool
 from ..host.waiting import wait_until
 from ..launch import failure
+from ..launch.identity import world
 from .messages import CALL, ERROR, LEAVE, REPLY, TAG, WAITING, WAITS, Message, Messages, portable
 from .peers import Peers
 
@@ -28,42 +29,28 @@ class OpenChannels(list["Channel"]):
 
 
 class Channel:
-    """Collective: the private channel of a communicator; make it with `channel_of`.
+    """Collective: the private channel of a communicator; make it with `channel_of`."""
 
-    Attributes:
-        rank, size: of this process in the communicator.
-        comm: a duplicate of the communicator; None in a single process.
-        machine: for each rank its leader: the lowest rank of its machine, with which it shares memory.
-        leader: of this rank.
-        members: the ranks, other than this one, that share this rank's memory if it is a leader.
-        remote_leaders: the leaders of the other machines.
-        core_each: True if there are no more ranks than cores that this rank may use.
-        whole: True if all ranks of the job are in it.
-        messages: to and from the other ranks.
-        peers: those on this machine; only with more than one rank.
-        pool, attached: shared memory that this rank owns, and that it maps.
-        states: what other modules keep for this communicator, each made as `kind(channel)`.
-        shared: the same for what the ranks hold together; forgotten when an agreement fails, as one may not have it.
-    """
-
-    peers: Peers
+    peers: Peers  # the ranks on this machine; only with more than one rank
 
     def __init__(self, comm: Any = None):
         self.rank: int = comm.Get_rank() if comm else 0
         self.size: int = comm.Get_size() if comm else 1
-        self.whole = comm is None or self.size == _world_size()
-        self.comm: Any = None
+        everyone = world()
+        self.whole = everyone is None or self.size == everyone.Get_size()  # all ranks of the job are in it
+        self.comm: Any = None  # a duplicate of the communicator; None in a single process
         self.messages = Messages(self.rank, self.size)
-        self.machine = [0]
-        self.pool, self.attached = Pool(), Attached()
-        self.states = States(self)
+        self.machine = [0]  # for each rank its leader: the lowest rank of its machine, with which it shares memory
+        self.pool, self.attached = Pool(), Attached()  # shared memory that this rank owns, and that it maps
+        self.states = States(self)  # what other modules keep for this communicator, each made as `kind(channel)`
+        # the same for what the ranks hold together; forgotten when an agreement fails, as one may not have it
         self.shared: dict[type, Any] = {}
         self.core_each = self.size <= usable_cores()  # asked once: it reads files
         if self.size > 1:
             self._connect(comm)
         self.leader = self.machine[self.rank]
+        # if this rank is a leader: the others that share its memory
         self.members = [k for k in range(self.size) if self.machine[k] == self.rank and k != self.rank]
-        self.remote_leaders = sorted(set(self.machine) - {self.machine[0]})
 
     def _connect(self, comm: Any) -> None:
         failure.install()
@@ -78,17 +65,12 @@ class Channel:
         peers.keep(self.here())
         apart = [k for k, leader in enumerate(self.machine) if leader != peers.infos[k].lowest]
         if apart and self.rank == 0:
-            failure.say(
-                f"mpi_util: ranks {apart} cannot share memory with others of their machine; they use MPI, slower"
-            )
+            slower = "cannot share memory with others of their machine; they use MPI, slower"
+            failure.say(f"mpi_util: ranks {apart} {slower}")
 
     def here(self) -> list[int]:
         """The ranks that share memory with this one, itself among them."""
         return [k for k in range(self.size) if self.machine[k] == self.machine[self.rank]]
-
-    def pids_here(self) -> list[int]:
-        """The process ids of the other ranks of this machine."""
-        return [self.peers.infos[k].pid for k in self.here() if k != self.rank]
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
@@ -98,10 +80,7 @@ class Channel:
             threads.beside()
 
     def agree(
-        self,
-        op: str,
-        bring: Callable[[], Brought],
-        decide: Callable[[list[Brought]], Sequence[Answer]],
+        self, op: str, bring: Callable[[], Brought], decide: Callable[[list[Brought]], Sequence[Answer]]
     ) -> Answer:
         """Collective: rank 0 looks at what all ranks bring and answers each of them.
 
@@ -112,12 +91,10 @@ class Channel:
             decide: used on rank 0: list of what all have brought, in rank order -> list of answers in rank order. What
                 it raises is raised on every rank.
 
-        Returns:
-            This rank's answer.
+        Returns: this rank's answer.
 
         Raises:
-            RankMismatchError: ranks are in different calls.
-            RankLeftError: a rank ended while others are in this call.
+            RankMismatchError: ranks are in different calls. RankLeftError: a rank ended while others are in this call.
         """
         self.enter(op)
         own_error: Exception | None = None
@@ -125,8 +102,7 @@ class Channel:
         try:
             mine = (CALL, (*self._place(op), bring()))
         except Exception as error:
-            own_error = error
-            shown = portable(op, self.rank, error, name_rank=True)
+            own_error, shown = error, portable(op, self.rank, error, name_rank=True)
             shown.silent = True  # this rank reports it
             mine = (ERROR, shown)
         if self.rank:
@@ -135,8 +111,7 @@ class Channel:
             if kind == ERROR:
                 self.shared.clear()
                 raise own_error or payload
-            answer: Answer = payload
-            return answer
+            return cast(Answer, payload)
         try:
             received: list[Message] = [mine, *(self.messages.expect(k, op) for k in range(1, self.size))]
             for kind, payload in received:
@@ -144,27 +119,25 @@ class Channel:
                     raise payload
             self._check_calls([call[:3] for _, call in received], range(self.size))
             answers = decide([brought for _, (*_, brought) in received])
-            packed = self._pickle_answers(answers)
+            self._answer(answers)
         except Exception as error:
             self._fail_all(portable(op, 0, error))
             raise own_error or error from None
-        self._send_answers(packed)
         return answers[0]
 
     def _place(self, op: str) -> tuple[str, int, str]:
         """Where this rank is: the call, its number, `file:line` of the program."""
         return op, self.messages.calls, failure.call_site()
 
-    def _pickle_answers(self, answers: Sequence[Any]) -> list[bytes]:
-        """One message for each other rank; an answer that several get, as the same object, is pickled once."""
+    def _answer(self, answers: Sequence[Any]) -> None:
+        """Rank 0 sends all answers, and only then wakes: a rank that wakes may take the core that rank 0 runs on.
+
+        An answer that several get, as the same object, is pickled once.
+        """
         packed: list[bytes] = []
         for k in range(1, self.size):
             same = k > 1 and answers[k] is answers[k - 1]
             packed.append(packed[-1] if same else pickle.dumps((REPLY, answers[k]), pickle.HIGHEST_PROTOCOL))
-        return packed
-
-    def _send_answers(self, packed: list[bytes]) -> None:
-        """Rank 0 sends all answers, and only then wakes: a rank that wakes may take the core that rank 0 runs on."""
         requests = [self.comm.Isend(message, k, TAG) for k, message in enumerate(packed, 1)]
         for k in self.peers.wake_fds if requests else ():
             self.peers.wake(k)
@@ -181,8 +154,10 @@ class Channel:
     def _fail_all(self, error: MpiUtilError) -> None:
         """The call has failed: what the ranks hold together is void, and the others raise `error`."""
         self.shared.clear()
-        if self.rank == 0:
-            self.messages.fail_all(error)
+        error.silent = True  # on the others: this rank reports it
+        self.messages.failed_call = self.messages.calls
+        for k in range(1, self.size) if self.rank == 0 else ():
+            self.messages.post(k, ERROR, error)
 
     def report_waiting(self, op: str) -> None:
         """Lets rank 0 know that this rank waits elsewhere than in `agree`, in case rank 0 waits for it there."""
@@ -192,11 +167,8 @@ class Channel:
     def check_messages(self, op: str, arrived: Callable[[], list[bool]] = list) -> None:
         """A rank that waits elsewhere than in `agree` looks for messages that say why another one does not arrive.
 
-        Rank 0 gets those of all ranks, and passes on what it finds; the others get rank 0's.
-
-        Args:
-            arrived: for each rank whether it has arrived. One that has may be further on already; its messages can
-                wait.
+        Rank 0 gets those of all ranks, and passes on what it finds; the others get rank 0's. `arrived`: for each rank
+        whether it has arrived. One that has may be further on already; its messages can wait.
 
         Raises:
             RankMismatchError: a rank is in another call. RankLeftError: it has ended.
@@ -210,7 +182,7 @@ class Channel:
                 there = arrived()
                 # an error from a rank that has arrived, while others have not, is about this call
                 if there and (all(there) or (there[source] and kind != ERROR)):
-                    messages.postpone(source, (kind, payload))
+                    messages.early[source].append((kind, payload))
                 elif kind == LEAVE:
                     messages.ended[source] = payload
                     raise messages.left_error(op, source)
@@ -232,9 +204,3 @@ class Channel:
         self.peers.close()
         self.pool.close()
         process.of(OpenChannels).remove(self)
-
-
-def _world_size() -> int:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.Get_size()

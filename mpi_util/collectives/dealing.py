@@ -2,11 +2,13 @@
 
 import contextlib
 import fcntl
+import itertools
 import mmap
 import operator
 import os
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from ..errors import RankMismatchError, UsageError
 from ..host import threads
@@ -18,9 +20,7 @@ from .comm import channel_of
 from .messages import Background
 
 _SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
-_DEALT = struct.Struct("qqq")  # the first three, which are written under the lock
-_CLOSED = struct.Struct("q")  # the last, which is written without it
-_CLOSED_AT = _DEALT.size
+_DEALT, _CLOSED = struct.Struct("qqq"), struct.Struct("q")  # its parts: the last one is written without the lock
 _ROUNDS = 64  # rounds that may be under way at once: a slot is used again so many rounds later
 _NONE_YET = -1
 _QUESTION_TAG = 2  # of a rank that asks rank 0 for a number
@@ -76,7 +76,8 @@ class Deal:
 
     def __init__(self, counter: "_Counter", n: int):
         self._counter, self._n = counter, n
-        self._round = counter.next_round()
+        self._round = next(counter.rounds)
+        self._closed_at = self._round % _ROUNDS * _SLOT.size + _DEALT.size
         self.taken: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
@@ -86,13 +87,14 @@ class Deal:
             yield number
 
     def close(self) -> None:
-        """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may."""
-        self._counter.close_round(self._round)
+        """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may: it takes no lock."""
+        _CLOSED.pack_into(self._counter.map, self._closed_at, self._round)
 
     @property
     def closed(self) -> bool:
         """True once the round was closed (seen at once on rank 0's machine, elsewhere at the next number)."""
-        return self._counter.is_closed(self._round)
+        page = self._counter.map
+        return bool(page) and _CLOSED.unpack_from(page, self._closed_at)[0] == self._round
 
     def serve(self) -> None:
         """Rank 0 calls this between the steps of its own work, so that ranks of other machines need not wait for it."""
@@ -104,48 +106,42 @@ class _Counter:
 
     def __init__(self, channel: Channel):
         self._channel = channel
-        self._rounds = 0
-        self._map: mmap.mmap | bytearray = bytearray()  # empty on a machine without rank 0
+        self.rounds = itertools.count()
+        self.map: mmap.mmap | bytearray = bytearray()  # empty on a machine without rank 0
         self._lock: int | None = None
         self._segment: Segment | None = None
         if channel.rank == 0:
-            self._map = bytearray(_ROUNDS * _SLOT.size)
             with contextlib.suppress(OSError):
                 self._segment = Segment(_ROUNDS * _SLOT.size) if channel.size > 1 else None
-            self._map = self._segment.map if self._segment else self._map
-            self._map[:] = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
+            self.map = self._segment.map if self._segment else bytearray(_ROUNDS * _SLOT.size)
+            self.map[:] = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
         mine = self._segment.ticket if self._segment else None
         ticket = channel.agree("deal", lambda: None, lambda brought: [mine] * channel.size)
         if ticket is not None and channel.rank == 0:
             self._lock = ticket.fd
         elif ticket is not None and channel.leader == 0:
-            self._lock, self._map = attach(ticket)  # each process needs an open file of its own: a lock belongs to that
-        if channel.rank == 0 and (channel.remote_leaders or (ticket is None and channel.size > 1)):
-            process.of(Background).calls.append(self.serve)
-
-    def next_round(self) -> int:
-        self._rounds += 1
-        return self._rounds - 1
+            self._lock, self.map = attach(ticket)  # each process needs an open file of its own: a lock belongs to that
+        if channel.rank == 0 and (any(channel.machine) or (ticket is None and channel.size > 1)):
+            process.of(Background).append(self.serve)
 
     def take(self, question: tuple[int, int]) -> int | None:
         """The next number of a round, or None. `question`: the round, and how many it deals."""
-        answer = self._take_here(question) if self._map else self._ask(question)
+        answer = self._take_here(question) if self.map else self._ask(question)
         if isinstance(answer, str):
             raise RankMismatchError(answer)
         return answer
 
-    def _ask(self, question: tuple[int, int]) -> int | str | None:
+    def _ask(self, question: tuple[int, int]) -> Any:
         """Rank 0's answer."""
         messages = self._channel.messages
         messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test, 0)
-        answer: int | str | None = messages.receive(0, "deal")
-        return answer
+        return messages.receive(0, "deal")
 
     def _take_here(self, question: tuple[int, int]) -> int | str | None:
         number_of_round, n = question
         place = number_of_round % _ROUNDS * _SLOT.size
-        with _Locked(self._lock):
-            found, found_n, number, closed = _SLOT.unpack_from(self._map, place)
+        with _locked(self._lock):
+            found, found_n, number, closed = _SLOT.unpack_from(self.map, place)
             if found > number_of_round or closed == number_of_round:
                 return None
             if found < number_of_round:
@@ -154,18 +150,8 @@ class _Counter:
                 return f"deal: this rank deals {n} numbers and another one {found_n}; give the same on every rank"
             if number >= n:
                 return None
-            _DEALT.pack_into(self._map, place, number_of_round, n, number + 1)
+            _DEALT.pack_into(self.map, place, number_of_round, n, number + 1)
             return int(number)
-
-    def close_round(self, number_of_round: int) -> None:
-        """Takes no lock, so that a signal handler may call it."""
-        _CLOSED.pack_into(self._map, number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT, number_of_round)
-
-    def is_closed(self, number_of_round: int) -> bool:
-        if not self._map:
-            return False
-        place = number_of_round % _ROUNDS * _SLOT.size + _CLOSED_AT
-        return bool(_CLOSED.unpack_from(self._map, place)[0] == number_of_round)
 
     def serve(self) -> None:
         """Rank 0 answers ranks that ask for a number, which are on other machines."""
@@ -175,7 +161,7 @@ class _Counter:
 
     def close(self) -> None:
         """Gives file and memory back."""
-        background = process.of(Background).calls
+        background = process.of(Background)
         if self.serve in background:
             background.remove(self.serve)
         if self._segment is not None:
@@ -184,16 +170,13 @@ class _Counter:
             os.close(self._lock)
 
 
-class _Locked:
-    """Holds a file lock; it sleeps until it has it, and the kernel gives it back when a holder is killed."""
-
-    def __init__(self, fd: int | None):
-        self.fd = fd
-
-    def __enter__(self) -> None:
-        if self.fd is not None:
-            fcntl.flock(self.fd, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        if self.fd is not None:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
+@contextlib.contextmanager
+def _locked(fd: int | None) -> Iterator[None]:
+    """Holds a file lock, if there is one; sleeps until it has it. The kernel gives it back when a holder is killed."""
+    if fd is not None:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if fd is not None:
+            fcntl.flock(fd, fcntl.LOCK_UN)

@@ -1,7 +1,12 @@
-"""Small messages between the ranks of one communicator; the receiver is woken if it sleeps."""
+"""Small messages between the ranks of one communicator; the receiver is woken if it sleeps.
+
+A rank that ends says so to rank 0, rank 0 to all, and none leaves before it knows of the others: one that would end
+silently could not be told from a slow one, and its MPI_Finalize would wait for the others with a busy core.
+"""
 
 import pickle
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,36 +25,27 @@ LEAVE: the exit status of a rank that ends. WAITING: as CALL, of a rank that wai
 """
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
 TAG = 1
+_INTERRUPTED_S = 0.5
 
 Message = tuple[int, Any]  # kind, payload
 
 
-class Background:
-    """What rank 0 does while it waits for a message on any channel. With anything in `calls` it polls, not sleeps."""
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
+class Background(list[Callable[[], None]]):
+    """What rank 0 calls while it waits for a message on any channel. With anything to call it polls, not sleeps."""
 
 
 class Messages:
-    """The messages of one rank.
+    """The messages of one rank."""
 
-    Attributes:
-        comm, peers: over which they go, and who is woken; set when there is more than one rank.
-        calls: number of collective calls that this rank has begun.
-        failed_call: number of the last call that rank 0 has ended with an error, which others may still enter.
-        ended: ranks that have ended, with their exit status.
-    """
-
-    comm: Any
+    comm: Any  # over which they go, and `peers`, who are woken: both set when there is more than one rank
     peers: Peers
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
-        self.calls = 0
-        self.failed_call = 0
-        self.ended: dict[int, int] = {}
-        self._early: dict[int, list[Message]] = {}  # from ranks that are further on than this one
+        self.calls = 0  # collective calls that this rank has begun
+        self.failed_call = 0  # the last that rank 0 has ended with an error, and that others may still enter
+        self.ended: dict[int, int] = {}  # ranks that have ended, with their exit status
+        self.early = defaultdict[int, list[Message]](list)  # from ranks that are further on than this one
 
     def send(self, dest: int, payload: Any) -> None:
         """Small message to `dest`, which calls `receive` sooner or later."""
@@ -59,18 +55,8 @@ class Messages:
         """Instead of `send`, where this rank has failed: `dest` raises it in its `receive`."""
         self.post(dest, ERROR, portable(op, self.rank, error))
 
-    def fail_all(self, error: MpiUtilError) -> None:
-        """Rank 0: all others raise `error`, which this rank reports."""
-        error.silent, self.failed_call = True, self.calls
-        for k in range(1, self.size):
-            self.post(k, ERROR, error)
-
     def receive(self, source: int, op: str) -> Any:
-        """The next message of `send` from `source`; sleeps until it is there.
-
-        Raises:
-            MpiUtilError: `source` has failed instead, or has gone on to another call.
-        """
+        """The next message of `send` from `source`; raises MpiUtilError if that has failed, or is in another call."""
         kind, payload = self.expect(source, op)
         if kind == ERROR:
             raise payload
@@ -108,9 +94,9 @@ class Messages:
 
     def next(self, source: int, end: float | None = None) -> Message | None:
         """The next message from `source`, or None at time `end` (of time.perf_counter)."""
-        if self._early.get(source):
-            return self._early[source].pop(0)
-        background = process.of(Background).calls
+        if self.early[source]:
+            return self.early[source].pop(0)
+        background = process.of(Background)
 
         def arrived() -> Any:
             for call in background:
@@ -128,19 +114,50 @@ class Messages:
         message = self.comm.improbe(0 if self.rank else MPI.ANY_SOURCE, TAG, status)
         return (status.source, message.recv()) if message else None
 
-    def postpone(self, source: int, message: Message) -> None:
-        """Keeps what `poll` has received for `next`."""
-        self._early.setdefault(source, []).append(message)
-
     def wait(self, test: Callable[[], Any], peer: int, woken: bool = False) -> Any:
         """Sleeps until `test` comes true, which is up to rank `peer`; the watchdog reports if that takes too long.
 
-        Args:
-            woken: `peer` wakes this rank when it is so far.
+        `woken`: that rank wakes this one then.
         """
         pid = self.peers.infos[peer].pid if peer in self.peers.wake_fds else None
         sleep = self.peers.pipe.sleep if pid and woken else None
         return wait_until(test, sleep, lambda: failure.report_missing(self.rank, peer, pid), failure.watchdog_s())
+
+    def announce_end(self, status: int) -> None:
+        """This rank ends with that exit status."""
+        for k in self._concerned():
+            self.post(k, LEAVE, status)
+
+    def wait_for_ends(self, end: float | None) -> bool:
+        """True when the others have ended too; False if not by time `end` (of time.perf_counter; None: waits for ever).
+
+        If they cannot end, as one waits for this rank, rank 0 ends the job.
+        """
+        return all(self._wait_for_end(k, end) for k in self._concerned())
+
+    def _concerned(self) -> range:
+        """Whom this rank tells, and from whom it hears, that a rank ends."""
+        return range(1) if self.rank else range(1, self.size)
+
+    def _wait_for_end(self, k: int, end: float | None) -> bool:
+        until, op = end, ""
+        while k not in self.ended:
+            message = self.next(k, until)
+            if message is None and op:
+                failure.fail(
+                    f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
+                    "together, such as by `if mpi_util.all_sum(stop): break`"
+                )
+            if message is None:
+                return False
+            kind, payload = message
+            if kind == LEAVE:
+                self.ended[k] = payload
+            elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
+                # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
+                op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
+                until = time.perf_counter() + _INTERRUPTED_S
+        return True
 
 
 def portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> MpiUtilError:

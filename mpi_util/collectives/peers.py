@@ -9,35 +9,22 @@ from ..host.waiting import WakePipe
 
 
 class PeerInfo(NamedTuple):
-    """What a rank sends to all others when a channel is made.
-
-    Attributes:
-        pid, wake_fd: where its wake-up pipe is: /proc/<pid>/fd/<wake_fd>.
-        ticket: of a small segment, which only ranks of its machine can attach; None: it has no shared memory.
-        lowest: the lowest rank on its machine, as MPI knows it.
-    """
+    """What a rank sends to all others when a channel is made."""
 
     pid: int
-    wake_fd: int
-    ticket: Ticket | None
-    lowest: int
+    wake_fd: int  # of its wake-up pipe: /proc/<pid>/fd/<wake_fd>
+    ticket: Ticket | None  # of a small segment, which only ranks of its machine can attach; None: no shared memory
+    lowest: int  # the lowest rank on its machine, as MPI knows it
 
 
 class Peers:
-    """Collective: this rank's view of the ranks on its machine.
-
-    Attributes:
-        pipe: by which this rank is woken.
-        own: what it sends to the others.
-        infos: of all ranks, once they are known.
-        wake_fds: by rank, the pipes of those that this rank can wake.
-    """
+    """Collective: this rank's view of the ranks on its machine."""
 
     def __init__(self, comm: Any, rank: int):
         self._rank = rank
-        self.pipe = WakePipe()
-        self.wake_fds: dict[int, int] = {}
-        self.infos: list[PeerInfo] = []
+        self.pipe = WakePipe()  # by which this rank is woken
+        self.wake_fds: dict[int, int] = {}  # by rank, the pipes of those that this rank can wake
+        self.infos: list[PeerInfo] = []  # of all ranks, once they are known
         self._segment: Segment | None = None
         with contextlib.suppress(OSError):
             self._segment = Segment(1)
@@ -45,7 +32,7 @@ class Peers:
         self.own = PeerInfo(os.getpid(), self.pipe.write_fd, ticket, _lowest_rank_here(comm, rank))
 
     def reach(self) -> set[int]:
-        """Tries to reach the lowest rank of this machine; if this rank is that one, all others. Returns those reached.
+        """Those that can be reached of the lowest rank of this machine or, if this rank is that one, of all others.
 
         Reached is a rank whose memory can be attached and whose pipe can be opened from here.
         """

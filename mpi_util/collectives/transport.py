@@ -68,8 +68,7 @@ def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) ->
             channel.comm.Send(blocks, 0, _BULK_TAG)
         return
     try:
-        channel.attached.keep(place.ticket.pid, place.live)
-        write(channel.attached.map(place.ticket), pieces)
+        write(channel.attached.map(place.ticket, place.live), pieces)
     except Exception as error:
         channel.messages.send_failure(0, "gather", error)
         raise
@@ -250,8 +249,7 @@ def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
     if ticket is None and not leads and channel.leader:
         ticket, live = channel.messages.receive(channel.leader, "weights")
     if ticket is not None:
-        channel.attached.keep(ticket.pid, live)
-        return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket))
+        return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket, live))
     source, onward = channel.leader, []
     if leads:
         leaders = sorted(set(channel.machine))

@@ -11,11 +11,7 @@ import numpy as np
 
 
 def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> None:
-    """Writes a file; whatever happens, `path` holds either what it held or the new content.
-
-    Args:
-        content: the bytes, or a function that writes them to an open file.
-    """
+    """Writes a file, or has `content` write it; whatever happens, `path` holds what it held or the new content."""
     draft = path.with_name(f".{path.name}.new")
     try:
         with open(draft, "wb") as file:
@@ -33,11 +29,7 @@ def publish(draft: Path, path: Path) -> None:
 
 
 def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Writes a folder; `path` never holds half of it.
-
-    Args:
-        fill: makes the folder that it is given, and all that is to be in it.
-    """
+    """Writes a folder; `path` never holds half of it. `fill` makes the folder that it is given, and all in it."""
     draft, old = (path.with_name(f".{path.name}.{kind}") for kind in ("new", "old"))
     for left in (draft, old):  # by a crash
         shutil.rmtree(left, ignore_errors=True)

@@ -13,12 +13,10 @@ class States:
 
     So a module keeps what belongs to the process, or to one communicator, in a class of its own, and the owner need not
     know the module.
-
-    Args:
-        arguments: with which each object is made.
     """
 
     def __init__(self, *arguments: Any):
+        """Args: arguments: with which each object is made."""
         self._arguments = arguments
         self._made: dict[Any, Any] = {}
 
@@ -51,16 +49,12 @@ class Process(States):
 
     def set_environment(self, variables: Mapping[str, str]) -> None:
         """Sets environment variables, until `reset`."""
-        before = {name: os.environ.get(name) for name in variables}
+        for name in variables:
+            if name in os.environ:
+                self.undo.callback(os.environ.__setitem__, name, os.environ[name])
+            else:
+                self.undo.callback(os.environ.pop, name, None)
         os.environ.update(variables)
-
-        def restore() -> None:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
-
-        self.undo.callback(restore)
 
     def reset(self) -> None:
         """For tests: a process that has not used mpi_util. MPI goes on, if it was started, and affinity stays."""

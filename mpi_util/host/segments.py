@@ -20,18 +20,12 @@ _MARK = struct.Struct("q")  # the serial number, written behind the last byte of
 
 
 class Ticket(NamedTuple):
-    """What another process of the machine needs to map a segment.
-
-    Attributes:
-        pid, fd: the file is /proc/<pid>/fd/<fd>.
-        serial: random, and written in the file: neither another segment nor another machine's passes for this one.
-        size: bytes.
-    """
+    """What another process of the machine needs to map a segment: the file is /proc/<pid>/fd/<fd>."""
 
     pid: int
     fd: int
-    serial: int
-    size: int
+    serial: int  # random, and written in the file: neither another segment nor another machine's passes for this one
+    size: int  # bytes
 
 
 def align(nbytes: int) -> int:
@@ -47,11 +41,7 @@ def private(nbytes: int) -> np.ndarray:
 
 
 class Segment:
-    """Shared memory that this process owns.
-
-    Raises:
-        OSError: the machine has no memfd, or not `size` bytes of memory to give.
-    """
+    """Shared memory that this process owns. OSError: the machine has no memfd, or not `size` bytes to give."""
 
     def __init__(self, size: int):
         if not hasattr(os, "memfd_create"):
@@ -88,16 +78,11 @@ class Pool:
         self.segments: list[Segment] = []
 
     def lease(self, nbytes: int) -> tuple[np.ndarray, Ticket]:
-        """(uint8 array of `nbytes`, ticket for the others), in a segment to which no array refers.
-
-        Raises:
-            OSError: no shared memory of that size to be had.
-        """
+        """(uint8 array of `nbytes`, ticket for the others) of a segment to which no array refers. OSError: no memory."""
         free = [s for s in self.segments if not s.lent]
         fitting = [s for s in free if s.ticket.size >= nbytes]
-        if fitting:
-            segment = min(fitting, key=lambda s: s.ticket.size)
-        else:
+        segment = min(fitting, key=lambda s: s.ticket.size, default=None)
+        if segment is None:
             for small in free:
                 self.segments.remove(small)
                 small.close()
@@ -120,8 +105,7 @@ class Pool:
 def attach(ticket: Ticket, private: bool = False) -> tuple[int, mmap.mmap]:
     """(open file, memory) of a segment that another process owns; the caller closes the file.
 
-    Args:
-        private: what this process writes into the memory stays its own, and the file is read-only.
+    With `private`, what this process writes into the memory stays its own, and the file is read-only.
 
     Raises:
         OSError: the owner cannot be reached from here (another machine, container or user), or has given the segment
@@ -146,14 +130,11 @@ class Attached:
     def __init__(self) -> None:
         self.maps: dict[Ticket, mmap.mmap] = {}
 
-    def map(self, ticket: Ticket) -> mmap.mmap:
-        """The memory of `ticket`, mapped at the first call. OSError as `attach`."""
+    def map(self, ticket: Ticket, live: frozenset[int]) -> mmap.mmap:
+        """The memory of `ticket`; drops its owner's segments that are not in `live`. OSError as `attach`."""
+        for old in [t for t in self.maps if t.pid == ticket.pid and t.serial not in live]:
+            del self.maps[old]  # unmapped when the last view of it is gone
         if ticket not in self.maps:
             fd, self.maps[ticket] = attach(ticket)
             os.close(fd)
         return self.maps[ticket]
-
-    def keep(self, pid: int, live: frozenset[int]) -> None:
-        """Drops the maps of segments of process `pid` that are not in `live`."""
-        for ticket in [t for t in self.maps if t.pid == pid and t.serial not in live]:
-            del self.maps[ticket]  # unmapped when the last view of it is gone

@@ -70,14 +70,10 @@ class _Pool:
 
 
 class _Threads:
-    """What this process knows of its pools.
-
-    Attributes:
-        alone: True while rank 0 has all cores.
-    """
+    """What this process knows of its pools."""
 
     def __init__(self) -> None:
-        self.alone = False
+        self.alone = False  # True while rank 0 has all cores
         self._started = False
         self._cores = self._n_modules = 0
         self._variables: list[str] = []  # those that are ours
@@ -177,10 +173,11 @@ def _loaded() -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 def _library(path: str, functions: str, expected: Iterable[int]) -> _Pool | None:
-    getter, setter = ("Get_Max", "Set") if "MKL" in functions else ("get", "set")
     try:
         library = ctypes.CDLL(path)
-        return _Pool(getattr(library, functions.format(getter)), getattr(library, functions.format(setter)), expected)
+        names = ("Get_Max", "Set") if "MKL" in functions else ("get", "set")
+        get, put = (getattr(library, functions.format(name)) for name in names)
+        return _Pool(get, put, expected)
     except (OSError, AttributeError):  # a build of it with other names
         return None
 
@@ -194,10 +191,8 @@ def _untouched() -> set[int]:
 def start(is_root: bool, others: Iterable[int] = ()) -> None:
     """This process becomes a rank: one thread in each pool.
 
-    Args:
-        is_root: it is rank 0, which will work alone.
-        others: process ids of the ranks on its machine. Rank 0 may run wherever they may, whatever a launcher has bound
-            it to (Open MPI binds by default): their cores are free while they sleep.
+    Rank 0 may run wherever the others of its machine may (`others`: their process ids), whatever a launcher has bound
+    it to (Open MPI binds by default): their cores are free while they sleep.
     """
     if is_root and others and "MPI_UTIL_BOUND" not in os.environ:
         with contextlib.suppress(OSError, AttributeError):

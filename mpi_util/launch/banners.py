@@ -19,46 +19,33 @@ _NAMES_OPEN_MPI = rb"\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT)\b|^Primary j
 _HYDRA_HEAD = b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
 _BLOCKS = (
     rb"\n?={60,}\n" + _HYDRA_HEAD + rb"\n(?:=  .*\n)*={60,}\n",
-    rb"(?<!-)-{74}\n.*(?:" + _NAMES_OPEN_MPI + rb").*\n(?:.*\n)*?-{74}\n",
-    rb"(?<!-)-{55}\n.*(?:" + _NAMES_OPEN_MPI + rb").*\n(?:.*\n)*?-{55}\n",
+    rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*(?:" + _NAMES_OPEN_MPI + rb").*\n(?:.*\n)*?(?P=dashes)\n",
 )
-_LINES = (
-    rb"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ",
-    rb"This typically refers to a problem with your application\.",
-    rb"Please see the FAQ page for debugging suggestions",
-    rb"\[mpiexec@",
-    rb"\[proxy:",
-    rb"Abort\(-?\d+\) on node \d+ .*: application called MPI_Abort\(",
-    rb"application called MPI_Abort\(",
-)
-_BANNER = re.compile(b"|".join((*_BLOCKS, rb"^(?:" + b"|".join(_LINES) + rb").*\n")), re.MULTILINE)
+_LINES = {  # how a line starts, and a pattern of what follows
+    b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ": b"",
+    b"This typically refers to a problem with your application.": b"",
+    b"Please see the FAQ page for debugging suggestions": b"",
+    b"[mpiexec@": b"",
+    b"[proxy:": b"",
+    b"Abort(": rb"-?\d+\) on node \d+ .*: application called MPI_Abort\(",
+    b"application called MPI_Abort(": b"",
+}
+_LINE = b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
+_BANNER = re.compile(b"|".join((*_BLOCKS, rb"^(?:" + _LINE + rb").*\n")), re.MULTILINE)
 
 _RULER = re.compile(rb"\n?={60,}\n|(?<!-)(?:-{74}|-{55})\n")
 # Hydra writes its block line by line, after an empty line.
 _PART_OF_RULER = re.compile(rb"(?:^\n|\n?=+|-+)\Z", re.MULTILINE)
-_LINE_STARTS = (
-    b"YOUR APPLICATION TERMINATED",
-    b"This typically refers to a problem with your application",
-    b"Please see the FAQ page",
-    b"[mpiexec@",
-    b"[proxy:",
-    b"Abort(",
-    b"application called MPI_Abort(",
-)
 _LARGEST_BANNER_BYTES = 8192
 _CHUNK_BYTES = 1 << 16
 STDOUT, STDERR = 1, 2
 
 
 class BannerFilter:
-    """Splits one output stream of a launcher into what the ranks wrote and the launcher's banners.
-
-    Attributes:
-        banners: The banners taken out so far, as text.
-    """
+    """Splits one output stream of a launcher into what the ranks wrote and the launcher's banners."""
 
     def __init__(self) -> None:
-        self.banners = ""
+        self.banners = ""  # those taken out so far, as text
         self._held = b""
         self._after_banner = False
 
@@ -68,10 +55,7 @@ class BannerFilter:
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what has just arrived and returns what can be passed on now.
-
-        Everything is passed on at once, partial lines too, except what may be the first part of a banner.
-        """
+        """Returns what can be passed on now: all but what may be the first part of a banner, partial lines too."""
         if self._after_banner:
             data = data.removeprefix(b"\0")  # Open MPI sends the end of its string along
         self._after_banner = False
@@ -98,7 +82,7 @@ def _banner_start(text: bytes) -> int:
         if _may_open_block(ruler.group(), text[ruler.end() :]):
             return ruler.start()
     last_line = text.rpartition(b"\n")[2]
-    if last_line and any(last_line.startswith(start) or start.startswith(last_line) for start in _LINE_STARTS):
+    if last_line and any(last_line.startswith(start) or start.startswith(last_line) for start in _LINES):
         return len(text) - len(last_line)
     part = _PART_OF_RULER.search(text, tail_start)
     return part.start() if part else len(text)

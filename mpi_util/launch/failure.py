@@ -37,22 +37,15 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package
 
 
 class _Rank:
-    """What this process is doing, for the report when it fails.
+    """What this process is doing, for the report when it fails."""
 
-    Attributes:
-        pid: 0 until `install`; a process that is forked from a rank has another one, and is none.
-        where: the phases that it is in, and their details.
-        call: the collective call that it is in.
-        status, reason: of the last sys.exit.
-        leave: (status, seconds to wait) -> whether all ranks leave.
-    """
-
-    pid = status = 0
-    call = reason = ""
-    leave: Callable[[int, float | None], bool] | None = None
+    pid = 0  # until `install`; a process that is forked from a rank has another one, and is none
+    call = ""  # the collective call that it is in
+    status, reason = 0, ""  # of the last sys.exit
+    leave: Callable[[int, float | None], bool] | None = None  # (status, seconds to wait) -> whether all ranks leave
 
     def __init__(self) -> None:
-        self.where: dict[str, Any] = {}
+        self.where: dict[str, Any] = {}  # the phases that it is in, and their details
 
 
 def install() -> None:

@@ -18,25 +18,9 @@ from .launcher import Family, find_launcher, root_permission
 
 
 def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
-    """Runs this script on n ranks: starts it again under the MPI launcher and waits for it.
+    """The part of `mpi_util.mpi_fork` that needs no MPI: starts the ranks and waits for them.
 
-    Call it early: what stands above the call runs in the parent as well as in every rank. With n == 1 MPI is neither
-    imported nor needed. Under a launcher already (mpiexec, srun) nothing is started, and the world's size counts
-    instead of n.
-
-    Args:
-        n: Number of ranks, at least 1.
-        gpu_pct: Share of the GPU's memory for each rank, 0 to 1; the ranks find it in MPI_UTIL_GPU_PCT.
-        bind_to_core: Binds each rank to one core, which it shares with others where there are more ranks than cores.
-
-    Returns:
-        "child" in a rank, where the program goes on, and in a process that a rank has started; "parent" in the process
-        that the user started, after all ranks ended well.
-
-    Raises:
-        LaunchError: n is no count; no MPI library; no launcher that belongs to it; no script to be started again.
-        SystemExit: In the parent, if the ranks ended badly: with the status of the rank that failed first (128 + signal
-            for a signal), after one line on stderr that names it.
+    "child" is also a process that a rank has started. Under a launcher (mpiexec, srun) the world's size counts, not n.
     """
     if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
         raise LaunchError(f"mpi_fork: n is the number of ranks, a whole number of at least 1; got {n!r}")
@@ -62,13 +46,10 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     sys.stdout.flush()
     sys.stderr.flush()
     flags = family.bound_flags if bind_to_core else family.flags
-    verdict = Job(n).run(
-        [launcher, "-n", str(n), *flags, *program], rank_environment(family, gpu_pct, bind_to_core), _stdin_for_ranks()
-    )
-    if verdict.last_words:
-        print(verdict.last_words.strip("\n"), file=sys.stderr)
-    if verdict.line:
-        print(verdict.line, file=sys.stderr, flush=True)
+    command = [launcher, "-n", str(n), *flags, *program]
+    verdict = Job(n).run(command, rank_environment(family, gpu_pct, bind_to_core), _stdin_for_ranks())
+    for text in filter(None, (verdict.last_words.strip("\n"), verdict.line)):
+        print(text, file=sys.stderr, flush=True)
     if verdict.status:
         sys.exit(verdict.status)
     process.of(Role).is_parent = True
@@ -87,7 +68,7 @@ def _write_whole_lines() -> None:
 
 
 def _own_arguments() -> list[str]:
-    """Returns what follows the interpreter on our command line: its flags, the script or -m or -c, the arguments."""
+    """What follows the interpreter on our command line: its flags, the script or -m or -c, the arguments."""
     in_ipython = hasattr(builtins, "__IPYTHON__")
     script = getattr(sys.modules["__main__"], "__file__", None) if in_ipython else None
     if script and os.path.abspath(sys.argv[0]) == os.path.abspath(script):  # %run, in a notebook too
@@ -101,7 +82,7 @@ def _own_arguments() -> list[str]:
 
 
 def _stdin_for_ranks() -> int | None:
-    """Returns the ranks' stdin: ours, but not a terminal in whose background we run (a launcher reads keys)."""
+    """The ranks' stdin: ours, but not a terminal in whose background we run (a launcher reads keys)."""
     try:
         in_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:

@@ -38,25 +38,15 @@ print(json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of MPI: how its library and its launcher name themselves, and what the launcher needs to be told.
+    """One kind of MPI: how its library and its launcher name themselves, and what the launcher needs to be told."""
 
-    Attributes:
-        name: For messages.
-        library: Pattern of MPI_Get_library_version.
-        launcher: Pattern of the launcher's --version output.
-        flags: Flags for more ranks than cores, and no binding: a bound rank 0 would have one core for its update.
-        bound_flags: Flags for each rank bound to a core, which it shares where there are more ranks than cores.
-        environment: What it is told by variables, unless the user has set them.
-        package: The wheel that brings library and launcher.
-    """
-
-    name: str
-    library: str
-    launcher: str
-    flags: tuple[str, ...]
-    bound_flags: tuple[str, ...]
-    environment: dict[str, str]
-    package: str
+    name: str  # for messages
+    library: str  # pattern of MPI_Get_library_version
+    launcher: str  # pattern of the launcher's --version output
+    flags: tuple[str, ...]  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
+    bound_flags: tuple[str, ...]  # to bind each rank to a core, which it shares if there are more ranks than cores
+    environment: dict[str, str]  # what it is told by variables, unless the user has set them
+    package: str  # the wheel that brings library and launcher
 
 
 # Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared memory and TCP serve without it.
@@ -110,7 +100,11 @@ def find_launcher() -> tuple[Family, str]:
         raise LaunchError(f"mpi4py loads an MPI library that mpi_util does not know: {version!r}; it knows {known}")
     seen = []
     for path in _launcher_candidates(library):
-        said = _ask_launcher(path)
+        try:
+            answer = _ask(path, "--version")
+            said = answer.stdout + answer.stderr
+        except (OSError, subprocess.TimeoutExpired):
+            said = ""
         if re.search(family.launcher, said):
             return family, path
         seen.append(f"{path} ({(said.splitlines() or ['says nothing'])[0][:60]})")
@@ -123,11 +117,8 @@ def find_launcher() -> tuple[Family, str]:
 
 def _ask_library() -> tuple[str, str]:
     """Returns what the MPI library that mpi4py loads says it is, and its file ("" if unknown)."""
-    command = [sys.executable, "-c", _PROBE, json.dumps(sys.path)]
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
+        answer = _ask(sys.executable, "-c", _PROBE, json.dumps(sys.path))
     except subprocess.TimeoutExpired:
         raise LaunchError(f"loading mpi4py's MPI library took more than {_QUESTION_TIMEOUT_S:.0f} s") from None
     if answer.returncode == 0:
@@ -151,19 +142,13 @@ def _launcher_candidates(library: str) -> list[str]:
     return [path for path in paths if os.access(path, os.X_OK) and not os.path.isdir(path)]
 
 
-def _ask_launcher(path: str) -> str:
-    try:
-        answer = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL,
-            env=dict(os.environ) | root_permission(),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout + answer.stderr
+def _ask(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ) | root_permission()
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
+    )
 
 
 def root_permission() -> dict[str, str]:
-    """Returns what makes Open MPI run as root, which is who a container's user is; {} for others."""
-    if os.geteuid() != 0:
-        return {}
-    return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    """What makes Open MPI run as root, which is who a container's user is; {} for others."""
+    return {} if os.geteuid() else {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

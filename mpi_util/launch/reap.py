@@ -40,7 +40,7 @@ _KILL_PAUSE_S = 0.005
 
 
 def belongs(pid: int, job_dir: str) -> bool:
-    """Tells whether a living process is one of this job's."""
+    """True if a living process is one of this job's."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -49,24 +49,17 @@ def belongs(pid: int, job_dir: str) -> bool:
 
 
 def job_processes(job_dir: str) -> list[int]:
-    """Returns the ids of the job's living processes: launcher, proxies, ranks, and what these have started."""
+    """The ids of the job's living processes: launcher, proxies, ranks, and what these have started."""
     pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
     return [pid for pid in pids if pid != os.getpid() and belongs(pid, job_dir)]
 
 
 def stat_field(pid: int, number: int, state: str = "") -> int | None:
-    """Reads one number of /proc/<pid>/stat.
+    """A number of /proc/<pid>/stat, counted from 1 as in proc(5); None without the process.
 
-    Args:
-        pid: The process.
-        number: The field, counted from 1 as in proc(5); STAT_PARENT or STAT_EXIT_STATUS.
-        state: If given, the state that the process must be in, such as "Z" for one that is not yet reaped.
-
-    Returns:
-        The field, or None if there is no such process or it is in another state.
+    With `state`, None too if the process is in another one; "Z": not yet reaped.
     """
-    try:
-        # The second field, the name in brackets, may hold anything.
+    try:  # the second field, the name in brackets, may hold anything
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -74,7 +67,7 @@ def stat_field(pid: int, number: int, state: str = "") -> int | None:
 
 
 def reaped_exit_status(pidfd: int) -> int | None:
-    """Returns the wait status of a process that its own parent has reaped (from Linux 6.15 on), or None."""
+    """The wait status of a process that its own parent has reaped (from Linux 6.15 on), or None."""
     info = bytearray(struct.pack("Q", _PIDFD_INFO_EXIT).ljust(_PIDFD_INFO_BYTES, b"\0"))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
@@ -131,7 +124,7 @@ def _remove_segments(names: Iterable[str]) -> None:
 
 
 def mapped_segments(pid: int) -> set[str]:
-    """Returns the names of the files in /dev/shm by which MPI has its ranks share memory, as this process maps them."""
+    """The names of the files in /dev/shm by which MPI has its ranks share memory, as this process maps them."""
     try:
         return set(_MPI_SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text()))
     except OSError:

@@ -47,19 +47,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _StopError(Exception):
-    """The job is to be ended at once. `verdict` says how it ended, or is None where the evidence has to be weighed."""
-
-    def __init__(self, verdict: Verdict | None):
-        super().__init__()
-        self.verdict = verdict
+    """The job is to be ended at once. Its argument: the verdict, or None where the evidence has to be weighed."""
 
 
 class Job:
-    """One launcher with its ranks, from start to end.
-
-    Args:
-        n_ranks: Number of ranks that the launcher starts.
-    """
+    """One launcher with its ranks, from start to end."""
 
     def __init__(self, n_ranks: int):
         self.folder = tempfile.mkdtemp(prefix="mpi_util-")
@@ -79,13 +71,7 @@ class Job:
     def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
         """Starts the launcher and stays until nothing of the job is left: no process, no folder, no shared memory.
 
-        Args:
-            command: The launcher, its flags, and the program.
-            environment: Environment of the launcher and the ranks; the job's folder is added to it.
-            stdin: As for subprocess.Popen.
-
-        Returns:
-            How the job ended.
+        Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
         """
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", reap.__file__, self.folder],
@@ -114,7 +100,7 @@ class Job:
                 self._step()
             self._step(wait=False)
         except _StopError as stop:
-            self._evidence.decided = stop.verdict
+            (self._evidence.decided,) = stop.args
         reap.kill_processes(self.folder)
         self._evidence.launcher_code = self._launcher.wait()
         self._drain()
@@ -149,13 +135,7 @@ class Job:
             path = self._evidence.folder / f"alive-{rank}"
             os.mkfifo(path)
             fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            self._descriptors.append(fifo)
-
-            def end(rank: int = rank, fifo: int = fifo) -> None:
-                self._selector.unregister(fifo)
-                self._ended.setdefault(rank, None)
-
-            self._selector.register(fifo, selectors.EVENT_READ, end)
+            self._at_end(fifo, functools.partial(self._ended.setdefault, rank, None))
 
     def _register_ranks(self) -> None:
         """Watches the ranks that have recorded their process id, and the launcher's helper that started them."""
@@ -177,13 +157,17 @@ class Job:
             pidfd = os.pidfd_open(pid)
         except (OSError, AttributeError):
             return
-        self._descriptors.append(pidfd)
+        self._at_end(pidfd, functools.partial(on_death, pidfd))
 
-        def end() -> None:
-            self._selector.unregister(pidfd)
-            on_death(pidfd)
+    def _at_end(self, descriptor: int, call: Callable[[], object]) -> None:
+        """Calls when the descriptor, a FIFO or pidfd, says that its process has ended."""
 
-        self._selector.register(pidfd, selectors.EVENT_READ, end)
+        def ended() -> None:
+            self._selector.unregister(descriptor)
+            call()
+
+        self._descriptors.append(descriptor)
+        self._selector.register(descriptor, selectors.EVENT_READ, ended)
 
     def _note_death(self, rank: int, pid: int, pidfd: int) -> None:
         """Records that a rank has ended, and how, where the launcher has not yet reaped it."""

@@ -24,58 +24,37 @@ _HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        status: The exit status for the parent, 0 to 255; 128 + signal for a signal.
-        line: What to tell the user about it; "" if nothing needs to be said.
-        last_words: What the launcher printed, where nothing better is known; else "".
-    """
-
-    status: int
-    line: str = ""
-    last_words: str = ""
+    status: int  # for the parent to exit with, 0 to 255; 128 + signal for a signal
+    line: str = ""  # what to tell the user about it, if anything
+    last_words: str = ""  # what the launcher printed, where nothing better is known
 
 
 @dataclass
 class Evidence:
-    """What the parent has seen of a job.
-
-    Attributes:
-        n_ranks: Number of ranks.
-        folder: The job's folder, with the ranks' records.
-        deaths: (rank, exit code or None if it was not seen), in the order in which the ranks ended; a negative code is
-            a signal.
-        banners: What the launcher and the MPI library printed about the end.
-        launcher_code: The launcher's exit code, negative for a signal.
-        forwarded: The signal that was passed on to rank 0; 0 if none was.
-        decided: The verdict, if the parent itself ended the job.
-        given_up: True if the parent ended the job because the launcher did not.
-        overlooked: The rank that had then ended first, as if it were done, and without a word; None if none had.
-    """
+    """What the parent has seen of a job. A negative exit code is a signal."""
 
     n_ranks: int
-    folder: Path
+    folder: Path  # of the job, with the ranks' records
+    # (rank, exit code or None if it was not seen), in the order in which the ranks ended
     deaths: list[tuple[int, int | None]] = field(default_factory=list)
-    banners: str = ""
+    banners: str = ""  # what the launcher and the MPI library printed about the end
     launcher_code: int = 0
-    forwarded: int = 0
-    decided: Verdict | None = None
-    given_up: bool = False
-    overlooked: int | None = None
+    forwarded: int = 0  # the signal that was passed on to rank 0
+    decided: Verdict | None = None  # if the parent itself ended the job
+    given_up: bool = False  # the parent ended the job because the launcher did not
+    overlooked: int | None = None  # the rank that had then ended first, as if it were done, and without a word
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """The rank that failed first. A negative code is a signal; 0 is an end without MPI_Finalize.
-
-    `in_order` is True if the rank has said that all ranks end with it, in order.
-    """
+    """The rank that failed first."""
 
     rank: int
-    code: int
+    code: int  # negative: a signal; 0: an end without MPI_Finalize
     reason: str = ""
-    in_order: bool = False
+    in_order: bool = False  # the rank has said that all ranks end with it, in order
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -91,11 +70,10 @@ def judge(evidence: Evidence) -> Verdict:
     stopped = f"all {evidence.n_ranks} ranks were stopped"
     if failure is None and code == 0:
         return Verdict(0)
-    status = _exit_status(code)
-    if evidence.forwarded and status == 128 + evidence.forwarded:
-        return Verdict(status)  # the user asked for it, and rank 0 has said what became of it
-    if failure and failure.in_order:
-        return Verdict(status)  # the program chose to end, and has said why
+    status = 128 - code if code < 0 else min(code, 255) or 1
+    asked = evidence.forwarded and status == 128 + evidence.forwarded
+    if asked or (failure and failure.in_order):
+        return Verdict(status)  # rank 0, or the program that chose to end, has said why
     if failure:
         reason = f" ({failure.reason})" if failure.reason else ""
         return Verdict(status, f"mpi_util: rank {failure.rank} {_describe(code)}{reason}; {stopped}")
@@ -106,7 +84,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def failed_record(folder: Path) -> dict[str, Any] | None:
-    """Returns the earliest record of a rank that failed on its own account (failed-<k>), or None."""
+    """The earliest record of a rank that failed on its own account (failed-<k>), or None."""
     records = [read_record(path) | {"rank": int(path.name[7:])} for path in folder.glob("failed-*[0-9]")]
     return min(records, key=lambda record: record.get("time", float("inf")), default=None)
 
@@ -164,7 +142,3 @@ def _describe(code: int) -> str:
     if code < 0:
         return f"was killed by {describe_signal(-code)}"
     return f"ended with status {code}" if code else "ended before MPI_Finalize"
-
-
-def _exit_status(code: int) -> int:
-    return 128 - code if code < 0 else min(code, 255) or 1
