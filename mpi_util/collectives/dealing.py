@@ -8,7 +8,6 @@ import operator
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 from ..errors import RankMismatchError, UsageError
 from ..host import threads
@@ -126,16 +125,16 @@ class _Counter:
 
     def take(self, question: tuple[int, int]) -> int | None:
         """The next number of a round, or None. `question`: the round, and how many it deals."""
-        answer = self._take_here(question) if self.map else self._ask(question)
+        answer: int | str | None
+        if self.map:
+            answer = self._take_here(question)
+        else:
+            messages = self._channel.messages
+            messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test, 0)
+            answer = messages.receive(0, "deal")
         if isinstance(answer, str):
             raise RankMismatchError(answer)
         return answer
-
-    def _ask(self, question: tuple[int, int]) -> Any:
-        """Rank 0's answer."""
-        messages = self._channel.messages
-        messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test, 0)
-        return messages.receive(0, "deal")
 
     def _take_here(self, question: tuple[int, int]) -> int | str | None:
         number_of_round, n = question

@@ -51,10 +51,6 @@ class Messages:
         """Small message to `dest`, which calls `receive` sooner or later."""
         self.post(dest, DATA, payload)
 
-    def send_failure(self, dest: int, op: str, error: Exception) -> None:
-        """Instead of `send`, where this rank has failed: `dest` raises it in its `receive`."""
-        self.post(dest, ERROR, portable(op, self.rank, error))
-
     def receive(self, source: int, op: str) -> Any:
         """The next message of `send` from `source`; raises MpiUtilError if that has failed, or is in another call."""
         kind, payload = self.expect(source, op)

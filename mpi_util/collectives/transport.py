@@ -17,6 +17,7 @@ from ..errors import RankLeftError
 from ..host.segments import ALIGN, Ticket, private
 from ..program.console import print0_once
 from .channel import Channel
+from .messages import ERROR, portable
 
 _MAX_BLOCK = 1 << 30  # bytes; MPI counts are 32-bit in libraries of before MPI 4
 _BULK_TAG = 3
@@ -70,7 +71,7 @@ def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) ->
     try:
         write(channel.attached.map(place.ticket, place.live), pieces)
     except Exception as error:
-        channel.messages.send_failure(0, "gather", error)
+        channel.messages.post(0, ERROR, portable("gather", channel.rank, error))
         raise
     channel.messages.send(0, "written")
 

@@ -78,7 +78,7 @@ class Pool:
         self.segments: list[Segment] = []
 
     def lease(self, nbytes: int) -> tuple[np.ndarray, Ticket]:
-        """(uint8 array of `nbytes`, ticket for the others) of a segment to which no array refers. OSError: no memory."""
+        """(uint8 array of `nbytes`, ticket for the others), of a segment to which no array refers. OSError: no room."""
         free = [s for s in self.segments if not s.lent]
         fitting = [s for s in free if s.ticket.size >= nbytes]
         segment = min(fitting, key=lambda s: s.ticket.size, default=None)

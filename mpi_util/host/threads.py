@@ -74,16 +74,14 @@ class _Threads:
 
     def __init__(self) -> None:
         self.alone = False  # True while rank 0 has all cores
-        self._started = False
         self._cores = self._n_modules = 0
         self._variables: list[str] = []  # those that are ours
         self._pools: dict[str, _Pool | None] = {}  # by library; None: the user has set it
 
     def start(self, is_root: bool) -> None:
-        self._cores = usable_cores()
-        if self._started:
+        started, self._cores = self._cores, usable_cores()
+        if started:
             return
-        self._started = True
         launched = _OURS in os.environ
         mine = environment(os.environ)
         self._variables = mine[_OURS].split()
@@ -97,7 +95,7 @@ class _Threads:
 
     def switch(self, alone: bool) -> None:
         """All cores (True), or one thread."""
-        if self._started and alone != self.alone:
+        if self._cores and alone != self.alone:
             self._find({self._cores if self.alone else 1})
             self.alone = alone
             self._set(self._cores if alone else 1)

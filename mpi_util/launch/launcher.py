@@ -92,7 +92,7 @@ _FAMILIES = (
 
 
 def find_launcher() -> tuple[Family, str]:
-    """Returns the family of the MPI library that mpi4py loads, and the path of a launcher of that family."""
+    """The family of the MPI library that mpi4py loads, and the path of a launcher of that family."""
     version, library = _ask_library()
     family = next((family for family in _FAMILIES if re.search(family.library, version)), None)
     if family is None:
@@ -116,7 +116,7 @@ def find_launcher() -> tuple[Family, str]:
 
 
 def _ask_library() -> tuple[str, str]:
-    """Returns what the MPI library that mpi4py loads says it is, and its file ("" if unknown)."""
+    """What the MPI library that mpi4py loads says it is, and its file ("" if unknown)."""
     try:
         answer = _ask(sys.executable, "-c", _PROBE, json.dumps(sys.path))
     except subprocess.TimeoutExpired:
@@ -133,10 +133,8 @@ def _ask_library() -> tuple[str, str]:
 
 
 def _launcher_candidates(library: str) -> list[str]:
-    """Returns the launchers to try: beside this Python (in a venv's bin, so links stay), near the library, on PATH."""
-    folders = [Path(sys.executable).parent]
-    if library:
-        folders += [prefix / "bin" for prefix in Path(library).parents[1:4]]
+    """The launchers to try: beside this Python (in a venv's bin, so links stay), near the library, on PATH."""
+    folders = [Path(sys.executable).parent, *(prefix / "bin" for prefix in Path(library).parents[1:4])]
     folders += [Path(folder) for folder in os.get_exec_path() if folder]
     paths = (str(folder / name) for folder in dict.fromkeys(folders) for name in _LAUNCHER_NAMES)
     return [path for path in paths if os.access(path, os.X_OK) and not os.path.isdir(path)]

@@ -90,11 +90,9 @@ def failed_record(folder: Path) -> dict[str, Any] | None:
 
 
 def describe_signal(signum: int) -> str:
-    """Returns a signal's number and name, such as "signal 9 (SIGKILL)"."""
-    try:
-        return f"signal {signum} ({signal.Signals(signum).name})"
-    except ValueError:
-        return f"signal {signum}"
+    """A signal's number and name, such as "signal 9 (SIGKILL)"."""
+    names = [f" ({known.name})" for known in signal.Signals if known == signum]
+    return f"signal {signum}{''.join(names)}"
 
 
 def _first_failure(evidence: Evidence) -> _Failure | None:
