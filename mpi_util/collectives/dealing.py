@@ -139,7 +139,9 @@ class _Counter:
     def _take_here(self, question: tuple[int, int]) -> int | str | None:
         number_of_round, n = question
         place = number_of_round % _ROUNDS * _SLOT.size
-        with _locked(self._lock):
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # sleeps; the kernel gives it back when a holder is killed
+        try:
             found, found_n, number, closed = _SLOT.unpack_from(self.map, place)
             if found > number_of_round or closed == number_of_round:
                 return None
@@ -151,6 +153,9 @@ class _Counter:
                 return None
             _DEALT.pack_into(self.map, place, number_of_round, n, number + 1)
             return int(number)
+        finally:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def serve(self) -> None:
         """Rank 0 answers ranks that ask for a number, which are on other machines."""
@@ -167,15 +172,3 @@ class _Counter:
             self._segment.close()
         elif self._lock is not None:
             os.close(self._lock)
-
-
-@contextlib.contextmanager
-def _locked(fd: int | None) -> Iterator[None]:
-    """Holds a file lock, if there is one; sleeps until it has it. The kernel gives it back when a holder is killed."""
-    if fd is not None:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if fd is not None:
-            fcntl.flock(fd, fcntl.LOCK_UN)
