@@ -1,9 +1,9 @@
-"""How a rank waits: it tests, spins for some tens of microseconds, then sleeps until it is woken or a pause is over.
+"""How a rank waits: it tests, spins for some tens of microseconds, then sleeps until it is rung or a pause is over.
 
 A blocking MPI call spins, and on a machine whose cores are all needed that takes them from the rank that works (nine
 waiting ranks made a 1 s update take 76 s under MPICH). So nothing here blocks in MPI. Ranks of one machine wake each
-other through pipes: the sleeper costs nothing and wakes within some tens of microseconds. That only cuts a sleep short;
-what is waited for is always tested for in MPI, so a lost wake-up costs time, never correctness.
+other through pipes ("doorbells"): the sleeper costs nothing and wakes within some tens of microseconds. A doorbell only
+cuts a sleep short; what is waited for is always tested for in MPI, so a lost ring costs time, never correctness.
 """
 
 import os

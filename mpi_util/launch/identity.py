@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import LaunchError
@@ -11,10 +11,11 @@ from ..host.process import process
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# What launchers set for each rank: hydra (MPICH, Intel MPI) and srun's PMI; Open MPI; PMIx (srun's too) tells no size.
+# What launchers set for each rank: hydra (MPICH, Intel MPI) and srun's PMI; Open MPI; PMIx, which srun uses too and
+# which has no size.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-_LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # number of ranks on its machine
 RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
 
 Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
@@ -41,8 +42,8 @@ def nworkers() -> int:
 
 
 def local_size() -> int:
-    """Number of ranks on this machine, as the launcher tells it; else all count. Does not start MPI."""
-    return said_by_launcher(_LOCAL_SIZE_VARIABLES, nworkers())
+    """Number of ranks on this machine, if the launcher has set it; else of all. Does not start MPI."""
+    return first_number(_LOCAL_SIZE_VARIABLES, nworkers())
 
 
 class Role:
@@ -60,25 +61,25 @@ def check_no_parent() -> None:
 
 
 def under_launcher() -> bool:
-    """True in a rank that an MPI launcher started. A batch shell of Slurm is none."""
+    """True in a rank that an MPI launcher has started. A batch shell of Slurm is none."""
     return any(variable in os.environ for variable in _RANK_VARIABLES)
 
 
 def in_child_of_rank() -> bool:
-    """True if a rank has started this process: it has the launcher's environment, and is no rank."""
+    """True in a process that a rank has started: it has the launcher's environment, and is no rank."""
     return under_launcher() and os.environ.get(RANK_PID, str(os.getpid())) != str(os.getpid())
 
 
 def env_rank() -> int:
-    """This process's rank as the launcher tells it; 0 without a launcher."""
-    return said_by_launcher(_RANK_VARIABLES, 0)
+    """This process's rank in the launcher's environment; 0 without a launcher."""
+    return first_number(_RANK_VARIABLES, 0)
 
 
 def env_size() -> int:
-    """The number of ranks as the launcher tells it; 1 without a launcher."""
-    return said_by_launcher(_SIZE_VARIABLES, 1) if under_launcher() else 1
+    """The number of ranks in the launcher's environment; 1 without a launcher."""
+    return first_number(_SIZE_VARIABLES, 1) if under_launcher() else 1
 
 
-def said_by_launcher(variables: Sequence[str], otherwise: int) -> int:
-    """The first of these environment variables that is set; `otherwise` if none is."""
-    return next((int(os.environ[name]) for name in variables if name in os.environ), otherwise)
+def first_number(names: tuple[str, ...], otherwise: int, environment: Mapping[str, str] = os.environ) -> int:
+    """The value of the first of these environment variables that is set."""
+    return next((int(environment[name]) for name in names if name in environment), otherwise)

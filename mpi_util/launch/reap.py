@@ -33,7 +33,7 @@ _PIDFD_INFO_BYTES = 64
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
-_SHM = Path("/dev/shm")
+_SHM = "/dev/shm"
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)\S+)")
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
@@ -88,21 +88,16 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def kill_processes(job_dir: str) -> None:
     """Kills whatever is left of the job, and removes the files of MPI that these processes then cannot remove."""
-    segments: set[str] = set()
-    topology: set[str] = set()
+    files: set[str] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (pids := job_processes(job_dir)) and time.monotonic() < deadline:
         for pid in pids:
-            segments |= mapped_segments(pid)
-            topology |= _topology_files(pid)
+            files |= _topology_files(pid) | {f"{_SHM}/{name}" for name in mapped_segments(pid)}
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
-    _remove_segments(segments)
-    for path in topology:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    _remove(files)
 
 
 def end_job(job_dir: str) -> None:
@@ -113,14 +108,14 @@ def end_job(job_dir: str) -> None:
     """
     kill_processes(job_dir)
     for record in Path(job_dir).glob("rank-*"):
-        _remove_segments(read_record(record).get("shm", ()))
+        _remove(f"{_SHM}/{os.path.basename(name)}" for name in read_record(record).get("shm", ()))
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
-def _remove_segments(names: Iterable[str]) -> None:
-    for name in names:
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
         with contextlib.suppress(OSError):
-            (_SHM / os.path.basename(name)).unlink()
+            os.unlink(path)
 
 
 def mapped_segments(pid: int) -> set[str]:

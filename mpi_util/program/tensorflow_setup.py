@@ -8,7 +8,7 @@ from typing import Any
 from ..arrays.frameworks import framework
 from ..errors import MpiUtilError, UsageError
 from ..host.cores import usable_cores
-from ..launch.identity import rank
+from ..launch.identity import first_number, rank
 
 # What launchers tell each rank of its number on the machine: hydra (MPICH, Intel MPI), Open MPI, Slurm.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
@@ -80,7 +80,7 @@ def pool_threads() -> int:
 
 def local_rank(environment: Mapping[str, str], otherwise: int) -> int:
     """The rank's number among the ranks of its machine, as the launcher tells it in the environment."""
-    return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), otherwise)
+    return first_number(_LOCAL_RANK_VARIABLES, otherwise, environment)
 
 
 def own_gpu(n_gpus: int, local_rank: int) -> int:
