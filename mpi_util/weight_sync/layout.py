@@ -12,9 +12,7 @@ import numpy as np
 from ..arrays import adapters, tree
 from ..arrays.adapters.arrays import slots_of
 from ..arrays.frameworks import framework
-from ..arrays.layout import Entry, KeptSlots, Slot, portable
-from ..arrays.layout import Layout as Layout
-from ..arrays.layout import Plan as Plan
+from ..arrays.layout import Entry, KeptSlots, Layout, Plan, Slot, portable
 from ..errors import WeightsError
 
 STRATEGIES = ("state_dict", "tensordict")
@@ -38,15 +36,22 @@ class Weights:
             twice = next(name for name in names if names.count(name) > 1)
             raise WeightsError(f"{type(thing).__name__} has two arrays whose path is '{twice}'")
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
+        self._plan = Plan(Layout(), [])  # the last one
+
+    @classmethod
+    def of(cls, thing: Any) -> "Weights":
+        """`Weights(thing)`, or the last ones if they are of the same module with the same tensors in their places."""
+        found = _slots(thing)
+        if not isinstance(found, KeptSlots):
+            return cls(thing, found)
+        if cls not in found.derived:
+            found.derived[cls] = cls(thing, found)
+        weights: Weights = found.derived[cls]
+        return weights
 
     def get(self, name: str) -> Slot | None:
         """The slot of this name, or of the array that has this other name too."""
         return self.slots.get(name) or self.slots.get(self.aliases.get(name, ""))
-
-    def named_like(self, names: list[str]) -> None:
-        """A list is known by its order: its items take these names, if there are as many."""
-        if list(self.slots) != names and all(name.isdigit() for name in self.slots) and len(names) == len(self.slots):
-            self.slots = dict(zip(names, self.slots.values()))
 
     def layout(self, wire_dtype: str | None = None) -> Layout:
         """The layout in which these weights travel."""
@@ -54,7 +59,7 @@ class Weights:
         return Layout.of(arrays, wire_dtype == "bfloat16", aliases=self.aliases.items())
 
     def plan(self, layout: Layout, who: str, other: str, base: "Weights | None" = None) -> Plan:
-        """Each entry of the layout with the slot that has its values.
+        """Each entry of the layout with the slot that has its values; the last plan if it was for this layout.
 
         Args:
             who, other: whose weights these are, and whose the layout is, for the message.
@@ -69,24 +74,29 @@ class Weights:
             theirs = "no such array" if entry is None else f"{np.dtype(entry.dtype)} {entry.shape}"
             return WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
 
-        entries = {entry.name: entry for entry in layout.entries}
-        self.named_like(list(entries))
+        if self._plan.layout is layout:
+            return self._plan
+        entries, slots = {entry.name: entry for entry in layout.entries}, self.slots
+        if all(name.isdigit() for name in slots) and len(entries) == len(slots):
+            slots = dict(zip(entries, slots.values()))  # a list is known by its order
         pairs = []
         for entry in layout.entries:
-            slot, former = self.get(entry.name), base.get(entry.name) if base else None
+            slot = slots.get(entry.name) or self.get(entry.name)
+            former = base.get(entry.name) if base else None
             if slot is None and former is not None and former.optional:
                 slot = former
             if slot is None or not _fits(slot, entry):
                 raise differ(entry.name, slot, entry)
             pairs.append((entry, slot))
         used, tied = {id(slot) for _, slot in pairs}, dict(layout.aliases)
-        for name, slot in self.slots.items():  # what is one array there may be two here
+        for name, slot in slots.items():  # what is one array there may be two here
             if id(slot) not in used and not slot.optional:
                 twin = entries.get(tied.get(name, ""))
                 if twin is None or not _fits(slot, twin):
                     raise differ(name, slot, twin)
                 pairs.append((twin, slot))
-        return Plan(layout, pairs)
+        self._plan = Plan(layout, pairs)
+        return self._plan
 
 
 def _fits(slot: Slot, entry: Entry) -> bool:
@@ -115,35 +125,6 @@ def _leaves(tensordict: Any) -> list[tuple[str, Any]]:
     """(path, tensor) of each tensor of a TensorDict."""
     items = tensordict.items(True, True)
     return [(key if isinstance(key, str) else ".".join(key), value) for key, value in items]
-
-
-class Plans:
-    """Remembers the last plan: to look through a module's parameters takes longer than to copy those of a small one."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Keeps nothing alive."""
-        self._found: list[Slot] = []
-        self._weights: Weights | None = None
-        self._layout: Layout | None = None
-        self._plan = Plan(Layout(), [])
-
-    def weights(self, thing: Any) -> Weights:
-        """`Weights(thing)`, or the last ones if they are of the same module with the same tensors in their places."""
-        found = _slots(thing)
-        if self._weights is None or found is not self._found or not isinstance(found, KeptSlots):
-            self._found, self._weights, self._layout = found, Weights(thing, found), None
-        return self._weights
-
-    def plan(self, thing: Any, layout: Layout, who: str, other: str, base: Weights | None = None) -> Plan:
-        """`Weights(thing).plan(layout, ...)`."""
-        weights = self.weights(thing)
-        if self._layout is not layout:
-            self._plan = weights.plan(layout, who, other, base)
-            self._layout = layout
-        return self._plan
 
 
 def pack(plan: Plan, block: np.ndarray) -> int:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.layout import Layout, Plan
 from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from ..host.sections import Content
 from .connection import Deadline, Kind
-from .layout import Layout, Plan, Plans, Weights, checksum, pack
+from .layout import Weights, checksum, pack
 from .sharing import Sharing
 from .subscriber import Subscriber, Update
 
@@ -125,7 +126,6 @@ class Receiver:
         self._on_update = on_update
         self._verify = verify
         self._layout: Layout | None = None  # the sender's, which comes with the first update
-        self._plans = Plans()
         self._sharing = Sharing(model) if share else None
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
 
@@ -152,7 +152,7 @@ class Receiver:
         return layout
 
     def _plan(self, layout: Layout) -> Plan:
-        return self._plans.plan(self.model, layout, f"worker {self.worker}'s model", "the sender's")
+        return Weights.of(self.model).plan(layout, f"worker {self.worker}'s model", "the sender's")
 
     def receive(self, deadline: Deadline) -> int | None:
         """Waits for weights newer than the model's, and applies them.
@@ -205,7 +205,6 @@ class Receiver:
             self._plan(self._layout).take(block, undo=True)
         else:
             self._sharing.point_into(self._layout, block)
-            self._plans.forget()
         self.version, self.checksum = version, content.checksum
 
     def write_to(self, model: Any) -> None:
@@ -267,4 +266,3 @@ class Receiver:
                 self._sharing.part()
             self._held.close()
             self._subscriber.release()
-        self._plans.forget()

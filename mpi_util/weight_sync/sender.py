@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from ..arrays.layout import Layout
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
-from .layout import Layout, Plans, Weights, pack
+from .layout import Weights, pack
 from .publisher import Publisher, Version
 from .source import WeightSource
 from .worker import Event, State, Worker
@@ -34,7 +35,6 @@ class Sender:
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self.version = 0
         self._errors: list[WorkerError] = []  # reported, and not raised yet
-        self._plans = Plans()
 
     def versions(self) -> dict[int, int]:
         """By worker: the version acknowledged last; 0 before the first."""
@@ -43,7 +43,6 @@ class Sender:
 
     def close(self) -> None:
         """Ends in order."""
-        self._plans.forget()
         self.publisher.close()
 
     def send(
@@ -63,7 +62,7 @@ class Sender:
         for group, thing in self.source.shares(weights, workers):
             for layout, members in self._by_layout(group, thing):
                 base = None if weights is None else self._base_of(thing)
-                plan = self._plans.plan(thing, layout, "the weights given", "the model of init_on_sender", base)
+                plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
                 self.publisher.publish(members, Version(version, layout.nbytes, members[0].packed, partial(pack, plan)))
                 self.version = version
             if one_by_one and len(group) < len(workers):
@@ -97,7 +96,7 @@ class Sender:
         """Workers by the layout of what they get; the first weights of a worker determine that."""
         new = [worker for worker in group if worker.layout is None]
         if new:
-            layout = self._plans.weights(thing).layout(self._wire_dtype)
+            layout = Weights.of(thing).layout(self._wire_dtype)
             packed = pickle.dumps(layout, pickle.HIGHEST_PROTOCOL)
             for worker in new:
                 worker.layout, worker.packed = layout, packed

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..arrays.adapters.pytorch import forget
 from ..arrays.frameworks import framework
+from ..arrays.layout import Layout
 from ..errors import UsageError
-from .layout import Layout
 
 
 class Sharing:

@@ -4,9 +4,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..arrays.layout import Layout
 from ..host.sections import Section
 from .connection import Connection
-from .layout import Layout
 
 
 class State(enum.Enum):
