@@ -6,7 +6,7 @@ in the same order.
 
     optimizer = mpi_tf.MpiAdamOptimizer(learning_rate=1e-3)           # tf.compat.v1
     optimizer = mpi_tf.average_gradients(keras.optimizers.Adam(1e-3)) # Keras 3
-    mpi_util.rank0_bcast_wts(model)                                   # all ranks start alike
+    mpi_util.rank0_bcast_wts(model)                                   # all ranks start with the same weights
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays.adapters import adapter_for, is_extension, place_name
+from .arrays.adapters import adapter_for, as_numbers, place_name
 from .arrays.adapters.tensorflow import check_dtype
 from .arrays.frameworks import framework
 from .collectives.averaging import average
@@ -25,7 +25,7 @@ from .collectives.weights import rank0_bcast_wts
 from .errors import UsageError, WeightsError
 from .launch.identity import Comm
 
-_turn = threading.Lock()  # a graph may run two operations at a time, but a rank can be in one collective call only
+_turn = threading.Lock()  # a graph may run two operations at once, but a rank only one collective call
 
 
 def flat_concat(xs: Sequence[Any]) -> Any:
@@ -61,7 +61,7 @@ def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
     """Collective when it acts: sets variables to rank 0's values. A rank that does not take part is waited for.
 
     Args:
-        params: variables of TensorFlow or Keras, of any dtype but string; alike on every rank.
+        params: variables of TensorFlow or Keras, of any dtype but string; the same on every rank.
         comm: communicator; None: all ranks.
 
     Returns:
@@ -103,7 +103,7 @@ def sync_all_params(*, comm: Comm = None) -> Any:
     """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
 
     Raises:
-        WeightsError: there are none; in eager mode nobody keeps a list of them.
+        WeightsError: there are none; in eager mode no list of them is kept.
     """
     params = framework("tensorflow").compat.v1.global_variables()
     if not params:
@@ -115,8 +115,8 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
     """Makes a Keras optimizer average the gradients over the ranks before it applies them.
 
     In `model.fit`, in `apply` and in `apply_gradients`, inside tf.function too; with Keras on TensorFlow or torch.
-    Each step is one collective call, so all ranks must take the same number of steps. They start alike after
-    `rank0_bcast_wts(model)`, and stay alike, bit for bit. A model that is saved with the optimizer loads without
+    Each step is one collective call, so all ranks must take the same number of steps. Models that are the same
+    after `rank0_bcast_wts(model)` stay bit-identical. A model that is saved with the optimizer loads without
     mpi_util, and then has a plain one.
 
     XLA cannot call back to Python: compile a model with `jit_compile=False` where Keras would choose otherwise (on a
@@ -210,7 +210,7 @@ def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -
     present = [i for i, grad in enumerate(grads) if grad is not None]
     if tf.executing_eagerly() or not present:
         return _eager_means(op, grads, paths, comm)
-    context = importlib.import_module("tensorflow.python.ops.control_flow_util")  # no public function tells it
+    context = importlib.import_module("tensorflow.python.ops.control_flow_util")  # there is no public function for it
     if context.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise UsageError(
             f"{op}: XLA cannot average over ranks; compile the model, or the function, with jit_compile=False"
@@ -218,7 +218,7 @@ def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -
 
     def means(*values: np.ndarray) -> list[np.ndarray]:
         there = dict(zip(present, values))
-        numbers = [None if i not in there else _numbers(there[i]) for i in range(len(grads))]
+        numbers = [None if i not in there else as_numbers(there[i]) for i in range(len(grads))]
         found = _host_means(op, numbers, paths, comm)
         return [found[i].astype(value.dtype) for i, value in there.items()]
 
@@ -240,10 +240,6 @@ def _host_means(op: str, numbers: list[Any], paths: list[str], comm: Comm) -> li
     copies = {name: None if array is None else np.array(array, order="C") for name, array in zip(names, numbers)}
     with _turn:
         return list(average(op, lambda: copies, comm=comm).values())
-
-
-def _numbers(value: np.ndarray) -> np.ndarray:
-    return value.astype(np.float32) if is_extension(value.dtype) else value
 
 
 def _as_it_is(function: Any) -> Any:

@@ -698,7 +698,7 @@ def test_stale_and_repeated_messages_are_recognised():
 def test_a_checksum_is_of_the_whole_block(wire_dtype):
     values = np.random.default_rng(0)
     model = {f"{n}": values.normal(size=n).astype("f4") for n in (1, 3, 400_001, 200_000)}
-    weights = Weights({**model, "f8": values.normal(size=(70_000, 3)), "turned": values.normal(size=(300, 500)).T})
+    weights = Weights.of({**model, "f8": values.normal(size=(70_000, 3)), "turned": values.normal(size=(300, 500)).T})
     layout = weights.layout(wire_dtype)
     block = np.zeros(layout.nbytes, np.uint8)
     total = pack(weights.plan(layout, "", ""), block)
@@ -914,7 +914,7 @@ def test_a_replaced_layer_is_noticed():
 
 def test_two_arrays_of_one_name():
     with pytest.raises(WeightsError, match=r"two arrays whose path is 'a\.b'"):
-        Weights({"a": {"b": np.zeros(2)}, "a.b": np.ones(2)})
+        Weights.of({"a": {"b": np.zeros(2)}, "a.b": np.ones(2)})
 
 
 def test_a_worker_that_does_not_read_a_large_layout_holds_nobody_up(start):

@@ -8,12 +8,14 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..host.segments import align
 from . import tree
+
+T = TypeVar("T")
 
 NARROW = np.dtype(np.uint16)  # of bfloat16's bits
 _PART_BYTES = 1 << 18  # copied or rounded at once: a reader follows closely, and finds it in the cache
@@ -61,15 +63,21 @@ class Slot(NamedTuple):
 
 
 class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, as long as the model has the same tensors in place.
-
-    Attributes:
-        derived: what callers have made of them, by its kind.
-    """
+    """The slots of a model: the same list from call to call, as long as the model has the same tensors in place."""
 
     def __init__(self, found: Iterable[Slot]):
         super().__init__(found)
         self.derived: dict[Any, Any] = {}
+
+
+def derived(found: list[Slot], make: Callable[[list[Slot]], T]) -> T:
+    """`make(found)`; made only once of slots that are kept."""
+    if not isinstance(found, KeptSlots):
+        return make(found)
+    if make not in found.derived:
+        found.derived[make] = make(found)
+    made: T = found.derived[make]
+    return made
 
 
 class Entry(NamedTuple):

@@ -141,7 +141,7 @@ class _Reduction(Exchange):
 
     def write(self, page: Page) -> None:
         turn = (page.number + 1) % 2 if self._small else 2
-        rows = page.next_small if self._small else page.large
+        rows = page.small(ahead=1) if self._small else page.large
         self._summands.write(page.kept(("own", turn, self._layout), lambda: self._views(rows[page.rank])))
 
     def run(self, comm: Comm) -> None:
@@ -152,7 +152,7 @@ class _Reduction(Exchange):
         elif not self._small:
             self._add_up_part(page)
         else:
-            turn, rows = page.number % 2, page.last_small
+            turn, rows = page.number % 2, page.small()
             if self._summands.adds_up:
                 views = page.kept(("all", turn, self._layout), lambda: [self._views(row) for row in rows])
                 self._summands.add_up(views, page.rank)

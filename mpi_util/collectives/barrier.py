@@ -26,9 +26,8 @@ from .channel import Channel
 from .transport import Place, lease, places
 
 T = TypeVar("T")
-Description = Sequence[
-    tuple[str, Any, Any]
-]  # (name, dtype, shape) of each array; (name, None, None) where there is none
+# (name, dtype, shape) of each array; (name, None, None) where there is none
+Description = Sequence[tuple[str, Any, Any]]
 
 SMALL = 1 << 18  # bytes of each rank that there is always room for
 _ENTRY = struct.Struct("<q8s")  # number of the round, digest
@@ -46,7 +45,6 @@ class Page:
 
     Attributes:
         rank: of the channel.
-        small: two of uint8 (ranks, SMALL): each rank's data, of rounds with an even and with an odd number.
         large: uint8 (ranks, room), and total: uint8 (room,): for more data, in calls that take two rounds.
         scratch: uint8 (SMALL,), of this rank alone.
         room: bytes.
@@ -61,21 +59,16 @@ class Page:
         parts = np.split(memory, np.cumsum(_sizes(n, room))[:-1])
         self._asleep = parts[0][:n].data
         self._posts = [part[: n * _ENTRY.size].data for part in parts[1:3]]
-        self.small: list[np.ndarray] = list(parts[3].reshape(2, n, SMALL))
+        self._small = parts[3].reshape(2, n, SMALL)
         self.large: np.ndarray = parts[4].reshape(n, room)
         self.total: np.ndarray = parts[5]
         self.number = 0
         self._own = channel.rank * _ENTRY.size
 
-    @property
-    def next_small(self) -> np.ndarray:
-        """uint8 (ranks, SMALL): where small data of the next round goes."""
-        return self.small[(self.number + 1) % 2]
-
-    @property
-    def last_small(self) -> np.ndarray:
-        """uint8 (ranks, SMALL): the small data of the last round."""
-        return self.small[self.number % 2]
+    def small(self, ahead: int = 0) -> np.ndarray:
+        """uint8 (ranks, SMALL): each rank's small data of the last round, or with ahead=1 of the next."""
+        rows: np.ndarray = self._small[(self.number + ahead) % 2]
+        return rows
 
     def kept(self, key: Any, make: Callable[[], T]) -> T:
         """`make()`, which is kept for the next time, among the `_KEPT` latest: for views of the arrays above."""
@@ -218,6 +211,7 @@ class Exchange:
                 if page.meet(self.op, _FAILED if self._error else digest if fits else b"room" + digest[:4]) and fits:
                     return page
             channel.shared.pop(Page, None)  # if one rank comes to this line, all do
+            page = None  # its memory is free
             place = channel.agree(self.op, self._brought, partial(self._new_page, channel))
             if place.ticket is None:
                 return None

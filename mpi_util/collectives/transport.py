@@ -162,7 +162,7 @@ class Broadcast:
             raise
         nbytes, answer = place.plan
         if nbytes and channel.rank == 0:
-            to = [*([] if place.ticket else channel.members), *_next_leaders(channel)]
+            to = [*([] if place.ticket else channel.members), *_neighbours(channel)[1]]
             _wait_until_sent(channel, _send_parts(channel, self._block, to))
         elif nbytes:
             block = _arrived(channel, place, nbytes + ALIGN)
@@ -223,10 +223,11 @@ def successors(i: int, n: int) -> list[int]:
     return [i + (1 << k) for k in range(i.bit_length(), n.bit_length()) if i + (1 << k) < n]
 
 
-def _next_leaders(channel: Channel) -> list[int]:
-    """The ranks of other machines to which this leader forwards."""
+def _neighbours(channel: Channel) -> tuple[int, list[int]]:
+    """(the leader from which this one has a block, those to which it forwards it)."""
     leaders = sorted(set(channel.machine))
-    return [leaders[j] for j in successors(leaders.index(channel.rank), len(leaders))]
+    i = leaders.index(channel.rank)
+    return leaders[i - (1 << i.bit_length() >> 1)], [leaders[j] for j in successors(i, len(leaders))]
 
 
 def _parts(block: np.ndarray) -> list[np.ndarray]:
@@ -251,11 +252,7 @@ def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
         ticket, live = channel.messages.receive(channel.leader, "weights")
     if ticket is not None:
         return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket, live))
-    source, onward = channel.leader, []
-    if leads:
-        leaders = sorted(set(channel.machine))
-        i = leaders.index(channel.rank)
-        source, onward = leaders[i - (1 << i.bit_length() - 1)], _next_leaders(channel)
+    source, onward = _neighbours(channel) if leads else (channel.leader, [])
     block, ticket = lease(channel, nbytes)
     under_way = []
     for part, request in [(part, channel.comm.Irecv(part, source, _BULK_TAG)) for part in _parts(block)]:

@@ -1,5 +1,6 @@
 """Sends, averages and compares the weights of anything that has weights; `bcast` sends any object."""
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import slots
-from ..arrays.layout import KeptSlots, Plan
+from ..arrays.layout import Plan, derived
 from ..errors import rank_mismatch
 from ..launch.identity import Comm
 from . import barrier
@@ -83,7 +84,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """
     if isinstance(graph, str):
         graph, label = None, graph
-    plan = _plan_of(model, graph)
+    plan = derived(slots(model, graph), Plan.of)
     total = tree.digest(plan.layout.signature, *(slot.copy().tobytes() for _, slot in plan.pairs)).hex()
     if label:
         from ..program.console import msg
@@ -155,30 +156,16 @@ class _Versions:
         self.last = 0
 
 
-def _plan_of(model: Any, graph: Any) -> Plan:
-    found = slots(model, graph)
-    if not isinstance(found, KeptSlots):
-        return Plan.of(found)
-    if Plan not in found.derived:
-        found.derived[Plan] = Plan.of(found)
-    plan: Plan = found.derived[Plan]
-    return plan
-
-
 class _Model:
     """A model to send. Its weights are looked up within the agreement, so that an error there reaches all ranks."""
 
     def __init__(self, op: str, model: Any, graph: Any):
-        self.op = op
-        self._look_up: Callable[[], Plan] = lambda: _plan_of(model, graph)
-        self._plan: Plan | None = None
+        self.op, self._model, self._graph = op, model, graph
 
-    @property
+    @functools.cached_property
     def plan(self) -> Plan:
         """How the weights are written and taken."""
-        if self._plan is None:
-            self._plan = self._look_up()
-        return self._plan
+        return derived(slots(self._model, self._graph), Plan.of)
 
     @property
     def small(self) -> bool:
@@ -191,7 +178,7 @@ class _Model:
             page = _OnPage(self, compare_only).exchange(channel)
             if page is not None and (compare_only or self.small):
                 if channel.rank and not compare_only:
-                    self.plan.take(page.last_small[0])
+                    self.plan.take(page.small()[0])
                 return channel.states.of(_Versions).last + 1
         version: int = _InBlock(self, compare_only).send(channel)
         if version == _DIFFERENT:
@@ -211,7 +198,7 @@ class _OnPage(barrier.Exchange):
 
     def write(self, page: barrier.Page) -> None:
         if page.rank == 0 and not self._compare_only and self._model.small:
-            self._model.plan.write_all(page.next_small[0])
+            self._model.plan.write_all(page.small(ahead=1)[0])
 
 
 class _InBlock(Broadcast):

@@ -12,7 +12,7 @@ import numpy as np
 from ..arrays import adapters, tree
 from ..arrays.adapters.arrays import slots_of
 from ..arrays.frameworks import framework
-from ..arrays.layout import Entry, KeptSlots, Layout, Plan, Slot, portable
+from ..arrays.layout import Entry, Layout, Plan, Slot, derived, portable
 from ..errors import WeightsError
 
 STRATEGIES = ("state_dict", "tensordict")
@@ -27,27 +27,19 @@ class Weights:
         aliases: other names of the same array (tied parameters) -> its name in `slots`.
     """
 
-    def __init__(self, thing: Any, found: list[Slot] | None = None):
-        """Args: found: the slots of `thing`, if they are known."""
-        found = _slots(thing) if found is None else found
+    def __init__(self, found: list[Slot]):
         self.slots = {slot.name.replace("/", "."): slot for slot in found}
         if len(self.slots) < len(found):
             names = [slot.name.replace("/", ".") for slot in found]
             twice = next(name for name in names if names.count(name) > 1)
-            raise WeightsError(f"{type(thing).__name__} has two arrays whose path is '{twice}'")
+            raise WeightsError(f"there are two arrays whose path is '{twice}'; rename one")
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self._plan = Plan(Layout(), [])  # the last one
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
-        """`Weights(thing)`, or the last ones if they are of the same module with the same tensors in their places."""
-        found = _slots(thing)
-        if not isinstance(found, KeptSlots):
-            return cls(thing, found)
-        if cls not in found.derived:
-            found.derived[cls] = cls(thing, found)
-        weights: Weights = found.derived[cls]
-        return weights
+        """The weights of anything; the last ones of a module that has the same tensors in their places."""
+        return derived(_slots(thing), cls)
 
     def get(self, name: str) -> Slot | None:
         """The slot of this name, or of the array that has this other name too."""
@@ -170,7 +162,7 @@ def in_form(thing: Any, strategy: str) -> Any:
 
     Tensors of torch stay tensors of torch; all else comes as arrays (bfloat16 as float32).
     """
-    weights = Weights(thing)  # to check it
+    weights = Weights.of(thing)  # to check it
     if is_tensordict(thing):
         copies = {name: tensor.detach().clone() for name, tensor in _leaves(thing)}
     elif hasattr(thing, "named_parameters"):

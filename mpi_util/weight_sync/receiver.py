@@ -228,7 +228,7 @@ class Receiver:
         if self._layout is None:
             raise UsageError("apply_weights before connect()")
         block = np.empty(self._layout.nbytes, np.uint8)
-        plan = Weights(weights).plan(self._layout, "the weights given", "the model", Weights(self.model))
+        plan = Weights.of(weights).plan(self._layout, "the weights given", "the model", Weights.of(self.model))
         pack(plan, block)
         with self._writing("apply_weights"):
             self._plan(self._layout).take(block, undo=True)

@@ -73,7 +73,7 @@ class Sender:
     def _base_of(self, thing: Any) -> Weights | None:
         """The model of phase 1, which knows what a state dict leaves out and what is tied in it."""
         model = self.source.model()
-        return None if model is None or model is thing else Weights(model)
+        return None if model is None or model is thing else Weights.of(model)
 
     def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
         if worker_ids is None:

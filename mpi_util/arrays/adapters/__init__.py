@@ -103,6 +103,11 @@ def is_extension(dtype: np.dtype) -> bool:
     return dtype.isbuiltin == 2
 
 
+def as_numbers(array: np.ndarray) -> np.ndarray:
+    """The array, or float32 for a dtype that is an extension to NumPy's."""
+    return array.astype(np.float32) if is_extension(array.dtype) else array
+
+
 def value_slot(
     name: str,
     dtype: np.dtype,
@@ -123,6 +128,6 @@ def value_slot(
     if not is_extension(dtype):
         return slot
     return slot._replace(
-        number=lambda bits: bits.view(dtype).astype(np.float32),
+        number=lambda bits: as_numbers(bits.view(dtype)),
         bits=lambda numbers: as_bits(numbers.astype(dtype)),
     )

@@ -1,9 +1,8 @@
 """Keras 3 on any of its backends: layers and models, optimizers, metrics, and single variables."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from ...errors import BatchError, WeightsError
 from ..frameworks import framework
@@ -11,29 +10,20 @@ from ..layout import Slot
 from . import adapter_for, place_name, slot_maker, value_slot
 
 
-def to_array(leaf: Any) -> np.ndarray:
-    """The values of a variable in host memory, as the backend's adapter gives them."""
-    return adapter_for(_value(leaf)).to_array(_value(leaf))
+def _of_backend(name: str) -> Callable[..., Any]:
+    """The function of this name of the backend's adapter, for the tensor that it keeps for a variable."""
+
+    def function(*arguments: Any) -> Any:
+        *before, variable = arguments
+        tensor = _value(variable)
+        return getattr(adapter_for(tensor), name)(*before, tensor)
+
+    return function
 
 
-def from_array(array: np.ndarray, like: Any) -> Any:
-    """A tensor of the backend over `array`'s memory, where that is possible."""
-    return adapter_for(_value(like)).from_array(array, _value(like))
-
-
-def to_numbers(leaf: Any) -> np.ndarray:
-    """The values in host memory, in a dtype that NumPy can calculate with."""
-    return adapter_for(_value(leaf)).to_numbers(_value(leaf))
-
-
-def from_numbers(array: np.ndarray, like: Any) -> Any:
-    """A tensor of the backend with these values."""
-    return adapter_for(_value(like)).from_numbers(array, _value(like))
-
-
-def token(leaf: Any) -> Any:
-    """What stands for a tensor of the backend."""
-    return adapter_for(_value(leaf)).token(_value(leaf))
+to_array, from_array = _of_backend("to_array"), _of_backend("from_array")
+to_numbers, from_numbers = _of_backend("to_numbers"), _of_backend("from_numbers")
+token = _of_backend("token")
 
 
 def slots(model: Any) -> list[Slot]:

@@ -8,7 +8,7 @@ from ...errors import BatchError, WeightsError
 from ...host.segments import ALIGN
 from ..frameworks import framework
 from ..layout import Slot
-from . import as_bits, is_extension, place_name, value_slot
+from . import as_bits, as_numbers, is_extension, place_name, value_slot
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -31,8 +31,7 @@ def from_array(array: np.ndarray, like: Any) -> Any:
 
 def to_numbers(leaf: Any) -> np.ndarray:
     """The values in host memory; dtypes that NumPy lacks as float32."""
-    array = _values(leaf)
-    return array.astype(np.float32) if is_extension(array.dtype) else array
+    return as_numbers(_values(leaf))
 
 
 def from_numbers(array: np.ndarray, like: Any) -> Any:
