@@ -6,6 +6,7 @@ import pickle
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def hard_module(seed: int):
 
 
 def follow(scheme, worker: int, pipe, last: int, pause: float = 0.0) -> None:
-    """Receives in the background until version `last`, and tells what it has then."""
+    """Receives in the background until version `last`, and reports what it has then."""
     model = arrays(-1.0)
     time.sleep(pause)
     with scheme:
@@ -100,16 +101,16 @@ def die(scheme, worker: int, pipe, after: str) -> None:
     os._exit(4)
 
 
-def stand_still(scheme, worker: int, pipe) -> None:
-    """Says hello to the sender, and stops before it reads what that answers."""
+def stop_before_reading(scheme, worker: int, pipe) -> None:
+    """Connects to the sender, and is stopped before it reads anything."""
     subscriber = Subscriber(scheme._address, worker, "the model 'policy'")
-    pipe.send(os.getpid())
+    pipe.send("connected")
     os.kill(os.getpid(), signal.SIGSTOP)
     subscriber.close()
 
 
 def stay(scheme, worker: int, pipe) -> None:
-    """Until it is told to go on; the sender may die meanwhile."""
+    """Until the sender has died."""
     scheme.init_on_receiver(model_id="policy", worker_idx=worker, model=arrays(0.0))
     scheme.connect()
     pipe.send("connected")
@@ -129,6 +130,11 @@ def send_and_die(pipe, workers_pipe) -> None:
     multiprocessing.get_context("fork").Process(target=stay, args=(scheme, 0, workers_pipe)).start()
     scheme.connect()
     os._exit(9)
+
+
+def is_stopped(pid: int) -> bool:
+    """True once SIGSTOP has stopped all threads: until its main thread has run, the others of a process go on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def wait_for(test, timeout: float = 60.0) -> None:

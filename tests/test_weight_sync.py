@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +24,11 @@ from sync_workers import (
     follow_two,
     hard_module,
     idle,
+    is_stopped,
     keep_error,
     local_receivers,
     send_and_die,
-    stand_still,
+    stop_before_reading,
     wait_for,
 )
 
@@ -35,11 +37,12 @@ from mpi_util.arrays.layout import KeptSlots, rounded, widened
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.host.sections import Reader, Section
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
-from mpi_util.weight_sync.connection import new_socket
+from mpi_util.weight_sync.connection import Kind, new_socket
 from mpi_util.weight_sync.layout import Weights, checksum, pack
+from mpi_util.weight_sync.mpi import Ranks
 from mpi_util.weight_sync.publisher import alive
 from mpi_util.weight_sync.receiver import ReadersWriterLock
-from mpi_util.weight_sync.worker import Event, State
+from mpi_util.weight_sync.worker import Event, State, Worker
 
 TIMEOUT = 60
 
@@ -507,6 +510,7 @@ def test_a_worker_that_is_killed_while_the_sender_waits(start):
     scheme.connect()
     to_victim.recv()
     os.kill(victim.pid, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(victim.pid))
     threading.Timer(0.3, os.kill, (victim.pid, signal.SIGKILL)).start()
     with pytest.raises(WorkerLeftError, match="worker 0"):
         scheme.send()
@@ -537,7 +541,7 @@ def test_an_idle_receiver_costs_nothing(start):
     scheme.shutdown()
 
 
-# ---- who waits for whom
+# ---- waiting
 
 
 def test_a_timeout_names_who_has_not_answered():
@@ -579,10 +583,10 @@ def test_a_thousand_sends_to_one_that_does_not_look():
 def test_every_version_without_coalescing():
     scheme, mine, seen = scheme_for(1, coalesce=False), arrays(0.0), []
 
-    def note(version):
+    def record(version):
         seen.append((version, mine["layer"]["w"][0, 0]))
 
-    with local_receivers(scheme, [mine], "policy", on_update=note):
+    with local_receivers(scheme, [mine], "policy", on_update=record):
         for value in range(2, 12):
             scheme.send_async(arrays(float(value)))
         scheme.wait_async()
@@ -810,12 +814,14 @@ def test_strangers_do_not_keep_workers_out(monkeypatch):
     scheme, mine = scheme_for(1), arrays(0.0)
     publisher = scheme._sender.publisher
     publisher.open()
-    for words in (b"junk", b"", pickle.dumps("words"), pickle.dumps((0, b"key", 0, "the model 'policy'"))):
-        with new_socket() as stranger:
+    hello = pickle.dumps((Kind.HELLO.value, publisher.address.key, 0, "the model 'policy'"))  # without an eventfd
+    with contextlib.ExitStack() as strangers:
+        for message in (b"junk", b"", pickle.dumps("junk"), pickle.dumps((0, b"key", 0, "the model 'policy'")), hello):
+            stranger = strangers.enter_context(new_socket())
             stranger.connect(publisher.address.name)
-            stranger.send(words)
-    with local_receivers(scheme, [mine], "policy"):
-        assert (mine["layer"]["w"] == 1).all()
+            stranger.send(message)
+        with local_receivers(scheme, [mine], "policy"):
+            assert (mine["layer"]["w"] == 1).all()
 
 
 def test_a_worker_that_was_too_early_may_try_again():
@@ -860,7 +866,7 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     scheme.shutdown()
 
 
-def test_a_death_is_told_though_another_process_has_come():
+def test_a_death_is_raised_although_another_process_replaces_the_worker():
     scheme = scheme_for(1)
     with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,), receiver.frozen():
         scheme.send_async(arrays(2.0))
@@ -917,20 +923,69 @@ def test_two_arrays_of_one_name():
         Weights.of({"a": {"b": np.zeros(2)}, "a.b": np.ones(2)})
 
 
-def test_a_worker_that_does_not_read_a_large_layout_holds_nobody_up(start):
-    many = {f"layer {i} of a model of many small arrays": np.zeros(1) for i in range(20_000)}
-    scheme = scheme_for(1, many, timeout=1)
-    _, pipe = start(stand_still, scheme, 0)
-    pid = pipe.recv()
-    began = time.perf_counter()
-    with pytest.raises((WorkerLeftError, SyncTimeoutError)):
-        scheme.connect()
-    scheme.shutdown()
-    assert time.perf_counter() - began < 10
-    os.kill(pid, signal.SIGCONT)
+def test_a_worker_that_does_not_read_a_large_layout_delays_no_other_call(start):
+    model = {f"{i} {'long name ' * 500}": np.zeros(1) for i in range(400)}  # 2 MB of names, and little to compute
+    scheme = scheme_for(1, model, timeout=1)
+    process, pipe = start(stop_before_reading, scheme, 0)
+    try:
+        pipe.recv()
+        wait_for(lambda: is_stopped(process.pid))
+        began = time.perf_counter()
+        with pytest.raises((WorkerLeftError, SyncTimeoutError)):
+            scheme.connect()
+        scheme.shutdown()
+        assert time.perf_counter() - began < 10
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_large_layout_arrives():
+    model = {f"{i} {'long name ' * 500}": np.full(1, i, "f4") for i in range(400)}
+    scheme, mine = scheme_for(1, model), {name: np.zeros(1, "f4") for name in model}
+    with local_receivers(scheme, [mine], "policy"):
+        assert mine == model
+
+
+def test_a_long_traceback_arrives_without_its_beginning():
+    def fail_at_length(version):
+        raise RuntimeError("long " * 40_000 + "end")
+
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy", background=False) as (receiver,):
+        receiver._receiver._on_update = fail_at_length
+        scheme.send_async()
+        with pytest.raises(RuntimeError):
+            receiver.receive()
+        with pytest.raises(WorkerError, match=r"could not take version 2:\n.*long end"):
+            scheme.wait_async()
+
+
+def test_a_worker_that_leaves_with_unread_updates_has_not_died():
+    """The kernel reports a reset before the last messages of such a worker."""
+    scheme = scheme_for(2)
+    with local_receivers(scheme, [arrays(0.0), arrays(0.0)], "policy", background=False) as (first, second):
+        scheme.send_async()
+        first.shutdown()
+        assert second.receive() == 2
+        scheme.wait_async()
+        assert [worker.state for worker in scheme._sender.workers.values()] == [State.LEFT, State.READY]
 
 
 # ---- MPI, torchrl
+
+
+def test_a_worker_that_has_left_stays_away_when_its_relay_responds_again():
+    comm = SimpleNamespace(isend=lambda message, rank, tag: SimpleNamespace(Test=lambda: True))
+    workers = {0: Worker(0), 1: Worker(1)}
+    ranks = Ranks(SimpleNamespace(machine=[0, 1, 1]), comm, 0, workers, "the model")
+    for worker in workers.values():
+        worker.apply(Event.STARTED)
+    workers[0].apply(Event.LEFT)
+    ranks._give_up(ranks._relays[1])
+    assert [worker.state for worker in workers.values()] == [State.LEFT, State.DEAD]
+    ranks._hear(ranks._relays[1])
+    assert [worker.state for worker in workers.values()] == [State.LEFT, State.READY]
+    ranks.close()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -943,8 +998,8 @@ def test_ranks_on_several_machines(run_ranks, machines):
     assert "weight sync: well" in run_ranks("weight_sync.py", 4, env={"MPI_UTIL_MACHINES": str(machines)}).out
 
 
-@pytest.mark.parametrize("when", ["before", "midway"])
-def test_a_rank_that_stands_still_stops_no_other(run_ranks, when):
+@pytest.mark.parametrize("when", ["before", "midway", "first"])
+def test_updates_are_routed_around_a_stopped_relay(run_ranks, when):
     assert "weight sync: well" in run_ranks("weight_sync.py", 4, "stopped", when, env={"MPI_UTIL_MACHINES": "4"}).out
 
 

@@ -68,7 +68,7 @@ class Publisher:
         self._checked = 0.0
         self.closed = False
 
-    # ---- who is connected
+    # ---- connections
 
     def open(self) -> None:
         """Starts to accept workers."""

@@ -33,7 +33,7 @@ _testing = threading.Lock()  # MPI forbids two threads to test one request
 
 
 def keep(request: Any) -> Any:
-    """Returns a request that nobody needs to wait for, and keeps what it sends until it is done."""
+    """Returns a request, and keeps what it sends until it is done: no one needs to wait for it."""
     with _testing:
         _in_flight[:] = [*(each for each in _in_flight if not each.Test()), request]
     return request

@@ -70,7 +70,7 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
         self.scheme.connect(worker_idx=worker_idx)
 
     def _updated(self, version: int) -> None:
-        """Tells the worker's collector, which counts policy versions and may have collectors of its own."""
+        """Updates the worker's collector too: it counts policy versions, and may have collectors of its own."""
         context = self.context
         if context is not None and hasattr(context, "update_policy_weights_"):
             weights = self._strategy.extract_weights(self.model)
@@ -92,7 +92,7 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
         self.scheme.wait_async(timeout)
 
     def receive(self, timeout: float | None = None) -> None:
-        """Nothing to do: a thread of the worker applies what comes."""
+        """Nothing to do: a thread of the worker applies what arrives."""
 
     def shutdown(self) -> None:
         """Ends this side in order."""

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from harness import fork, raises
@@ -11,6 +12,7 @@ from harness import fork, raises
 import mpi_util
 from mpi_util.weight_sync import MPIWeightSyncScheme, relay
 from mpi_util.weight_sync import mpi as sync_by_mpi
+from mpi_util.weight_sync.worker import State
 
 fork()
 rank, size = mpi_util.rank, mpi_util.nworkers
@@ -28,8 +30,14 @@ def wait_for(test):
         time.sleep(1e-3)
 
 
+def stop(pid):
+    """Until the main thread of a process has received SIGSTOP, its others go on."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+
 def stop_at_third_part(receive):
-    """In place of Relay._receive: this process stands still in the middle of version 2."""
+    """In place of Relay._receive: this process is stopped in the middle of version 2."""
     parts = []
 
     def receive_or_stop(self, part, source, version):
@@ -37,6 +45,7 @@ def stop_at_third_part(receive):
         if parts.count(2) == 3:
             parts.append(2)
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.5)  # the main thread receives it
         receive(self, part, source, version)
 
     return receive_or_stop
@@ -159,7 +168,7 @@ def check_a_receiver_that_leaves_in_order():
         scheme.connect()
         if rank == size - 1:
             scheme.shutdown()
-            time.sleep(0.1)  # its word has come to the sender
+            time.sleep(0.1)  # the sender has received that
         mpi_util.all_sum(0)
     mpi_util.all_sum(0)
     scheme.shutdown()
@@ -172,23 +181,33 @@ if "gone" in sys.argv:
         scheme.init_on_sender(model=model(0.0))
         scheme.connect()
 elif "stopped" in sys.argv:
-    # each rank a machine: 0 sends to 1 and 2, and 1 passes on to 3
+    # each rank is a machine: 0 sends to 1 and 2, and 1 forwards to 3
     sync_by_mpi._SILENT_S = relay._STALLED_S = 2.0
     scheme, mine = MPIWeightSyncScheme(on_dead="drop"), {"w": np.full(4_000_000, float(rank), "f4")}
     pid = mpi_util.all_sum(os.getpid() if rank == 1 else 0)
     if rank == 0:
         scheme.init_on_sender(model=mine)
+        if "first" in sys.argv:  # all relays are ready: one forwards to another
+
+            def relays_ready():
+                scheme._sender.publisher.poll(0)
+                return all(record.state is State.READY for record in scheme._sender.publisher._relays.values())
+
+            wait_for(relays_ready)
+            stop(pid)
         scheme.connect()
-        if "midway" not in sys.argv:
-            os.kill(pid, signal.SIGSTOP)
+        if "before" in sys.argv:
+            stop(pid)
         mine["w"][:] = 7.0
-        scheme.send()
-        assert scheme.versions == {0: 1, 1: 2, 2: 2}, scheme.versions
+        if "first" not in sys.argv:
+            scheme.send()
+        sent = scheme.version
+        assert scheme.versions == {0: sent - 1, 1: sent, 2: sent}, scheme.versions
         os.kill(pid, signal.SIGCONT)
-        while scheme.versions[0] < 2:
+        while scheme.versions[0] < sent:
             time.sleep(0.01)
         scheme.send()
-        assert scheme.versions == {0: 3, 1: 3, 2: 3}, scheme.versions
+        assert scheme.versions == dict.fromkeys(range(3), sent + 1), scheme.versions
     else:
         if rank == 1 and "midway" in sys.argv:
             relay.Relay._receive = stop_at_third_part(relay.Relay._receive)
