@@ -175,7 +175,7 @@ def receive_in_rank(policy: str, schemes: dict[str, Any]) -> None:
     for scheme in schemes.values():
         scheme.connect()
     for way, scheme in schemes.items():
-        scheme._receiver._thread.join()
+        scheme._receiver.thread.join()
         if float(modules[way][0].weight.detach()[-1, -1]) != 42.0:
             raise RuntimeError(f"rank {mpi_util.rank} did not get the weights of {way}")
 

@@ -49,7 +49,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds, at least 0."""
+        """Seconds, at least 0; math.inf if there is no limit."""
         return max(0.0, self._end - time.perf_counter())
 
     @property

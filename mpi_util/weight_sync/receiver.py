@@ -21,8 +21,8 @@ _VERIFY_BYTES = 1 << 20  # blocks up to this size are checked each time: it take
 _JOIN_S = 5.0
 
 
-class LockClosed(Exception):
-    """The lock was closed while a thread waited to write."""
+class LockClosed(UsageError):
+    """The weights cannot change after shutdown()."""
 
 
 class ReadersWriterLock:
@@ -71,7 +71,7 @@ class ReadersWriterLock:
                 while (self._readers or self._writing) and not self._closed:
                     self._changed.wait()
                 if self._closed:
-                    raise LockClosed
+                    raise LockClosed("the weights cannot change after shutdown()")
                 self._writing = True
             finally:
                 self._waiting_writers -= 1
@@ -91,21 +91,11 @@ class ReadersWriterLock:
 
 
 class Receiver:
-    """One worker's weights.
+    """One worker's weights. Arguments and attributes as in `WeightSyncScheme` and its `init_on_receiver`.
 
     Args:
         worker: its index.
         name: of the model, for messages.
-        model: what is written into; None: a dict of arrays is made (attribute `model`).
-        verify: recompute each checksum; None: of small blocks.
-        share: the model's tensors point into the sender's block instead of being written.
-        on_update: called with the version after each update.
-
-    Attributes:
-        version: of the weights that the model has; 0 before the first.
-        checksum: as the sender computed it.
-        skipped: number of messages that were stale or repeated.
-        failure: the last error of the thread that receives.
     """
 
     def __init__(
@@ -122,7 +112,7 @@ class Receiver:
         self.version = self.checksum = self.skipped = 0
         self.failure: Exception | None = None
         self._subscriber: Subscriber | None = None  # from `connect` on
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # that receives
         self._on_update = on_update
         self._verify = verify
         self._layout: Layout | None = None  # the sender's, which comes with the first update
@@ -209,19 +199,10 @@ class Receiver:
 
     def write_to(self, model: Any) -> None:
         """From now on `model` gets the weights."""
-        with self._writing("write_to"):
+        with self.lock.writing():
             if self._sharing is not None:
                 raise UsageError("with share=True the model cannot be another one")
             self.model = model
-
-    @contextlib.contextmanager
-    def _writing(self, call: str) -> Iterator[None]:
-        """`lock.writing` for the user's calls."""
-        try:
-            with self.lock.writing():
-                yield
-        except LockClosed:
-            raise UsageError(f"{call} after shutdown()") from None
 
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""
@@ -230,19 +211,14 @@ class Receiver:
         block = np.empty(self._layout.nbytes, np.uint8)
         plan = Weights.of(weights).plan(self._layout, "the weights given", "the model", Weights.of(self.model))
         pack(plan, block)
-        with self._writing("apply_weights"):
+        with self.lock.writing():
             self._plan(self._layout).take(block, undo=True)
 
     def listen(self) -> None:
         """From now on a thread receives; it sleeps until something comes."""
         name = f"mpi_util weight sync: worker {self.worker}"
-        self._thread = threading.Thread(target=self._listen, daemon=True, name=name)
-        self._thread.start()
-
-    @property
-    def listening(self) -> bool:
-        """True if a thread receives."""
-        return self._thread is not None
+        self.thread = threading.Thread(target=self._listen, daemon=True, name=name)
+        self.thread.start()
 
     def _listen(self) -> None:
         while self._subscriber is not None and not self._subscriber.stopped:
@@ -259,9 +235,9 @@ class Receiver:
         self.lock.close()
         if self._subscriber is not None:
             self._subscriber.close()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
-        if self._subscriber is not None and (self._thread is None or not self._thread.is_alive()):
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(_JOIN_S)
+        if self._subscriber is not None and (self.thread is None or not self.thread.is_alive()):
             if self._sharing is not None and self.version:
                 self._sharing.part()
             self._held.close()

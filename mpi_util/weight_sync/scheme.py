@@ -62,7 +62,7 @@ class WeightSyncScheme:
         self._receiver: Receiver | None = None
         self._connected = self._closed = False
 
-    # ---- phase 1
+    # ---- both phases of the set-up
 
     def init_on_sender(
         self,
@@ -138,8 +138,6 @@ class WeightSyncScheme:
             raise UsageError(f"{call} after shutdown(); make a new scheme")
         if self._sender is not None or self._receiver is not None:
             raise UsageError(f"{call}: this scheme has been initialised already; it has one role and one model")
-
-    # ---- phase 2
 
     def connect(self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True) -> None:
         """Phase 2, on both sides: sends the first weights to every receiver.
@@ -247,7 +245,7 @@ class WeightSyncScheme:
         receiver = self._need_receiver("receive()")
         if not self._connected or self._closed:
             raise UsageError("receive() before connect(), or after shutdown()")
-        if receiver.listening:
+        if receiver.thread is not None:
             raise UsageError("receive(): a background thread receives; use connect(background=False)")
         return receiver.receive(Deadline(timeout))
 

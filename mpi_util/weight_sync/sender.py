@@ -17,16 +17,7 @@ _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
 
 class Sender:
-    """Sends the weights of one model.
-
-    Args:
-        source: whose weights.
-        publisher: has the workers' records.
-        coalesce, on_dead, wire_dtype: of the scheme.
-
-    Attributes:
-        version: sent last.
-    """
+    """Sends the weights of one model. Arguments as in `WeightSyncScheme`; the publisher has the workers' records."""
 
     def __init__(
         self, source: WeightSource, publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None

@@ -1,7 +1,6 @@
 """A worker's connection to a publisher: receives where the newest update is, reads it there, and answers."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..errors import UsageError, WorkerLeftError
@@ -77,12 +76,10 @@ class Subscriber:
             else:
                 self.stopped = True
 
-    @contextlib.contextmanager
-    def reading(self, update: Update, discard: bool = False) -> Iterator[Content]:
-        """An update, or a newer one in its place. Arguments as in `Reader.reading`."""
+    def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
+        """An update, or a newer one in its place. See `Reader.reading`."""
         self._reader.keep(update.live)
-        with self._reader.reading(update.ticket, discard) as content:
-            yield content
+        return self._reader.reading(update.ticket, discard)
 
     def answer(self, kind: Kind, version: int = 0, text: str = "") -> None:
         """Sends ACK, ERROR or BYE."""
