@@ -1,7 +1,9 @@
 """Runs a function once, or for every combination of hyperparameters, each run as an experiment of its own."""
 
+import functools
 import itertools
 import json
+import operator
 import os
 import string
 from collections import Counter
@@ -10,10 +12,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..launch import failure
-from . import schedule
 from .experiment import Experiment
 from .logger import colored
-from .schedule import ExperimentError, Result
+from .schedule import ExperimentError, Result, Schedule, table
 from .to_json import convert_json
 
 _LINE = 80
@@ -37,8 +38,7 @@ def call_experiment(
             `if __name__ == "__main__":`. With cloudpickle installed, any function works, without that guard.
         seed: for the function, and for the name of the run's folder.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
-        data_dir, datestamp: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless that is
-            among the arguments.
+        data_dir, datestamp: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
 
     Returns:
@@ -52,9 +52,9 @@ def call_experiment(
     failure.install()
     experiment = Experiment(exp_name, thunk, seed, num_cpu, data_dir, datestamp, kwargs)
     print(f"{experiment.name}: {json.dumps(experiment.config, indent=4, sort_keys=True)}")
-    (result,), signum = schedule.run_all([experiment])
-    if signum:
-        raise SystemExit(128 + signum)
+    (result,) = (schedule := Schedule([experiment])).run()
+    if schedule.signum:
+        raise SystemExit(128 + schedule.signum)
     if result.status == "failed":
         raise ExperimentError(f"experiment {result.name} failed with status {result.code}", [result])
     return result
@@ -123,18 +123,13 @@ class ExperimentGrid:
         """
         if not self.keys:
             raise UsageError("ExperimentGrid: nothing to run; add a parameter first: add(key, values)")
-        return [self._nested(dict(zip(self.keys, combination))) for combination in itertools.product(*self.vals)]
-
-    @staticmethod
-    def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-        variant: dict[str, Any] = {}
-        for key, value in flat.items():
-            *outer, last = key.split(":")
-            place = variant
-            for part in outer:
-                place = place.setdefault(part, {})
-            place[last] = value
-        return variant
+        found = []
+        for combination in itertools.product(*self.vals):
+            found.append(variant := dict[str, Any]())
+            for key, value in zip(self.keys, combination):
+                *outer, last = key.split(":")
+                functools.reduce(lambda place, part: place.setdefault(part, {}), outer, variant)[last] = value
+        return found
 
     def variant_name(self, variant: dict[str, Any]) -> str:
         """The name of a variant's experiment: the grid's, then each parameter that varies, except the seed.
@@ -146,9 +141,7 @@ class ExperimentGrid:
         for key, vals, shorthand, in_name in zip(self.keys, self.vals, self.shs, self.in_names):
             if key == "seed" or not (len(vals) > 1 or in_name):
                 continue
-            value: Any = variant
-            for part in key.split(":"):
-                value = value[part]
+            value: Any = functools.reduce(operator.getitem, key.split(":"), variant)
             label = valid_str(key if shorthand is None else shorthand)
             if all(isinstance(v, bool) for v in vals):
                 name += f"_{label}" if value else ""
@@ -194,8 +187,7 @@ class ExperimentGrid:
             A Result for each variant.
 
         Raises:
-            UsageError: before anything has run: no parameter; two variants with one name; arguments that cannot be
-                pickled.
+            UsageError: before anything has run: no parameter; two variants with one name; what cannot be pickled.
             ExperimentError: after all have run, if some have failed; so a script ends with status 1.
             SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
         """
@@ -210,10 +202,10 @@ class ExperimentGrid:
         if shared := [folder for folder, n in folders.items() if n > 1]:
             raise UsageError(f"{folders[shared[0]]} variants have the folder {shared[0]}; make their names differ")
         self.print()
-        results, signum = schedule.run_all(experiments, max_parallel, skip_finished=True)
-        print(f"\n{schedule.table(results)}", flush=True)
-        if signum:
-            raise SystemExit(128 + signum)
+        results = (schedule := Schedule(experiments, max_parallel, skip_finished=True)).run()
+        print(f"\n{table(results)}", flush=True)
+        if schedule.signum:
+            raise SystemExit(128 + schedule.signum)
         failed = [r.name for r in results if r.status == "failed"]
         if failed:
             raise ExperimentError(f"{len(failed)} of {len(results)} experiments failed: {', '.join(failed)}", results)
@@ -232,8 +224,7 @@ class ExperimentGrid:
 
 def valid_str(v: Any) -> str:
     """A value as part of a file name: functions by name, items joined by "-", anything else in lower case."""
-    if hasattr(v, "__name__"):
-        v = v.__name__
+    v = getattr(v, "__name__", v)
     if isinstance(v, (tuple, list)):
         return "-".join(map(valid_str, v))
     return "".join(c if c in _WORD + "-_" else "-" for c in str(v).lower())

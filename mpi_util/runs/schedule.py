@@ -1,5 +1,6 @@
 """Runs experiments, several at once; a failed one does not stop the others, and Ctrl-C leaves no process behind."""
 
+import contextlib
 import signal
 import sys
 import threading
@@ -49,43 +50,46 @@ class ExperimentError(MpiUtilError):
         self.results = results or []
 
 
-def run_all(
-    experiments: list[Experiment], max_parallel: int = 1, skip_finished: bool = False
-) -> tuple[list[Result], int]:
-    """Runs the experiments in order, and prints a line about each.
+class Schedule:
+    """Runs experiments in order, and prints a line about each.
 
     A single one prints to the output of this process. If several may run at once, each prints to output.txt in its
     folder, and the last lines of a failed one are repeated here.
+
+    Signals are forwarded: the first asks the runs to end, the second asks again, the third kills. After the first, the
+    others follow by themselves after a while: one Ctrl-C is enough.
 
     Args:
         max_parallel: number of runs at once.
         skip_finished: skips those whose folder holds a finished run of the same configuration.
 
-    Returns:
-        (a Result for each experiment, the signal that stopped them or 0).
+    Attributes:
+        signum: the signal that stopped them, or 0.
     """
-    return _Runs(experiments, max_parallel, skip_finished).run()
 
-
-class _Runs:
-    """Experiments that wait, run or have ended."""
-
-    def __init__(self, experiments: list[Experiment], max_parallel: int, skip_finished: bool):
+    def __init__(self, experiments: list[Experiment], max_parallel: int = 1, skip_finished: bool = False):
+        self.signum = 0
         self._results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
-        self._waiting = deque(experiments)
-        self._running: list[Experiment] = []
+        self._waiting, self._running = deque(experiments), list[Experiment]()
         self._max_parallel, self._skip_finished = max_parallel, skip_finished
+        self._due: deque[tuple[float, int]] = deque()  # (latest time, signal to send)
+        self._hurry = False
 
-    def run(self) -> tuple[list[Result], int]:
-        with _Stop() as stop:
-            while self._running or (self._waiting and not stop.signum):
-                while self._waiting and len(self._running) < self._max_parallel and not stop.signum:
+    def run(self) -> list[Result]:
+        """A Result for each experiment."""
+        with contextlib.ExitStack() as handlers:
+            if threading.current_thread() is threading.main_thread():
+                for signum in _SIGNALS:
+                    if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                        handlers.callback(signal.signal, signum, signal.signal(signum, self._receive))
+            while self._running or (self._waiting and not self.signum):
+                while self._waiting and len(self._running) < self._max_parallel and not self.signum:
                     self._start(self._waiting.popleft())
-                self._collect(bool(stop.signum))
-                stop.forward(self._running)
+                self._collect()
+                self._forward()
                 if self._running:
                     time.sleep(_POLL_S)
-        return list(self._results.values()), stop.signum
+        return list(self._results.values())
 
     def _start(self, experiment: Experiment) -> None:
         if self._skip_finished and experiment.finished():
@@ -100,20 +104,35 @@ class _Runs:
             print(f"{experiment.name}: {error}", file=sys.stderr)
             self._end(experiment, "failed")
 
-    def _collect(self, stopped: bool) -> None:
+    def _collect(self) -> None:
         """Records the runs that have ended."""
         for experiment in list(self._running):
             if (code := experiment.poll()) is not None:
                 self._running.remove(experiment)
-                if code and not stopped and self._max_parallel > 1:
+                if code and not self.signum and self._max_parallel > 1:
                     print(_tail(experiment), flush=True)
-                self._end(experiment, "done" if not code else "stopped" if stopped else "failed", code)
+                self._end(experiment, "done" if not code else "stopped" if self.signum else "failed", code)
 
     def _end(self, experiment: Experiment, status: str, code: int | None = None) -> None:
         result = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
         self._results[experiment] = result
         after = f" after {result.seconds:.1f} s" if result.seconds else f", in {result.folder}"
         print(f"{experiment.name}: {_status(result)}{after}", flush=True)
+
+    def _receive(self, signum: int, _frame: object) -> None:
+        self._hurry = bool(self.signum)
+        if not self.signum:
+            self.signum, now = signum, time.monotonic()
+            last = now + _GRACE_S
+            self._due.extend([(now, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
+
+    def _forward(self) -> None:
+        """Sends the signal that is due."""
+        if self._due and (self._hurry or time.monotonic() >= self._due[0][0]):
+            self._hurry = False
+            signum = self._due.popleft()[1]
+            for experiment in self._running:
+                experiment.signal(signum)
 
 
 def table(results: list[Result]) -> str:
@@ -137,43 +156,3 @@ def _tail(experiment: Experiment) -> str:
         lines = file.read().decode(errors="replace").splitlines()
     last = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=len(lines) - _SHORT_TAIL)
     return "\n".join(f"{experiment.name} | {line}" for line in lines[max(0, last - 1, len(lines) - _TAIL_LINES) :])
-
-
-class _Stop:
-    """Forwards signals to the runs: the first asks them to end, the second asks again, the third kills.
-
-    After the first, the others follow by themselves after a while: one Ctrl-C is enough.
-    """
-
-    def __init__(self) -> None:
-        self.signum = 0
-        self._due: deque[tuple[float, int]] = deque()  # (latest time, signal to send)
-        self._hurry = False
-
-    def __enter__(self) -> "_Stop":
-        self._previous = {}
-        if threading.current_thread() is threading.main_thread():
-            for signum in _SIGNALS:
-                if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-                    self._previous[signum] = signal.signal(signum, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
-
-    def _receive(self, signum: int, _frame: object) -> None:
-        if not self.signum:
-            self.signum, now = signum, time.monotonic()
-            last = now + _GRACE_S
-            self._due.extend([(now, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
-        else:
-            self._hurry = True
-
-    def forward(self, running: list[Experiment]) -> None:
-        """Sends the signal that is due."""
-        if self._due and (self._hurry or time.monotonic() >= self._due[0][0]):
-            self._hurry = False
-            signum = self._due.popleft()[1]
-            for experiment in running:
-                experiment.signal(signum)

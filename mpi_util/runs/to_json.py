@@ -30,7 +30,7 @@ def _convert(obj: Any, around: tuple[int, ...]) -> Any:
     if isinstance(obj, float):
         return float(obj) if math.isfinite(obj) else str(float(obj))
     if isinstance(obj, (np.generic, np.ndarray)):
-        return _convert_array(obj, around)
+        return _convert(obj.tolist(), around) if obj.size <= _LARGEST else f"{obj.dtype} array {obj.shape}"
     if isinstance(obj, enum.Enum):
         return obj.name
     if isinstance(obj, (os.PathLike, str)):
@@ -40,39 +40,19 @@ def _convert(obj: Any, around: tuple[int, ...]) -> Any:
     if id(obj) in around:
         return "..."  # it contains itself
     around = (*around, id(obj))
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        obj = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
     if isinstance(obj, dict):
-        return {_key(key): _convert(value, around) for key, value in obj.items()}
+        return {k if isinstance(k, str) else str(_convert(k, ())): _convert(v, around) for k, v in obj.items()}
     if isinstance(obj, (list, tuple)):
         return [_convert(item, around) for item in obj]
     if isinstance(obj, (set, frozenset)):
         return sorted((_convert(item, around) for item in obj), key=repr)
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return {field.name: _convert(getattr(obj, field.name), around) for field in dataclasses.fields(obj)}
-    return _convert_object(obj, around)
-
-
-def _convert_array(array: Any, around: tuple[int, ...]) -> Any:
-    if array.size > _LARGEST:
-        return f"{array.dtype} array {array.shape}"
-    value = array.tolist()
-    return _convert(value, around) if not isinstance(value, (bytes, complex)) else str(value)
-
-
-def _convert_object(obj: Any, around: tuple[int, ...]) -> Any:
     name = getattr(obj, "__name__", None)
     if isinstance(name, str) and "<lambda>" not in name:
         return name
+    text = _ADDRESS.sub("", str(obj))  # it differs from run to run
     attributes = getattr(obj, "__dict__", None)
     if not attributes or isinstance(name, str) or len(around) > _DEPTH:
-        return _str(obj)
-    public = {key: value for key, value in attributes.items() if not str(key).startswith("_")}
-    return {_str(obj): _convert(public, around)}
-
-
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(_convert(key, ()))
-
-
-def _str(obj: Any) -> str:
-    """`str` without the object's address, which differs from run to run."""
-    return _ADDRESS.sub("", str(obj))
+        return text
+    return {text: _convert({k: v for k, v in attributes.items() if not str(k).startswith("_")}, around)}
