@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from .collectives.dealing import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
+from .collectives.moments import merge_moments
 from .collectives.reductions import all_mean, all_sum
-from .collectives.running_moments import merge_moments
 from .collectives.start import mpi_fork
 from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .errors import (

@@ -13,7 +13,7 @@ from ..host import threads
 from ..launch.identity import Comm
 from .channel import Channel
 from .comm import channel_of
-from .gather_plan import Header, Plan, check_segments, pack
+from .gather_plan import Header, Joined, Plan, check_segments, pack
 from .transport import Broadcast, Place, finish, lease, places, put, write
 
 T = TypeVar("T")
@@ -95,10 +95,7 @@ def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> 
 
     Args, Raises: as `rank0_accum_batches`.
     """
-    channel = channel_of(comm)
-    gather = _Gather(channel, "all_accum_batches", batch, index)
-    joined = gather.run()
-    return joined if channel.size == 1 else _CopyToAll(gather).rebuild(channel, joined)
+    return _GatherToAll(channel_of(comm), "all_accum_batches", batch, index).run()
 
 
 def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
@@ -115,14 +112,14 @@ class _Gather:
     Attributes:
         segments: this rank's.
         plan, block: on rank 0, where the rows lie in which memory.
-        example: on rank 0, if it has no segment, the structure, with something small for each leaf.
+        example: the structure, with something small for each leaf, where this rank needs it and has no segment.
     """
 
     plan: Plan
-    block: np.ndarray
+    block = np.empty(0, np.uint8)
 
     def __init__(self, channel: Channel, op: str, batch: Any, index: Index):
-        self._channel, self._op, self._batch, self._index = channel, op, batch, index
+        self.op, self._channel, self._batch, self._index = op, channel, batch, index
         self._listed = isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))
         self.segments = [batch] if index is None else list(batch) if self._listed else []
         self.example: Any = {}
@@ -130,7 +127,7 @@ class _Gather:
     def run(self) -> Any:
         """Collective. Returns: rank 0: the joined batch; others: their own."""
         channel = self._channel
-        place = channel.agree(self._op, self._describe, self._decide)
+        place = channel.agree(self.op, self._describe, self._plan_all)
         starts, sends_example = place.plan
         pieces = [piece for arrays, offsets in zip(self._arrays, starts) for piece in zip(arrays, offsets)]
         if channel.rank:
@@ -141,12 +138,12 @@ class _Gather:
         write(self.block, pieces)
         finish(channel, self.block, place.ticket, self.plan.pieces)
         if self.plan.example_from:
-            self.example = channel.messages.receive(self.plan.example_from, self._op)
-        return _rebuild(self.segments[0] if self.segments else self.example, self.plan.joined.leaves(self.block))
+            self.example = channel.messages.receive(self.plan.example_from, self.op)
+        return self._joined(self.plan.joined)
 
     def _describe(self) -> Header:
         """What this rank has."""
-        op, index, segments = self._op, self._index, self.segments
+        op, index, segments = self.op, self._index, self.segments
         order = [self._channel.rank] if index is None else [operator.index(i) for i in index]
         if index is not None and not self._listed:
             raise BatchError(f"{op}: with index, give a list of batches, not a {type(self._batch).__name__}")
@@ -160,12 +157,20 @@ class _Gather:
         rows = [[len(array) for array in arrays] for arrays in self._arrays]
         return Header(packed[0][0] if packed else None, index is not None, order, rows)
 
-    def _decide(self, headers: list[Header]) -> list[Place]:
+    def _plan_all(self, headers: list[Header]) -> list[Place]:
         """Rank 0: where each rank's rows go to."""
-        self.plan = Plan(self._op, headers)
+        self.plan = Plan(self.op, headers)
         self.block, ticket = lease(self._channel, self.plan.joined.layout.nbytes)
         plans = [(starts, k == self.plan.example_from) for k, starts in enumerate(self.plan.starts)]
         return places(self._channel, ticket, plans)
+
+    def _joined(self, joined: Joined) -> Any:
+        """The leaves that lie in the block, in the structure of this rank's batch, tensors where that has tensors."""
+        example, leaves = self.segments[0] if self.segments else self.example, joined.leaves(self.block)
+        for path, like in tree.walk(example):
+            if isinstance(leaves[path], np.ndarray):
+                leaves[path] = adapter_for(like).from_array(leaves[path], like)
+        return tree.rebuild(example, leaves)
 
 
 def _skeleton(segment: Any) -> Any:
@@ -176,39 +181,25 @@ def _skeleton(segment: Any) -> Any:
     )
 
 
-def _rebuild(example: Any, leaves: dict[str, Any]) -> Any:
-    """`leaves` in the structure of `example`, tensors where it has tensors."""
-    for path, like in tree.walk(example):
-        if isinstance(leaves[path], np.ndarray):
-            leaves[path] = adapter_for(like).from_array(leaves[path], like)
-    return tree.rebuild(example, leaves)
-
-
-class _CopyToAll(Broadcast):
-    """Sends rank 0's block to all ranks, which rebuild the batch in the order of their own keys."""
-
-    op = "all_accum_batches"
-    _copy = np.empty(0, np.uint8)
-
-    def __init__(self, gather: _Gather):
-        self._gather = gather
+class _GatherToAll(_Gather, Broadcast):
+    """A gather, after which rank 0's block is sent to all ranks, which rebuild the batch in the order of their keys."""
 
     def decide(self, channel: Channel, described: list[None]) -> tuple[int, Any]:
-        gather = self._gather
-        example = _skeleton(gather.segments[0]) if gather.segments else gather.example
-        return len(gather.block), (gather.plan.joined, example)
+        example = _skeleton(self.segments[0]) if self.segments else self.example
+        return len(self.block), (self.plan.joined, example)
 
     def write(self, block: np.ndarray) -> Iterator[int]:
-        np.copyto(block, self._gather.block)
+        np.copyto(block, self.block)
         yield len(block)
 
     def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
         wait_for(len(block))
-        self._copy = block.copy()
+        self.block = block.copy()
 
-    def rebuild(self, channel: Channel, own: Any) -> Any:
-        """Collective: the joined batch; on rank 0 that is `own`."""
-        joined, example = self.send(channel)
-        if channel.rank == 0:
-            return own
-        return _rebuild(self._gather.segments[0] if self._gather.segments else example, joined.leaves(self._copy))
+    def run(self) -> Any:
+        """Collective. Returns: the joined batch on every rank."""
+        at_rank0 = super().run()
+        if self._channel.size == 1:
+            return at_rank0
+        joined, self.example = self.send(self._channel)
+        return self._joined(joined) if self._channel.rank else at_rank0

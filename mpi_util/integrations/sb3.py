@@ -37,8 +37,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ..collectives.dealing import share
 from ..collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
+from ..collectives.moments import merge_moments
 from ..collectives.reductions import all_sum
-from ..collectives.running_moments import merge_moments
 from ..collectives.weights import bcast, rank0_bcast_wts
 from ..errors import BatchError, UsageError
 from ..host import threads
