@@ -1,12 +1,11 @@
 """Data-parallel TensorFlow under the names of Spinning Up's `mpi_tf`: every rank updates, with averaged gradients.
 
 The functions work in tf.compat.v1 graphs, where they return operations for the session to run, in eager mode, where
-they act at once, and inside tf.function. An operation that ranks do together must be run by all of them, as often and
-in the same order.
+they act at once, and inside tf.function. All ranks must run a collective operation equally often, in the same order.
 
     optimizer = mpi_tf.MpiAdamOptimizer(learning_rate=1e-3)           # tf.compat.v1
     optimizer = mpi_tf.average_gradients(keras.optimizers.Adam(1e-3)) # Keras 3
-    mpi_util.rank0_bcast_wts(model)                                   # all ranks start with the same weights
+    mpi_util.rank0_bcast_wts(model)                                   # the same start on all ranks
 """
 
 import functools
@@ -25,18 +24,11 @@ from .collectives.weights import rank0_bcast_wts
 from .errors import UsageError, WeightsError
 from .launch.identity import Comm
 
-_turn = threading.Lock()  # a graph may run two operations at once, but a rank only one collective call
+_turn = threading.Lock()  # a graph may run two operations at once, but a rank can be in one collective call only
 
 
 def flat_concat(xs: Sequence[Any]) -> Any:
-    """All values of some tensors or variables of one dtype as one tensor.
-
-    Args:
-        xs: tensors or variables of any shapes.
-
-    Returns:
-        A tensor of their dtype, shape (sum of their sizes,).
-    """
+    """All values of tensors or variables of one dtype as one tensor, shape (sum of their sizes,)."""
     tf = framework("tensorflow")
     return tf.concat([tf.reshape(x, (-1,)) for x in xs], axis=0)
 
@@ -49,7 +41,7 @@ def assign_params_from_flat(x: Any, params: Sequence[Any]) -> Any:
         params: variables with known shapes.
 
     Returns:
-        The operation that does it, which tf.function runs by itself; None in eager mode, where it is done.
+        The operation that sets them, which tf.function runs by itself; None in eager mode, where they are set.
     """
     tf = framework("tensorflow")
     params = _variables(tf, params)
@@ -58,14 +50,14 @@ def assign_params_from_flat(x: Any, params: Sequence[Any]) -> Any:
 
 
 def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
-    """Collective when it acts: sets variables to rank 0's values. A rank that does not take part is waited for.
+    """Collective when it acts: sets variables to rank 0's values. Waits until all ranks take part.
 
     Args:
         params: variables of TensorFlow or Keras, of any dtype but string; the same on every rank.
         comm: communicator; None: all ranks.
 
     Returns:
-        The operation that does it, which tf.function runs by itself; None in eager mode, where it is done.
+        As `assign_params_from_flat`.
 
     Raises:
         RankMismatchError: on every rank, with the first name that differs, if the variables differ. An operation
@@ -81,19 +73,19 @@ def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
 
 
 def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
-    names = [place_name(i, param.name) for i, param in enumerate(params)]
-    dtypes = [param.dtype.base_dtype for param in params]
-    for name, dtype in zip(names, dtypes):
+    dtypes = {place_name(i, param.name): param.dtype.base_dtype for i, param in enumerate(params)}
+    for name, dtype in dtypes.items():
         check_dtype(name, dtype)
 
     def values_of_rank0(*values: np.ndarray) -> list[np.ndarray]:
-        copies = {name: np.array(value) for name, value in zip(names, values)}
+        copies = dict(zip(dtypes, map(np.array, values)))
         with _turn:
             rank0_bcast_wts(copies, comm=comm)
         return list(copies.values())
 
-    # read_value is read here, after the control dependencies of the caller; a plain mention may be an earlier reading
-    values = tf.numpy_function(values_of_rank0, [param.read_value() for param in params], dtypes, name="sync_params")
+    # read_value reads after the control dependencies of the caller; the variable itself may stand for an earlier value
+    now = [param.read_value() for param in params]
+    values = tf.numpy_function(values_of_rank0, now, list(dtypes.values()), name="sync_params")
     for value, param in zip(values, params):
         value.set_shape(param.shape)
     return tf.group(*[param.assign(value) for param, value in zip(params, values)])
@@ -103,7 +95,7 @@ def sync_all_params(*, comm: Comm = None) -> Any:
     """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
 
     Raises:
-        WeightsError: there are none; in eager mode no list of them is kept.
+        WeightsError: there are none; in eager mode there is no list of them.
     """
     params = framework("tensorflow").compat.v1.global_variables()
     if not params:
@@ -115,12 +107,11 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
     """Makes a Keras optimizer average the gradients over the ranks before it applies them.
 
     In `model.fit`, in `apply` and in `apply_gradients`, inside tf.function too; with Keras on TensorFlow or torch.
-    Each step is one collective call, so all ranks must take the same number of steps. Models that are the same
-    after `rank0_bcast_wts(model)` stay bit-identical. A model that is saved with the optimizer loads without
-    mpi_util, and then has a plain one.
+    Each step is one collective call, so all ranks must take the same number of steps. After `rank0_bcast_wts(model)`
+    the models stay bit-identical. A model that is saved with the optimizer loads without mpi_util, with a plain one.
 
     XLA cannot call back to Python: compile a model with `jit_compile=False` where Keras would choose otherwise (on a
-    GPU). For float16 training give this a `LossScaleOptimizer`, so that ranks agree which steps to skip.
+    GPU). For float16 training give this a `LossScaleOptimizer`, so that ranks skip the same steps.
 
     Args:
         optimizer: an instance of keras.optimizers.Optimizer.
@@ -142,19 +133,16 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "torch"):
         raise UsageError(f"average_gradients needs Keras on tensorflow or torch; it runs on {backend}")
-    on_tensorflow = backend == "tensorflow"
-    means = _tensorflow_means if on_tensorflow else _eager_means
+    means = _tensorflow_means if backend == "tensorflow" else _eager_means
     plain_apply = functools.partial(type(optimizer).apply, optimizer)
 
     def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        grads = list(grads)
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        paths = [getattr(v, "path", v.name) for v in trainable_variables or ()] or [""] * len(grads)
-        plain_apply(means(f"a step of {type(optimizer).__name__}", grads, paths, comm), trainable_variables)
+        grads, variables = list(grads), None if trainable_variables is None else list(trainable_variables)
+        paths = [getattr(v, "path", v.name) for v in variables or ()] or [""] * len(grads)
+        plain_apply(means(f"a step of {type(optimizer).__name__}", grads, paths, comm), variables)
 
     # on the object, so that its class stays the one under which Keras saves it
-    optimizer.apply = _as_it_is(apply) if on_tensorflow else apply
+    optimizer.apply = _as_it_is(apply) if backend == "tensorflow" else apply
     return optimizer
 
 
@@ -165,8 +153,8 @@ def _adam() -> type:
     class MpiAdamOptimizer(tf.compat.v1.train.AdamOptimizer):  # type: ignore[misc]  # it has no types
         """tf.compat.v1's Adam, which averages the gradients over the ranks, and after the update sends rank 0's values.
 
-        Each step is collective. A rank's operations that are collective must not run side by side: where one
-        session.run does several steps, put tf.control_dependencies between them.
+        Each step is collective. Collective operations of one rank must not run in parallel: where one session.run does
+        several steps, put tf.control_dependencies between them.
 
         Args:
             comm: communicator; None: all ranks.
@@ -182,22 +170,19 @@ def _adam() -> type:
             self.comm = comm
 
         def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-            """As of tf.compat.v1, but each gradient is the mean over the ranks; None where no rank has one."""
+            """As in tf.compat.v1, but each gradient is the mean over the ranks; None where no rank has one."""
             grads, variables = zip(*super().compute_gradients(*args, **kwargs))
             paths = [variable.name for variable in variables]
             means = _tensorflow_means(f"a step of {self.get_name()}", list(grads), paths, self.comm)
             return list(zip(means, variables))
 
         def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-            """As of tf.compat.v1, followed by `sync_params` of the variables."""
+            """As in tf.compat.v1, followed by `sync_params` of the variables."""
             grads_and_vars = list(grads_and_vars)
             applied = super().apply_gradients(grads_and_vars, global_step, name)
-            variables = [variable for _, variable in grads_and_vars]
-            if tf.executing_eagerly():
-                sync_params(variables, comm=self.comm)
-                return applied
-            with tf.control_dependencies([applied]):
-                return tf.group(applied, sync_params(variables, comm=self.comm))
+            with tf.control_dependencies([] if tf.executing_eagerly() else [applied]):
+                synced = sync_params([variable for _, variable in grads_and_vars], comm=self.comm)
+            return applied if synced is None else tf.group(applied, synced)
 
     MpiAdamOptimizer.__qualname__ = "MpiAdamOptimizer"
     return MpiAdamOptimizer
@@ -210,16 +195,13 @@ def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -
     present = [i for i, grad in enumerate(grads) if grad is not None]
     if tf.executing_eagerly() or not present:
         return _eager_means(op, grads, paths, comm)
-    context = importlib.import_module("tensorflow.python.ops.control_flow_util")  # there is no public function for it
+    context = importlib.import_module("tensorflow.python.ops.control_flow_util")  # not public
     if context.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise UsageError(
-            f"{op}: XLA cannot average over ranks; compile the model, or the function, with jit_compile=False"
-        )
+        raise UsageError(f"{op}: XLA cannot average over ranks; compile the model or function with jit_compile=False")
 
     def means(*values: np.ndarray) -> list[np.ndarray]:
         there = dict(zip(present, values))
-        numbers = [None if i not in there else as_numbers(there[i]) for i in range(len(grads))]
-        found = _host_means(op, numbers, paths, comm)
+        found = _host_means(op, [there.get(i) for i in range(len(grads))], paths, comm)
         return [found[i].astype(value.dtype) for i, value in there.items()]
 
     tensors = tf.numpy_function(means, [grads[i] for i in present], [grads[i].dtype for i in present], name="mean")
@@ -235,9 +217,11 @@ def _eager_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -> lis
     return [None if g is None else adapter_for(g).from_numbers(mean, g) for mean, g in zip(found, grads)]
 
 
-def _host_means(op: str, numbers: list[Any], paths: list[str], comm: Comm) -> list[Any]:
-    names = [place_name(i, path) for i, path in enumerate(paths)]
-    copies = {name: None if array is None else np.array(array, order="C") for name, array in zip(names, numbers)}
+def _host_means(op: str, arrays: list[Any], paths: list[str], comm: Comm) -> list[Any]:
+    """The means as new arrays, in float32 for a dtype that NumPy lacks."""
+    copies: dict[str, Any] = {}
+    for i, (array, path) in enumerate(zip(arrays, paths)):
+        copies[place_name(i, path)] = None if array is None else np.array(as_numbers(array), order="C")
     with _turn:
         return list(average(op, lambda: copies, comm=comm).values())
 
@@ -248,16 +232,16 @@ def _as_it_is(function: Any) -> Any:
 
 
 def _variables(tf: Any, params: Sequence[Any]) -> list[Any]:
-    """TensorFlow's variables, which Keras keeps in its own."""
+    """The variables of TensorFlow, which those of Keras hold."""
     return [param if isinstance(param, tf.Variable) else param.value for param in params]
 
 
 MpiAdamOptimizer: Any  # a class
 
-if not TYPE_CHECKING:  # which would take it for a name of any spelling
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for it
 
     def __getattr__(name: str) -> Any:
-        """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is asked for."""
+        """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is first used."""
         if name == "MpiAdamOptimizer":
             return _adam()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
