@@ -29,13 +29,16 @@ def pack(op: str, items: list[Any]) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray) -> list[Any]:
-    """The items of `pack`; large arrays among them are views of `packed`."""
-    memory = packed.data if len(packed) > _SMALL else memoryview(bytearray(packed.data))
-    sizes = np.frombuffer(memory, np.int64, 1 + int(np.frombuffer(memory, np.int64, 1)[0]))
-    start, parts = align(sizes.nbytes), []
-    for size in sizes[1:].tolist():
-        part = memory[start : start + size]
-        parts.append(part if size > _SMALL else memoryview(bytearray(part)))
-        start += align(size)
-    items: list[Any] = pickle.loads(parts[0], buffers=parts[1:])
+    """The items of all that `pack` gave, one after another; large arrays among them are views of `packed`."""
+    items: list[Any] = []
+    start = 0
+    while start < len(packed):
+        header = packed[start:].view(np.int64)
+        sizes = header[1 : 1 + header[0]].tolist()
+        start, parts = start + align(header.itemsize * (1 + len(sizes))), []
+        for size in sizes:
+            part = packed[start : start + size].data
+            parts.append(part if size > _SMALL else memoryview(bytearray(part)))
+            start += align(size)
+        items += pickle.loads(parts[0], buffers=parts[1:])
     return items

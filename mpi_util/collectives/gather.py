@@ -175,18 +175,15 @@ class _Gather:
 
 def _skeleton(segment: Any) -> Any:
     """The structure of a batch with something small for each leaf, from which another rank can build the same."""
-    leaves = tree.walk(segment)
-    return tree.rebuild(
-        segment, {path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in leaves}
-    )
+    leaves = {path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in tree.walk(segment)}
+    return tree.rebuild(segment, leaves)
 
 
 class _GatherToAll(_Gather, Broadcast):
     """A gather, after which rank 0's block is sent to all ranks, which rebuild the batch in the order of their keys."""
 
     def decide(self, channel: Channel, described: list[None]) -> tuple[int, Any]:
-        example = _skeleton(self.segments[0]) if self.segments else self.example
-        return len(self.block), (self.plan.joined, example)
+        return len(self.block), (self.plan.joined, _skeleton(self.segments[0]) if self.segments else self.example)
 
     def write(self, block: np.ndarray) -> Iterator[int]:
         np.copyto(block, self.block)
