@@ -38,16 +38,7 @@ def setup_pytorch_for_mpi() -> None:
 
 
 def sync_params(module: Any, *, comm: Comm = None) -> None:
-    """Collective: every rank's module gets rank 0's parameters and buffers, as one block.
-
-    Args:
-        module: torch module, on any device; the same on all ranks.
-        comm: communicator; None: all ranks.
-
-    Raises:
-        RankMismatchError: on every rank, with the first name that differs, if the modules differ.
-        MissingFrameworkError: no torch.
-    """
+    """Collective: `rank0_bcast_wts` of a torch module. Raises MissingFrameworkError if there is no torch."""
     framework("torch")
     rank0_bcast_wts(module, comm=comm)
 
@@ -82,8 +73,7 @@ class _Gradients(Summands):
         grads: list[Any] = []
         description: list[tuple[str, np.dtype | None, tuple[int, ...] | None]] = []
         for name, parameter in self._module.named_parameters():
-            grad = parameter.grad
-            if grad is None:
+            if (grad := parameter.grad) is None:
                 description.append((name, None, None))
                 continue
             if grad.layout != self._torch.strided:
@@ -144,29 +134,32 @@ class _Staged:
     """
 
     def __init__(self, torch: Any, grads: list[Any]):
-        self._grads, self._torch = grads, torch
+        self._torch = torch
         self.on_host = [torch.empty(0)] * len(grads)
         self._runs = []
         for kind in dict.fromkeys((grad.dtype, grad.device) for grad in grads):
             numbers = [i for i, grad in enumerate(grads) if (grad.dtype, grad.device) == kind]
-            flat = torch.cat([grads[i].reshape(-1) for i in numbers])
+            run = [grads[i] for i in numbers]
+            flat = torch.cat([grad.reshape(-1) for grad in run])
             pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
             pinned.copy_(flat, non_blocking=flat.is_cuda)
-            self._runs.append((numbers, flat, pinned))
-            for i, part in zip(numbers, pinned.split([grads[i].numel() for i in numbers])):
-                self.on_host[i] = part.view(grads[i].shape)
+            self._runs.append((run, flat, pinned))
+            for i, view in zip(numbers, _views(pinned, run)):
+                self.on_host[i] = view
         self._synchronize()
 
     def give_back(self) -> None:
         """Copies what `on_host` now has to the gradients."""
-        for numbers, flat, pinned in self._runs:
+        for run, flat, pinned in self._runs:
             flat.copy_(pinned, non_blocking=flat.is_cuda)
-            parts = flat.split([self._grads[i].numel() for i in numbers])
-            self._torch._foreach_copy_(
-                [self._grads[i] for i in numbers], [part.view(self._grads[i].shape) for i, part in zip(numbers, parts)]
-            )
+            self._torch._foreach_copy_(run, _views(flat, run))
         self._synchronize()  # before the pinned memory is given up
 
     def _synchronize(self) -> None:
         for device in {flat.device for _, flat, _ in self._runs if flat.is_cuda}:
             self._torch.cuda.synchronize(device)
+
+
+def _views(flat: Any, grads: list[Any]) -> list[Any]:
+    """The parts of a flat tensor in the shapes of these gradients."""
+    return [part.view(grad.shape) for part, grad in zip(flat.split([grad.numel() for grad in grads]), grads)]

@@ -5,22 +5,30 @@ MPI library, and one rank needs no MPI.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .collectives import moments, reductions, start, weights
+from .collectives import start
 from .collectives.comm import channel_of
 from .collectives.gather import rank0_accum_batches
+from .collectives.moments import statistics
+from .collectives.reductions import all_mean, all_reduce, all_sum
+from .collectives.weights import bcast
 from .errors import BatchError, MpiUtilError, rank_mismatch
-from .launch import identity
-from .launch.identity import Comm
+from .launch.identity import Comm, nworkers, rank
 
 _FUNCTIONS = {
     "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum,
     "LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor,
     "BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor,
 }  # fmt: skip
+
+proc_id = rank
+num_procs = nworkers
+mpi_sum: Callable[..., Any] = all_sum  # of a list too, which gives an array
+mpi_avg: Callable[..., Any] = all_mean
 
 
 def mpi_fork(n: int, bind_to_core: bool = False) -> None:
@@ -31,9 +39,8 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
 
     Args:
         n: number of ranks, at least 1.
-        bind_to_core: binds each rank to one core, which ranks share if there are more ranks than cores. The launcher
-            assigns the cores of the machine, regardless of `taskset`. Not for programs in which rank 0 updates alone:
-            it would have one core for that.
+        bind_to_core: binds each rank to one core (shared if there are more ranks), regardless of `taskset`. Not for
+            programs in which rank 0 updates alone: it would have one core for that.
 
     Raises:
         LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
@@ -45,28 +52,16 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
 
 def msg(m: Any, string: str = "") -> None:
     """Prints one line: `Message from <rank>: <string>`, a tab, and `m`. Not collective."""
-    sys.stdout.write(f"Message from {proc_id()}: {string} \t {m}\n")
+    sys.stdout.write(f"Message from {rank()}: {string} \t {m}\n")
     sys.stdout.flush()
-
-
-def proc_id() -> int:
-    """This process's rank; 0 without MPI."""
-    return identity.rank()
-
-
-def num_procs() -> int:
-    """Number of ranks; 1 without MPI."""
-    return identity.nworkers()
 
 
 def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) -> None:
     """Collective: combines the arrays of all ranks elementwise into `recvbuf`, on every rank, in rank order.
 
     Args:
-        sendbuf: array, or anything that NumPy reads as one; the same dtype and shape on every rank. MPI.IN_PLACE or
-            None: the values are in `recvbuf`.
-        recvbuf: writable array of the same dtype and size, or an object that shares its memory with NumPy, such as a
-            CPU tensor.
+        sendbuf: array-like; same dtype and shape on every rank. MPI.IN_PLACE or None: the values are in `recvbuf`.
+        recvbuf: writable array of the same dtype and size, or what shares its memory with NumPy, such as a CPU tensor.
         op: as for `mpi_op`; None: MPI.SUM.
         comm: communicator; None: all ranks.
 
@@ -90,8 +85,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
     """Collective: overwrites `x` on every rank with rank `root`'s values.
 
     Args:
-        x: writable array, or anything that shares its memory with NumPy, such as a CPU tensor; the same dtype and shape
-            on every rank.
+        x: as `allreduce`'s `recvbuf`; same dtype and shape on every rank.
         root: the rank that sends; the same on every rank.
         comm: communicator; None: all ranks.
 
@@ -104,14 +98,14 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
 
     def checked_root() -> int:
         _buffer("broadcast", x)
-        if root not in range(channel.size):
-            raise MpiUtilError(f"broadcast: root must be a rank, 0 to {channel.size - 1}; got {root!r}")
         return root
 
-    def check_same(roots: list[int]) -> list[None]:
+    def check_same(roots: list[int]) -> list[int]:
         if len(set(roots)) > 1:
             raise rank_mismatch("broadcast: root must be the same on every rank", roots)
-        return [None] * channel.size
+        if root not in range(channel.size):
+            raise MpiUtilError(f"broadcast: root must be a rank, 0 to {channel.size - 1}; got {root!r}")
+        return roots
 
     channel.agree("broadcast", checked_root, check_same)
     array = _buffer("broadcast", x)
@@ -119,7 +113,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
         rows = rank0_accum_batches(array[None][: channel.rank == root], comm=comm)
         if channel.rank == 0:
             array[...] = rows[0]
-    weights.bcast(array, comm=comm)
+    bcast(array, comm=comm)
 
 
 def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
@@ -138,18 +132,14 @@ def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
         RankMismatchError: on every rank, if dtypes, shapes or operations differ.
         MpiUtilError: an operation that is not elementwise, such as MPI.MAXLOC, or that is a user's own.
     """
-    function = _function(op)
-    return reductions.all_sum(x, comm=comm) if function is np.add else reductions.all_reduce(x, function, comm=comm)
-
-
-def mpi_sum(x: Any, *, comm: Comm = None) -> Any:
-    """Collective: the elementwise sum over the ranks; see `mpi_op`."""
-    return reductions.all_sum(x, comm=comm)
-
-
-def mpi_avg(x: Any, *, comm: Comm = None) -> Any:
-    """Collective: the elementwise mean over the ranks; see `mpi_op`. Integers and bools give float64."""
-    return reductions.all_mean(x, comm=comm)
+    if not (op is None or isinstance(op, np.ufunc)):
+        mpi = sys.modules.get("mpi4py.MPI")
+        name = next((name for name in _FUNCTIONS if mpi is not None and op == getattr(mpi, name)), None)
+        if name is None:
+            names = ", ".join(_FUNCTIONS)
+            raise MpiUtilError(f"mpi_op takes MPI's {names} or a NumPy function of two arrays; got {op!r}")
+        op = _FUNCTIONS[name]
+    return all_sum(x, comm=comm) if op in (None, np.add) else all_reduce(x, op, comm=comm)
 
 
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[float, ...]:
@@ -167,19 +157,8 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
     Raises:
         BatchError: on every rank, if values on one are not real numbers.
     """
-    found = moments.statistics(channel_of(comm), "mpi_statistics_scalar", {"x": x})["x"]
+    found = statistics("mpi_statistics_scalar", {"x": x}, comm)["x"]
     return tuple(found) if with_min_and_max else (found.mean, found.std)
-
-
-def _function(op: Any) -> np.ufunc:
-    """The NumPy function of an MPI operation."""
-    if op is None or isinstance(op, np.ufunc):
-        return op or np.add
-    mpi = sys.modules.get("mpi4py.MPI")
-    name = next((name for name in _FUNCTIONS if mpi is not None and op == getattr(mpi, name)), None)
-    if name is None:
-        raise MpiUtilError(f"mpi_op takes MPI's {', '.join(_FUNCTIONS)} or a NumPy function of two arrays; got {op!r}")
-    return _FUNCTIONS[name]
 
 
 def _buffer(call: str, x: Any) -> np.ndarray:

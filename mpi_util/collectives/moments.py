@@ -15,7 +15,6 @@ import numpy as np
 from ..arrays.adapters import adapter_for
 from ..errors import BatchError, rank_mismatch
 from ..launch.identity import Comm
-from .channel import Channel
 from .comm import channel_of
 
 _HELD_AS = ("obs_rms", "return_rms", "ret_rms")  # by Gymnasium's wrappers and by Stable-Baselines3's VecNormalize
@@ -41,7 +40,7 @@ class Moments(NamedTuple):
     m2: Any
 
 
-def statistics(channel: Channel, op: str, samples: Mapping[str, Any]) -> dict[str, Statistics]:
+def statistics(op: str, samples: Mapping[str, Any], comm: Comm = None) -> dict[str, Statistics]:
     """Collective: the statistics of each key's samples over all ranks, the same bits on every rank.
 
     Args:
@@ -59,9 +58,9 @@ def statistics(channel: Channel, op: str, samples: Mapping[str, Any]) -> dict[st
         if any(list(own) != keys for own in of_ranks):
             table = [", ".join(own) or "none" for own in of_ranks]
             raise rank_mismatch(f"{op}: every rank must ask for the same keys, in the same order", table)
-        return [{key: _merged([own[key] for own in of_ranks]) for key in keys}] * channel.size
+        return [{key: _merged([own[key] for own in of_ranks]) for key in keys}] * len(of_ranks)
 
-    return channel.agree(op, lambda: {key: _summary(key, x) for key, x in samples.items()}, merged)
+    return channel_of(comm).agree(op, lambda: {key: _summary(key, x) for key, x in samples.items()}, merged)
 
 
 def _summary(key: str, x: Any) -> tuple[Moments, float, float]:
@@ -119,7 +118,13 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
 
     def describe() -> dict[str, tuple[Moments, Moments | None]]:
         found.update(_find(holder))
-        _check(holder, found)
+        if not found:
+            raise BatchError(f"merge_moments: no object with mean, var and count in a {type(holder).__name__}")
+        for name, rms in found.items():
+            try:
+                vars(rms)[_MERGED], rms.count = vars(rms).get(_MERGED), rms.count
+            except (AttributeError, TypeError) as error:
+                raise BatchError(f"merge_moments: '{name}', a {type(rms).__name__}, takes no values: {error}") from None
         return {name: (_state(rms), _last(rms)) for name, rms in found.items()}
 
     def merged(of_ranks: list[dict[str, tuple[Moments, Moments | None]]]) -> list[dict[str, Moments | None]]:
@@ -132,18 +137,6 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         if state is not None:
             _write(found[name], state)
         vars(found[name])[_MERGED] = tuple(_state(found[name]))  # in the object's own dtype
-
-
-def _check(holder: Any, found: dict[str, Any]) -> None:
-    """Raises BatchError if there is none, or one that cannot be changed."""
-    if not found:
-        raise BatchError(f"merge_moments: no object with mean, var and count in a {type(holder).__name__}")
-    for name, rms in found.items():
-        try:
-            vars(rms)[_MERGED] = vars(rms).get(_MERGED)
-            rms.count = rms.count
-        except (AttributeError, TypeError) as error:
-            raise BatchError(f"merge_moments: '{name}', a {type(rms).__name__}, takes no values: {error}") from None
 
 
 def _find(holder: Any, name: str = "", outside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -56,15 +56,7 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
 
 def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
-    """Collective: `x` combined elementwise over the ranks, on every rank, in rank order.
-
-    Args:
-        x: number, array or tensor; same dtype and shape on every rank.
-        op: NumPy function of two arrays, such as np.maximum or np.multiply; the same on every rank.
-        comm: communicator; None: all ranks.
-
-    Returns:
-        A new array, a tensor on x's device, or a NumPy scalar for a number; of x's dtype.
+    """Collective: as `all_sum`, but of x's dtype, with any NumPy function of two arrays, the same on every rank.
 
     Raises:
         RankMismatchError: on every rank, if dtypes, shapes or functions differ.

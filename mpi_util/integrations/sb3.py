@@ -9,9 +9,9 @@
     model = parallel(PPO)("MlpPolicy", make_env, n_steps=2048, seed=1)
     model.learn(1_000_000)
 
-Every rank runs the whole program, with its own environments and copy of the policy (so, unlike in train.py, every rank
-loads torch). The ranks collect in parallel, rank 0 gets all rows and calls SB3's `train()` with all cores, and the
-others get its weights. With one rank everything is SB3's own code, and results are bit-identical.
+Every rank runs the whole program, with its own environments and copy of the policy, so every rank loads torch. The
+ranks collect in parallel, rank 0 gets all rows and calls SB3's `train()` with all cores, and the others get its
+weights. With one rank everything is SB3's own code, and results are bit-identical.
 """
 
 import copy
@@ -24,7 +24,6 @@ import os
 import pathlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -108,13 +107,12 @@ class _Parallel(OnPolicyAlgorithm):
         if not divide:
             default = inspect.signature(super().__init__).parameters["n_steps"].default
             settings["n_steps"] = nworkers() * settings.get("n_steps", default)
-        if rank() and settings.get("device", "auto") == "auto" and get_device("auto").type != "cpu":
-            settings["device"] = "cpu"
-        if rank() and "verbose" in settings:
-            settings["verbose"] = 0
         with warnings.catch_warnings():
             if rank():
                 warnings.simplefilter("ignore")  # rank 0 shows them
+                settings |= {"verbose": 0} if "verbose" in settings else {}
+                if settings.get("device", "auto") == "auto" and get_device("auto").type != "cpu":
+                    settings["device"] = "cpu"
             super().__init__(policy, _made(env), *args, **settings)
 
     def _setup_model(self) -> None:
@@ -165,7 +163,9 @@ class _Parallel(OnPolicyAlgorithm):
         if rank():
             return super()._init_callback(None)
         whole = super()._init_callback(callback, progress_bar)
-        for part in _parts(whole):
+        parts = [whole]
+        for part in parts:
+            parts += getattr(part, "callbacks", [])
             if type(part) is ProgressBarCallback:
                 part.__class__ = _ProgressBar
         return whole
@@ -173,10 +173,7 @@ class _Parallel(OnPolicyAlgorithm):
     def collect_rollouts(
         self, env: VecEnv, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any
     ) -> bool:
-        """Collective: runs this rank's steps; rank 0 then has the rows of all ranks in `rollout_buffer`.
-
-        Returns: False on every rank if rank 0's callback has stopped the training.
-        """
+        """Collective: runs this rank's steps; rank 0 then has all ranks' rows. False if rank 0's callback stops all."""
         if nworkers() == 1:
             threads.alone()
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
@@ -276,12 +273,6 @@ class _ProgressBar(ProgressBarCallback):
     def _on_step(self) -> bool:
         self.pbar.update(self.num_timesteps - self.model._num_timesteps_at_start - self.pbar.n)
         return True
-
-
-def _parts(callback: BaseCallback) -> Iterator[BaseCallback]:
-    yield callback
-    for part in getattr(callback, "callbacks", []):
-        yield from _parts(part)
 
 
 def _made(env: Any) -> Any:

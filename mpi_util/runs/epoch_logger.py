@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.comm import channel_of
 from ..collectives.moments import statistics
 from ..errors import UsageError
 from .logger import Logger
@@ -35,8 +34,7 @@ class EpochLogger(Logger):
         """Adds samples: `store(VVals=v, EpRet=ep_ret)`. Not collective.
 
         Args:
-            kwargs: for each key a number, or an array, tensor or list of any shape, each element of which is a sample.
-                The values are copied.
+            kwargs: for each key a number, or an array, tensor or list of samples, of any shape, which is copied.
 
         Raises:
             UsageError: a value holds something other than real numbers.
@@ -83,7 +81,7 @@ class EpochLogger(Logger):
         """
         if self._statistics:
             samples = {key: stored for key, (stored, _) in self._statistics.items()}
-            found = statistics(channel_of(self._comm), "dump_tabular", samples)
+            found = statistics("dump_tabular", samples, self._comm)
             for key, (_, columns) in self._statistics.items():
                 self.log_current_row |= {column: getattr(found[key], field) for column, field in columns.items()}
             self._statistics = {}
@@ -91,7 +89,7 @@ class EpochLogger(Logger):
 
     def get_stats(self, key: str) -> tuple[float, float]:
         """Collective: (mean, std) over all ranks of what has been stored under `key`, which stays stored."""
-        found = statistics(channel_of(self._comm), "get_stats", {key: self._stored(key)})[key]
+        found = statistics("get_stats", {key: self._stored(key)}, self._comm)[key]
         return found.mean, found.std
 
     def _stored(self, key: str) -> np.ndarray:

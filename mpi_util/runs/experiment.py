@@ -27,7 +27,8 @@ from .to_json import convert_json
 
 _MARKER = "finished.json"
 # What the subprocess runs. sys.path is set first: this package need not be installed.
-_START = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[3]).{}"
+_START = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[3]); "
+_START += "importlib.import_module(sys.argv[1]).run_packed(sys.argv[2])"
 
 
 class _Loading:
@@ -64,7 +65,7 @@ class Experiment:
         name: of the run, with its seed.
         folder: of its results.
         config: everything that it depends on, as JSON: a finished run with the same need not be repeated.
-        seconds: how long it has run.
+        seconds: how long it ran; 0 before it has ended.
     """
 
     def __init__(
@@ -86,26 +87,24 @@ class Experiment:
         Raises:
             UsageError: this process belongs to an experiment or is a rank; a bad `num_cpu`; pickling failed.
         """
-        _check_place()
+        if process.of(_Loading).now:
+            raise UsageError(
+                "this script starts experiments while an experiment imports it: put what starts them under "
+                "`if __name__ == '__main__':`"
+            )
+        if under_launcher():
+            raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
         self.num_cpu = max(1, usable_cores() // at_once) if num_cpu == "auto" else num_cpu
         if isinstance(self.num_cpu, bool) or not isinstance(self.num_cpu, int) or self.num_cpu < 1:
             raise UsageError(f"num_cpu must be a number of processes, at least 1, or 'auto'; got {num_cpu!r}")
         kwargs = kwargs | {"seed": seed}
-        described = {key: value for key, value in kwargs.items() if key != "logger_kwargs"}
-        described |= {"exp_name": exp_name, "thunk": thunk, "num_cpu": self.num_cpu}
-        self.config = convert_json(described)
-        kwargs.setdefault("logger_kwargs", setup_logger_kwargs(exp_name, seed, data_dir, datestamp))
-        self.folder = Path(kwargs["logger_kwargs"].get("output_dir") or ".")
-        self.name = self.folder.name if "output_dir" in kwargs["logger_kwargs"] else exp_name
-        self._packed = _pack(thunk, kwargs)
+        where = kwargs.pop("logger_kwargs", setup_logger_kwargs(exp_name, seed, data_dir, datestamp))
+        self.config = convert_json(kwargs | {"exp_name": exp_name, "thunk": thunk, "num_cpu": self.num_cpu})
+        self.folder = Path(where.get("output_dir") or ".")
+        self.name = self.folder.name if "output_dir" in where else exp_name
+        self._packed = _pack(thunk, kwargs | {"logger_kwargs": where})
         self._environment = {"MPI_UTIL_CORES": str(max(1, usable_cores() // at_once))} if at_once > 1 else {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._began = self._ended = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        return (self._ended or time.monotonic()) - self._began if self._began else 0.0
+        self.seconds = 0.0
 
     def finished(self) -> bool:
         """True if a run with the same configuration has succeeded in the folder."""
@@ -122,26 +121,23 @@ class Experiment:
         self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
         self._job.write(pickle.dumps((self.num_cpu, self._packed)))
         self._job.flush()
-        path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
-        code = _START.format(f"{run_packed.__name__}(sys.argv[1])")
+        path = json.dumps([os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)])
+        job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
         self._began = time.monotonic()
-        # In a session of its own, so that a terminal's Ctrl-C does not reach it: the scheduler forwards signals.
-        command = f"/proc/{os.getpid()}/fd/{self._job.fileno()}", json.dumps(path), __name__
         with open(output, "ab") if output else contextlib.nullcontext() as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, *command],
+                [sys.executable, "-c", _START, __name__, job, path],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file and subprocess.STDOUT,
                 env=os.environ | self._environment,
-                start_new_session=True,
+                start_new_session=True,  # so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
             )
 
     def poll(self) -> int | None:
         """The exit status of the run, negative for a signal; None while it is running."""
-        code = self._process.poll() if self._process else None
-        if code is not None and not self._ended:
-            self._ended = time.monotonic()
+        if (code := self._process.poll()) is not None:
+            self.seconds = time.monotonic() - self._began
             self._job.close()
             if code == 0:
                 mark = {"config": self.config, "seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
@@ -150,18 +146,8 @@ class Experiment:
 
     def signal(self, signum: int) -> None:
         """Sends a signal; SIGKILL to all its processes."""
-        if self._process and self._process.poll() is None:
+        if self._process.poll() is None:
             os.killpg(self._process.pid, signum) if signum == signal.SIGKILL else self._process.send_signal(signum)
-
-
-def _check_place() -> None:
-    if process.of(_Loading).now:
-        raise UsageError(
-            "this script starts experiments while an experiment imports it: put what starts them under "
-            "`if __name__ == '__main__':`"
-        )
-    if under_launcher():
-        raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
 
 
 def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
@@ -187,7 +173,7 @@ def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, 
 
 
 def run_packed(path: str) -> None:
-    """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` has written."""
+    """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
     failure.die_with_parent()
     num_cpu, (packed, preparation) = pickle.loads(Path(path).read_bytes())

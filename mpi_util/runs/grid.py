@@ -17,7 +17,6 @@ from .logger import colored
 from .schedule import ExperimentError, Result, Schedule, table
 from .to_json import convert_json
 
-_LINE = 80
 _WORD = string.ascii_letters + string.digits
 
 
@@ -153,14 +152,14 @@ class ExperimentGrid:
         """Prints the parameters, their shorthands and values, and the number of variants."""
         n_seeds = len(self.vals[self.keys.index("seed")]) if "seed" in self.keys else 1
         n_variants = len(self.variants())
-        print("=" * _LINE)
+        print("=" * 80)
         print(colored(f"ExperimentGrid [{self._name}] runs over parameters:\n", "green"))
         for key, vals, shorthand in zip(self.keys, self.vals, self.shs):
             print("", colored(key.ljust(40), "cyan"), f"[{shorthand}]", "\n")
             print("".join(f"\t{convert_json(value)}\n" for value in vals))
         print(f" {'Variants, counting seeds:':<39}", n_variants)
         print(f" {'Variants, not counting seeds:':<39}", n_variants // n_seeds)
-        print(f"\n{'=' * _LINE}", flush=True)
+        print(f"\n{'=' * 80}", flush=True)
 
     def run(
         self,
@@ -177,8 +176,7 @@ class ExperimentGrid:
         have new folders, and run).
 
         Args:
-            thunk: function of the arguments `logger_kwargs`, `seed` and the variant's; or the name of the parameter
-                whose values are such functions. See `call_experiment`, for `env_name` too.
+            thunk: as for `call_experiment`; or the name of the parameter whose values are such functions.
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             data_dir, datestamp: as for `setup_logger_kwargs`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.

@@ -23,12 +23,7 @@ _RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  
 
 
 def colorize(string: str, color: str, bold: bool = False, highlight: bool = False) -> str:
-    """`string` with the terminal's codes for a colour.
-
-    Args:
-        color: gray, red, green, yellow, blue, magenta, cyan, white or crimson.
-        highlight: colour the background instead.
-    """
+    """`string` in a terminal's gray, red, green, yellow, blue, magenta, cyan, white or crimson; highlight: on it."""
     codes = [str(30 + _COLORS.index(color) + 10 * highlight)] + ["1"] * bold
     return f"\x1b[{';'.join(codes)}m{string}\x1b[0m"
 
@@ -143,7 +138,7 @@ class Logger:
         if self._show:
             self._show(row)
         else:
-            _print(_box(self._progress.columns, row))
+            print(_box(self._progress.columns, row), end="", flush=True)
 
     def sync(self) -> None:
         """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
@@ -159,9 +154,8 @@ class Logger:
         """
         if not self._is_root:
             return
-        if hasattr(config, "__dict__") and not hasattr(config, "__dataclass_fields__"):
-            config = vars(config)
-        content = convert_json(config)
+        plain = hasattr(config, "__dict__") and not hasattr(config, "__dataclass_fields__")
+        content = convert_json(vars(config) if plain else config)
         if not isinstance(content, dict):
             raise UsageError(f"save_config takes a dict, a dataclass or an object with attributes; got {config!r:.80}")
         if self.exp_name is not None:
@@ -169,7 +163,7 @@ class Logger:
         text = json.dumps(content, separators=(",", ":\t"), indent=4, sort_keys=True)
         if not self._show:
             self.log("Saving config:\n", "cyan")
-            _print(text)
+            print(f"{text}\n", end="", flush=True)
         replace_file(self._folder / "config.json", text.encode())
 
     def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
@@ -224,25 +218,18 @@ class Logger:
             raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
 
 
-def _print(text: str) -> None:
-    """Prints lines in one piece; with `print` another rank's output could come before the last newline."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 def _box(columns: list[str], row: dict[str, float]) -> str:
-    """The row as a table of two columns, for the terminal."""
+    """The row as a table of two columns; with its newline, so that another rank's output cannot come before that."""
     width = max(15, *map(len, columns))
     line = "-" * (width + 22)
     cells = [(key, f"{row[key]:8.3g}" if key in row else "") for key in columns]
-    return "\n".join([line, *(f"| {key:>{width}} | {value:>15} |" for key, value in cells), line])
+    return "\n".join([line, *(f"| {key:>{width}} | {value:>15} |" for key, value in cells), line, ""])
 
 
 def _new_temporary_folder() -> Path:
-    """A new folder <temporary files>/experiments/<time>-..."""
-    base = Path(tempfile.gettempdir(), "experiments", time.strftime("%Y%m%d-%H%M%S"))
-    base.parent.mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{base.name}-", dir=base.parent))
+    folder = Path(tempfile.gettempdir(), "experiments")
+    folder.mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=folder))
 
 
 class Progress:
@@ -264,15 +251,11 @@ class Progress:
 
     def add(self, row: Mapping[str, int | float]) -> None:
         """Appends a row. A new key gets a column, empty in earlier rows; the cell of a missing key is empty."""
-        new = [key for key in row if key not in self.columns]
-        if new:
-            self._add_columns(new)
+        if new := [key for key in row if key not in self.columns]:
+            rows = self.path.read_text(encoding="utf-8").splitlines()[1:]
+            self.columns = [*self.columns, *new]
+            lines = ["\t".join(self.columns), *(old + "\t" * len(new) for old in rows)]
+            replace_file(self.path, "".join(line + "\n" for line in lines).encode())
         cells = [repr(row[key]) if key in row else "" for key in self.columns]
         with open(self.path, "a", encoding="utf-8") as file:
             file.write("\t".join(cells) + "\n")
-
-    def _add_columns(self, new: list[str]) -> None:
-        rows = self.path.read_text(encoding="utf-8").splitlines()[1:]
-        self.columns = [*self.columns, *new]
-        lines = ["\t".join(self.columns), *(row + "\t" * len(new) for row in rows)]
-        replace_file(self.path, "".join(line + "\n" for line in lines).encode())

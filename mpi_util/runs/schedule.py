@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +28,7 @@ class Result(NamedTuple):
         name: of the run, with its seed.
         status: "done", "done before", "failed", "stopped" (by a signal to this process) or "not run".
         code: its exit status, negative for a signal; None if it was not run now, or could not be started.
-        seconds: its duration.
-        folder: of its results.
+        seconds, folder: how long it ran, and where its results are.
     """
 
     name: str
@@ -39,15 +39,11 @@ class Result(NamedTuple):
 
 
 class ExperimentError(MpiUtilError):
-    """Experiments have failed; the others have run.
+    """Experiments have failed; the others have run. Its `results` are those of all of them."""
 
-    Attributes:
-        results: of all of them.
-    """
-
-    def __init__(self, message: str, results: list[Result] | None = None):
+    def __init__(self, message: str, results: Sequence[Result] = ()):
         super().__init__(message)
-        self.results = results or []
+        self.results = list(results)
 
 
 class Schedule:
