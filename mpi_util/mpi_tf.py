@@ -69,7 +69,7 @@ def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
     if tf.executing_eagerly() or not params:
         rank0_bcast_wts(params, comm=comm)
         return None
-    return _as_it_is(_sync_operation)(tf, params, comm)
+    return tf.autograph.experimental.do_not_convert(_sync_operation)(tf, params, comm)
 
 
 def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
@@ -121,15 +121,13 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
         `optimizer` itself.
 
     Raises:
-        UsageError: it is no Keras optimizer, or Keras runs on another backend; in a step: XLA.
+        UsageError: not a Keras optimizer, or Keras runs on another backend; in a step: XLA.
         RankMismatchError: in a step, on every rank, if variables have a gradient on some ranks only, or differ. From a
             tf.function it comes as tf.errors.UnknownError with its text.
     """
     keras = framework("keras")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UsageError(
-            f"average_gradients takes a Keras optimizer, such as keras.optimizers.Adam(); got {optimizer!r}"
-        )
+        raise UsageError(f"average_gradients takes a Keras optimizer, e.g. keras.optimizers.Adam(); got {optimizer!r}")
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "torch"):
         raise UsageError(f"average_gradients needs Keras on tensorflow or torch; it runs on {backend}")
@@ -141,8 +139,9 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
         paths = [getattr(v, "path", v.name) for v in variables or ()] or [""] * len(grads)
         plain_apply(means(f"a step of {type(optimizer).__name__}", grads, paths, comm), variables)
 
-    # on the object, so that its class stays the one under which Keras saves it
-    optimizer.apply = _as_it_is(apply) if backend == "tensorflow" else apply
+    optimizer.apply = apply  # on the object, so that its class stays the one under which Keras saves it
+    if backend == "tensorflow":
+        optimizer.apply = framework("tensorflow").autograph.experimental.do_not_convert(apply)
     return optimizer
 
 
@@ -224,11 +223,6 @@ def _host_means(op: str, arrays: list[Any], paths: list[str], comm: Comm) -> lis
         copies[place_name(i, path)] = None if array is None else np.array(as_numbers(array), order="C")
     with _turn:
         return list(average(op, lambda: copies, comm=comm).values())
-
-
-def _as_it_is(function: Any) -> Any:
-    """The function, which AutoGraph is not to rewrite when a tf.function calls it."""
-    return framework("tensorflow").autograph.experimental.do_not_convert(function)
 
 
 def _variables(tf: Any, params: Sequence[Any]) -> list[Any]:

@@ -32,9 +32,7 @@ _START += "importlib.import_module(sys.argv[1]).run_packed(sys.argv[2])"
 
 
 class _Loading:
-    """Whether this process is an experiment's, and has yet to load its function."""
-
-    now = False
+    now = False  # True while an experiment's process loads its function
 
 
 def setup_logger_kwargs(
