@@ -11,8 +11,9 @@ from .comm import channel_of
 def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
-    What stands above it runs in every rank, and in the process that waits. What the user has set (OMP_NUM_THREADS and
-    the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a rank, with n = 1 too, it changes:
+    What is above the call runs in every rank, and in the process that waits. Under a launcher already (mpiexec, srun)
+    nothing is started, and the world's size counts instead of `n`. What the user has set (OMP_NUM_THREADS and the like,
+    torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a rank, with n = 1 too, it changes:
 
     - sys.excepthook, threading.excepthook, sys.exit, atexit: an uncaught exception, or an exit with a non-zero status,
       ends all ranks; the others leave together.
@@ -28,14 +29,17 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     Args:
         n: number of ranks; 1 runs in this process, without MPI.
         gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session; 0: as much as it needs.
-        bind_to_core: bind each rank to a core; rank 0 then has one core for its update.
+        bind_to_core: bind each rank to a core (shared where there are more ranks than cores); rank 0 then has one core
+            for its update.
 
     Returns:
-        "child" in a rank (go on), "parent" in the process that started them (they have ended well: return).
+        "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
+        ranks, once they have ended well: return.
 
     Raises:
-        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
-        SystemExit: in the parent, with the status of the rank that failed.
+        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`, or no script to be started again.
+        SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
+            line on stderr that names it.
     """
     side = fork.mpi_fork(n, gpu_pct, bind_to_core)
     if side == "child" and not in_child_of_rank():

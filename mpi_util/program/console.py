@@ -8,7 +8,7 @@ from ..launch.identity import nworkers, rank
 
 
 class _Printed(set[str]):
-    """The notices that this process has printed."""
+    """The lines that this process has printed."""
 
 
 def print0(*args: Any, **kwargs: Any) -> None:
@@ -18,7 +18,7 @@ def print0(*args: Any, **kwargs: Any) -> None:
 
 
 def print0_once(text: str) -> None:
-    """Prints a notice on rank 0, to stderr, the first time that it is given."""
+    """Prints a line on rank 0, to stderr, the first time that it is given."""
     printed = process.of(_Printed)
     if rank() == 0 and text not in printed:
         printed.add(text)
