@@ -154,10 +154,10 @@ class Channel:
     def _fail_all(self, error: MpiUtilError) -> None:
         """The call has failed: what the ranks hold together is void, and the others raise `error`."""
         self.shared.clear()
-        error.silent = True  # on the others: this rank reports it
-        self.messages.failed_call = self.messages.calls
-        for k in range(1, self.size) if self.rank == 0 else ():
-            self.messages.post(k, ERROR, error)
+        if self.rank == 0:
+            error.silent, self.messages.failed_call = True, self.messages.calls  # this rank reports it
+            for k in range(1, self.size):
+                self.messages.post(k, ERROR, error)
 
     def report_waiting(self, op: str) -> None:
         """Lets rank 0 know that this rank waits elsewhere than in `agree`, in case rank 0 waits for it there."""

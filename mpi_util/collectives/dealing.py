@@ -51,8 +51,8 @@ def _count(call: str, n: int) -> int:
 def deal(n: int, *, comm: Comm = None) -> "Deal":
     """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
-    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. The
-    ranks of one machine count in shared memory under a lock; others ask rank 0, which answers while it waits in a
+    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks on
+    rank 0's machine count in shared memory under a lock; others ask rank 0, which answers while it waits in a
     collective call and in `Deal.serve`. A rank that does not call it gets none.
 
     Args:
@@ -110,10 +110,11 @@ class _Counter:
         self._lock: int | None = None
         self._segment: Segment | None = None
         if channel.rank == 0:
+            slots = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
             with contextlib.suppress(OSError):
-                self._segment = Segment(_ROUNDS * _SLOT.size) if channel.size > 1 else None
-            self.map = self._segment.map if self._segment else bytearray(_ROUNDS * _SLOT.size)
-            self.map[:] = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
+                self._segment = Segment(len(slots)) if channel.size > 1 else None
+            self.map = self._segment.map if self._segment else bytearray(len(slots))
+            self.map[:] = slots
         mine = self._segment.ticket if self._segment else None
         ticket = channel.agree("deal", lambda: None, lambda brought: [mine] * channel.size)
         if ticket is not None and channel.rank == 0:

@@ -43,7 +43,7 @@ class Messages:
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.calls = 0  # collective calls that this rank has begun
-        self.failed_call = 0  # the last that rank 0 has ended with an error, and that others may still enter
+        self.failed_call = 0  # the last call that rank 0 has ended with an error, which others may still enter
         self.ended: dict[int, int] = {}  # ranks that have ended, with their exit status
         self.early = defaultdict[int, list[Message]](list)  # from ranks that are further on than this one
 

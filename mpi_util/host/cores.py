@@ -21,7 +21,7 @@ def usable_cores() -> int:
 
 
 def _cgroup_quota_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
-    """The smallest quota on the way from this process's cgroup up to the root, in cores; inf without one."""
+    """The smallest quota of this process's cgroup and those above it, in cores; inf without one."""
     try:
         lines = proc.read_text().splitlines()
     except OSError:
@@ -31,19 +31,19 @@ def _cgroup_quota_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = Pat
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        top = root / controllers  # which are not named in version 2
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        top = root / controllers if controllers else root
         group = top / path.lstrip("/")
         for folder in (group, *group.parents):
-            quotas.append(_quota(*(folder / file for file in files)))
+            quotas.append(_quota(folder, ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)))
             if folder == top:
                 break
     return min(quotas)
 
 
-def _quota(*files: Path) -> float:
+def _quota(folder: Path, files: tuple[str, ...]) -> float:
+    """In cores: microseconds of CPU time in each period, as the files of cgroup version 1 or 2 give them."""
     try:
-        quota, period = map(int, " ".join(file.read_text() for file in files).split())
+        quota, period = (int(number) for name in files for number in (folder / name).read_text().split())
     except (OSError, ValueError):  # ValueError: "max"
         return float("inf")
     return quota / period if quota > 0 else float("inf")

@@ -13,7 +13,7 @@ The package wakes sleepers in these ways (by pipe or eventfd, between processes 
 - Pauses of up to 1 ms: between machines, where only MPI can bring news, and where /proc is closed.
 - eventfd, passed over the socket (weight_sync): the two ends need not be able to open each other's /proc, and need one
   descriptor instead of two. Its sockets alone would wake several readers one after another, on the sender's core.
-- threading.Condition (weight_sync/lock.py): between threads of one process.
+- threading.Condition (weight_sync/receiver.py): between threads of one process.
 """
 
 import os

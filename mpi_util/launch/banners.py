@@ -1,7 +1,7 @@
 """Pass on what the ranks print, without the launchers' own banners.
 
-A failed job ends with one line that names the rank; the dozen lines that mpiexec prints beside it say the same worse.
-They are kept, so that they can be shown when nothing better is known.
+A failed job ends with one line that names the rank; the dozen lines that mpiexec prints are shown only when nothing
+better is known.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _BLOCKS = (
     rb"\n?={60,}\n" + _HYDRA_HEAD + rb"\n(?:=  .*\n)*={60,}\n",
     rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*(?:" + _NAMES_OPEN_MPI + rb").*\n(?:.*\n)*?(?P=dashes)\n",
 )
-_LINES = {  # how a line starts, and a pattern of what follows
-    b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ": b"",
-    b"This typically refers to a problem with your application.": b"",
-    b"Please see the FAQ page for debugging suggestions": b"",
+_LINES = {  # how a line of a banner begins, and what must follow
+    b"YOUR APPLICATION TERMINATED": rb" WITH THE EXIT STRING: ",
+    b"This typically refers to a problem with your application": rb"\.",
+    b"Please see the FAQ page": rb" for debugging suggestions",
     b"[mpiexec@": b"",
     b"[proxy:": b"",
     b"Abort(": rb"-?\d+\) on node \d+ .*: application called MPI_Abort\(",
     b"application called MPI_Abort(": b"",
 }
-_LINE = b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
-_BANNER = re.compile(b"|".join((*_BLOCKS, rb"^(?:" + _LINE + rb").*\n")), re.MULTILINE)
+_ANY_LINE = b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
+_BANNER = re.compile(b"|".join((*_BLOCKS, rb"^(?:" + _ANY_LINE + rb").*\n")), re.MULTILINE)
 
 _RULER = re.compile(rb"\n?={60,}\n|(?<!-)(?:-{74}|-{55})\n")
 # Hydra writes its block line by line, after an empty line.
@@ -55,7 +55,7 @@ class BannerFilter:
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Returns what can be passed on now: all but what may be the first part of a banner, partial lines too."""
+        """What has just arrived -> what can be passed on: all, but for what may be the first part of a banner."""
         if self._after_banner:
             data = data.removeprefix(b"\0")  # Open MPI sends the end of its string along
         self._after_banner = False
@@ -65,7 +65,7 @@ class BannerFilter:
         return text[:start]
 
     def release(self) -> bytes:
-        """Returns what was held back: its rest did not come, so it was no banner."""
+        """What was held back: its rest did not come, so it was no banner."""
         held, self._held = self._held, b""
         return held
 
@@ -76,7 +76,7 @@ class BannerFilter:
 
 
 def _banner_start(text: bytes) -> int:
-    """Returns where a banner may begin whose rest has not arrived; the text's length if nowhere."""
+    """Where a banner may begin whose rest has not arrived; the text's length if nowhere."""
     tail_start = max(0, len(text) - _LARGEST_BANNER_BYTES)
     for ruler in _RULER.finditer(text, tail_start):
         if _may_open_block(ruler.group(), text[ruler.end() :]):
@@ -89,7 +89,7 @@ def _banner_start(text: bytes) -> int:
 
 
 def _may_open_block(ruler: bytes, rest: bytes) -> bool:
-    """Tells whether a banner's block may begin with this ruler, from as much of the next line as has arrived."""
+    """True if a banner's block may begin with this ruler, going by what has arrived of the next line."""
     line, newline, _ = rest.partition(b"\n")
     if b"=" in ruler:
         return line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)

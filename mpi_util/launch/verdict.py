@@ -10,8 +10,8 @@ from typing import Any
 
 from .reap import read_record
 
-# What launchers and MPI libraries say about a rank (MPICH 5.0, Open MPI 5.0). Groups: rank, and signal or status.
-_SAID = (
+# What launchers and MPI libraries print about a rank (MPICH 5.0, Open MPI 5.0). Groups: rank, and signal or status.
+_REPORTS = (
     re.compile(r"^Abort\((?P<status>-?\d+)\) on node (?P<rank>\d+) ", re.MULTILINE),
     re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+)(?:.|\n)*?[Ee]rrorcode:? (?P<status>-?\d+)"),
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+)"),
@@ -27,8 +27,8 @@ class Verdict:
     """How a job ended."""
 
     status: int  # for the parent to exit with, 0 to 255; 128 + signal for a signal
-    line: str = ""  # what to tell the user about it, if anything
-    last_words: str = ""  # what the launcher printed, where nothing better is known
+    line: str = ""  # for the user; "" if there is nothing to report
+    last_words: str = ""  # the launcher's output, where nothing better is known
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Evidence:
     forwarded: int = 0  # the signal that was passed on to rank 0
     decided: Verdict | None = None  # if the parent itself ended the job
     given_up: bool = False  # the parent ended the job because the launcher did not
-    overlooked: int | None = None  # the rank that had then ended first, as if it were done, and without a word
+    overlooked: int | None = None  # the rank that had then ended first, with status 0 and no record
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class _Failure:
     rank: int
     code: int  # negative: a signal; 0: an end without MPI_Finalize
     reason: str = ""
-    in_order: bool = False  # the rank has said that all ranks end with it, in order
+    in_order: bool = False  # all ranks have agreed to end with it
 
 
 def judge(evidence: Evidence) -> Verdict:
     """Weighs the evidence of a job that has ended.
 
-    A rank's own record comes first, then the end of the launcher itself, then what launcher and MPI library say about
-    a rank, then the order in which the ranks died.
+    A rank's own record comes first, then the end of the launcher itself, then what launcher and MPI library report
+    about a rank, then the order in which the ranks died.
     """
     if evidence.decided:
         return evidence.decided
@@ -73,7 +73,7 @@ def judge(evidence: Evidence) -> Verdict:
     status = 128 - code if code < 0 else min(code, 255) or 1
     asked = evidence.forwarded and status == 128 + evidence.forwarded
     if asked or (failure and failure.in_order):
-        return Verdict(status)  # rank 0, or the program that chose to end, has said why
+        return Verdict(status)  # rank 0, or the program that chose to end, has reported why
     if failure:
         reason = f" ({failure.reason})" if failure.reason else ""
         return Verdict(status, f"mpi_util: rank {failure.rank} {_describe(code)}{reason}; {stopped}")
@@ -104,16 +104,16 @@ def _first_failure(evidence: Evidence) -> _Failure | None:
         return _Failure(evidence.overlooked, 0)
     if evidence.launcher_code < 0 and not evidence.given_up:
         return None
-    for pattern in _SAID:
+    for pattern in _REPORTS:
         if match := pattern.search(evidence.banners):
-            said = match.groupdict()
-            code = -int(said["signal"]) if "signal" in said else int(said.get("status", 0))
-            return _Failure(int(said["rank"]), code)
+            found = match.groupdict()
+            code = -int(found["signal"]) if "signal" in found else int(found.get("status", 0))
+            return _Failure(int(found["rank"]), code)
     return _first_death(evidence)
 
 
 def _first_death(evidence: Evidence) -> _Failure | None:
-    """Names the rank that failed first where the launcher does not (hydra), from how and in which order the ranks died.
+    """The rank that failed first where the launcher names none (hydra), from how and in which order the ranks died.
 
     hydra kills the others with SIGKILL, so a rank with another bad end is the one. Without one, it is the first that
     was killed; or, if several were, the one that left before with status 0 and without MPI_Finalize, at which hydra

@@ -10,7 +10,7 @@ from ..errors import MpiUtilError, UsageError
 from ..host.cores import usable_cores
 from ..launch.identity import first_number, rank
 
-# What launchers tell each rank of its number on the machine: hydra (MPICH, Intel MPI), Open MPI, Slurm.
+# What launchers set: the rank's number on its machine. Hydra (MPICH, Intel MPI), Open MPI, Slurm.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
@@ -48,7 +48,7 @@ def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
     Raises:
         MissingFrameworkError: TensorFlow is not installed.
         UsageError: gpu_pct is not between 0 and 1, or TensorFlow has started already.
-        MpiUtilError: the GPU does not tell how much memory it has.
+        MpiUtilError: the size of the GPU's memory is not known.
     """
     share, threads = gpu_share(gpu_pct), pool_threads()
     tf = framework("tensorflow")
@@ -79,7 +79,7 @@ def pool_threads() -> int:
 
 
 def local_rank(environment: Mapping[str, str], otherwise: int) -> int:
-    """The rank's number among the ranks of its machine, as the launcher tells it in the environment."""
+    """The rank's number among the ranks of its machine, if the launcher has set it."""
     return first_number(_LOCAL_RANK_VARIABLES, otherwise, environment)
 
 
@@ -99,14 +99,14 @@ def use_gpu(tf: Any, gpu: Any, limit_mb: int) -> None:
 
 
 def _gpu_memory_mb(ordinal: int) -> int:
-    """Memory of a CUDA device in MiB. TensorFlow tells it only once it has started, when no limit can be set."""
+    """Memory of a CUDA device in MiB. TensorFlow knows it only once it has started, when no limit can be set."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        raise MpiUtilError("gpu_pct needs a GPU whose memory the CUDA driver tells; without it, use 0") from None
+        raise MpiUtilError("gpu_pct needs a GPU with a CUDA driver; without it, use 0") from None
     device, nbytes = ctypes.c_int(), ctypes.c_size_t()
     failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), ordinal)
     failed = failed or cuda.cuDeviceTotalMem_v2(ctypes.byref(nbytes), device)
     if failed:
-        raise MpiUtilError(f"gpu_pct: the CUDA driver does not tell GPU {ordinal}'s memory (error {failed})")
+        raise MpiUtilError(f"gpu_pct: the CUDA driver does not give the memory size of GPU {ordinal} (error {failed})")
     return nbytes.value >> 20
