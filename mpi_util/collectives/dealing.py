@@ -52,8 +52,8 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
     A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks on
-    rank 0's machine count in shared memory under a lock; others ask rank 0, which answers while it waits in a
-    collective call and in `Deal.serve`. A rank that does not call it gets none.
+    rank 0's machine count in shared memory under a lock; others ask rank 0, which answers before each number of its
+    own, while it waits in a collective call, and in `Deal.serve`. A rank that does not call it gets none.
 
     Args:
         n: how many; the same on every rank.
@@ -81,7 +81,10 @@ class Deal:
 
     def __iter__(self) -> Iterator[int]:
         threads.beside()
-        while (number := self._counter.take((self._round, self._n))) is not None:
+        while True:
+            self.serve()
+            if (number := self._counter.take((self._round, self._n))) is None:
+                return
             self.taken.append(number)
             yield number
 
@@ -96,7 +99,7 @@ class Deal:
         return bool(page) and _CLOSED.unpack_from(page, self._closed_at)[0] == self._round
 
     def serve(self) -> None:
-        """Rank 0 calls this between the steps of its own work, so that ranks of other machines need not wait for it."""
+        """Rank 0 may call this amid an episode, so that ranks of other machines need not wait for its end."""
         self._counter.serve()
 
 

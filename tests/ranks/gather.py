@@ -1,5 +1,6 @@
 """Gathers against a plain NumPy loop: dtypes, shapes, memory orders, structures, order by index, mismatches, leases."""
 
+import time
 from collections import Counter, namedtuple
 from functools import partial
 
@@ -121,6 +122,15 @@ def check_deal_covers_all(comm, rank, size):
             assert closed.closed
         mpi_util.all_sum(0, comm=comm)
         assert list(closed) == []
+
+
+def check_deal_reaches_other_machines_while_rank_0_works(comm, rank, size):
+    mpi_util.all_sum(0, comm=comm)
+    mine = 0
+    for _ in mpi_util.deal(8 * size, comm=comm):
+        time.sleep(0.01)
+        mine += 1
+    assert mpi_util.all_sum(mine if rank else 0, comm=comm) > 0 or size == 1
 
 
 def check_mismatches_are_raised_everywhere(comm, rank, size):
