@@ -66,7 +66,7 @@ class Channel:
         apart = [k for k, leader in enumerate(self.machine) if leader != peers.infos[k].lowest]
         if apart and self.rank == 0:
             slower = "cannot share memory with others of their machine; they use MPI, slower"
-            failure.say(f"mpi_util: ranks {apart} {slower}")
+            failure.print_line(f"mpi_util: ranks {apart} {slower}")
 
     def here(self) -> list[int]:
         """The ranks that share memory with this one, itself among them."""

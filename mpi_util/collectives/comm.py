@@ -44,7 +44,7 @@ def channel_of(comm: Comm = None) -> Channel:
 
 
 def _leave_all(status: int, seconds: float | None) -> bool:
-    """This process ends: says so on every channel, and waits for the world."""
+    """This process ends: announces it on every channel, and waits for the world."""
     for channel in process.of(OpenChannels):
         channel.messages.announce_end(status)
     world = process.of(_Channels).world

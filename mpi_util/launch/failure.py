@@ -26,7 +26,7 @@ from ..host.process import process
 from . import reap
 from .identity import RANK_PID, env_rank, in_child_of_rank, under_launcher
 
-_FIRST_REPORT_S = 1.0  # ranks that share an error leave rank 0 this long to print it and to end the job
+_FIRST_REPORT_S = 1.0  # ranks that share an error wait this long for rank 0 to print it and to end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
 # hydra drops what it has not read of a rank's stderr when the rank aborts: without a pause 4 of 30 reports were cut
 _LAST_WORDS_S = 0.1
@@ -76,7 +76,7 @@ def enter(op: str) -> None:
 
 @contextlib.contextmanager
 def during(phase: str, **details: Any) -> Iterator[None]:
-    """Names what the rank is doing, e.g. `during("rollout", episode=17)`; a report of an exception inside says so."""
+    """Names what the rank is doing, e.g. `during("rollout", episode=17)`, for the report of an exception inside."""
     rank = process.of(_Rank)
     before = rank.where
     rank.where = before | {"phase": phase, **details}
@@ -109,7 +109,7 @@ def fail(line: str, status: int = 1) -> NoReturn:
 
 
 def _report(text: str) -> None:
-    """Prints what ends the job. Where ranks fail side by side, the first report is the only one."""
+    """Prints what ends the job. Where several ranks fail, the first report is the only one."""
     try:
         if job := os.environ.get(reap.JOB_VARIABLE):
             open(os.path.join(job, "reported"), "x").close()
@@ -118,7 +118,7 @@ def _report(text: str) -> None:
         return
     except OSError:  # the job's folder has gone
         pass
-    say(text)
+    print_line(text)
 
 
 def _thread_failed(args: Any) -> None:
@@ -134,10 +134,9 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
         sys.__excepthook__(kind, error, trace)
         return
     tag = f"rank {env_rank()}" if under_launcher() else "mpi_util"
-    status = getattr(error, "status", 1)
+    status = 130 if kind is KeyboardInterrupt else getattr(error, "status", 1)
     if kind is KeyboardInterrupt:
         _report(f"{tag}: interrupted (Ctrl-C)")
-        status = 130
     elif getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it
     elif isinstance(error, MpiUtilError):
@@ -154,7 +153,7 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
 
 
 def call_site() -> str:
-    """`file:line` of the program's line that has called this package."""
+    """`file:line` from which the program has called this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
@@ -167,7 +166,7 @@ def _place(trace: TracebackType | None) -> str:
     return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """One write, so that reports of several ranks do not mix within a line."""
     sys.stdout.flush()
     sys.stderr.write(text + "\n")
@@ -221,21 +220,21 @@ def _running_mpi() -> Any:
 
 
 def watchdog_s() -> float:
-    """Seconds after which a waiting rank reports who is missing (MPI_UTIL_WATCHDOG; 0, the default: never)."""
+    """Seconds after which a waiting rank reports which one is missing (MPI_UTIL_WATCHDOG; 0, the default: never)."""
     return float(os.environ.get("MPI_UTIL_WATCHDOG", "0"))
 
 
 def report_missing(rank: int, source: int, pid: int | None) -> None:
-    """The watchdog's report: who waits for whom, in which call, and both stacks.
+    """The watchdog's report: which rank waits for which, in which call, and both stacks.
 
     Only ranks 0 and 1 report: if rank 0 is the one that hangs, rank 1 waits for it, and else rank 0 waits.
     """
     if rank > 1:
         return
-    say(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {process.of(_Rank).call}")
+    print_line(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {process.of(_Rank).call}")
     faulthandler.dump_traceback(all_threads=False)
     if pid:
-        say(f"mpi_util: stack of rank {source} (pid {pid}) follows")
+        print_line(f"mpi_util: stack of rank {source} (pid {pid}) follows")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
 
@@ -253,7 +252,7 @@ def _register() -> None:
         path = os.path.join(os.environ[reap.JOB_VARIABLE], f"alive-{env_rank()}")
         fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
-        # whose closing hydra kills the other ranks, or it is not clear who died first.
+        # whose closing hydra kills the other ranks, or it is not clear which one died first.
         alive = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         process.undo.callback(os.close, alive)
         os.close(fifo)

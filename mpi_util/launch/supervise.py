@@ -7,12 +7,12 @@ the job's folder each rank k
 - writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
 - writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time(), "in_order": bool}, before it ends
-  on its own account; in_order (default false) says that all ranks have agreed to end, and need no help;
-- writes ended-<k> when it ends in order: hydra now and then overlooks a rank that leaves with status 0 and without.
+  on its own account; in_order (default false): all ranks have agreed to end, and need no help;
+- writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize.
 
-The FIFO tells who died first. The kernel closes a dying process's files before it reports its death, and hydra, which
-sees a socket close, may kill the others in between: on a busy 2-core machine the order of pidfd events was wrong in 25
-of 80 kills, that of the FIFOs in none.
+The FIFOs show which rank died first. The kernel closes a dying process's files before it reports its death, and hydra,
+which sees a socket close, may kill the others in between: on a busy 2-core machine the order of pidfd events was wrong
+in 25 of 80 kills, that of the FIFOs in none.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Job:
         self._broken_at: float | None = None
 
     def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
-        """Starts the launcher and stays until nothing of the job is left: no process, no folder, no shared memory.
+        """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory.
 
         Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
         """
@@ -79,7 +79,7 @@ class Job:
         )  # fmt: skip
         try:
             with self._selector, self._signals_caught():
-                # In a session of its own a terminal's Ctrl-C does not reach it: the parent passes signals on, in order.
+                # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(
                     command, env=environment | dict.fromkeys(_FOLDER_VARIABLES, self.folder), stdin=stdin,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -101,6 +101,8 @@ class Job:
             self._step(wait=False)
         except _StopError as stop:
             (self._evidence.decided,) = stop.args
+        except BrokenPipeError:  # our reader has ended (`train.py | head`): end silently, as any program by SIGPIPE
+            self._evidence.decided = Verdict(128 + signal.SIGPIPE)
         reap.kill_processes(self.folder)
         self._evidence.launcher_code = self._launcher.wait()
         self._drain()
@@ -109,7 +111,7 @@ class Job:
         return judge(self._evidence)
 
     def _step(self, wait: bool = True) -> None:
-        """Waits for something to happen and sees to it."""
+        """Waits for an event and handles it."""
         pause = _LOOK_S if len(self._registered) == self._evidence.n_ranks else _LOOK_EARLY_S
         if any(stream.filter.holds for stream in self._streams):
             pause = min(pause, _HOLD_S)
@@ -120,7 +122,7 @@ class Job:
         self._register_ranks()
         record = failed_record(self._evidence.folder)
         if record and not record.get("in_order"):
-            self._note_breakage()
+            self._mark_broken()
         if self._broken_at is None or (record and record.get("in_order")):
             return
         if any(stream.stalls for stream in self._streams):
@@ -130,7 +132,7 @@ class Job:
             raise _StopError(None)
 
     def _open_fifos(self) -> None:
-        """Opens each rank's FIFO; it reports its end when the rank, the only one to write, is gone."""
+        """Opens each rank's FIFO, which reaches its end when the rank, its only writer, ends."""
         for rank in range(self._evidence.n_ranks):
             path = self._evidence.folder / f"alive-{rank}"
             os.mkfifo(path)
@@ -145,11 +147,11 @@ class Job:
                 continue
             self._registered.add(rank)
             if reap.belongs(pid, self.folder):
-                self._watch(pid, functools.partial(self._note_death, rank, pid))
+                self._watch(pid, functools.partial(self._record_death, rank, pid))
                 parent = reap.stat_field(pid, reap.STAT_PARENT)
                 if parent and parent != self._launcher.pid and parent not in self._proxies:
                     self._proxies.add(parent)
-                    self._watch(parent, self._note_breakage)
+                    self._watch(parent, self._mark_broken)
 
     def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
@@ -169,20 +171,20 @@ class Job:
         self._descriptors.append(descriptor)
         self._selector.register(descriptor, selectors.EVENT_READ, ended)
 
-    def _note_death(self, rank: int, pid: int, pidfd: int) -> None:
+    def _record_death(self, rank: int, pid: int, pidfd: int) -> None:
         """Records that a rank has ended, and how, where the launcher has not yet reaped it."""
         status = reap.stat_field(pid, reap.STAT_EXIT_STATUS, state="Z")
         self._ended[rank] = status
         self._rank_pidfds[rank] = pidfd
         if status:
-            self._note_breakage()
+            self._mark_broken()
         elif not (self._evidence.folder / f"ended-{rank}").exists():
             if self._broken_at is None:
                 self._evidence.overlooked = rank
-            self._note_breakage()
+            self._mark_broken()
 
     def _deaths(self) -> list[tuple[int, int | None]]:
-        """Returns the ranks in the order in which they ended, each with its exit code if it is known."""
+        """The ranks in the order in which they ended, each with its exit code if it is known."""
         deaths = []
         for rank, status in self._ended.items():
             if status is None and rank in self._rank_pidfds:
@@ -190,33 +192,19 @@ class Job:
             deaths.append((rank, None if status is None else os.waitstatus_to_exitcode(status)))
         return deaths
 
-    def _note_breakage(self, _pidfd: int = -1) -> None:
+    def _mark_broken(self, _pidfd: int = -1) -> None:
         self._broken_at = self._broken_at or time.monotonic()
 
     def _listen(self, stream: Stream) -> None:
-        """Wakes up when the stream can go on: with bytes from the launcher, or room for those that it has."""
-        try:
-            stream.release_after(_HOLD_S)
-        except BrokenPipeError:
-            raise self._reader_left() from None
+        """Has the selector watch for what the stream needs: bytes from the launcher, or room for those that it has."""
+        stream.release_after(_HOLD_S)
         needs = stream.needs if stream.stalls or not stream.ended else None
         if needs != stream.listens:
             if stream.listens:
                 self._selector.unregister(stream.listens[0])
             if needs:
-                self._selector.register(*needs, functools.partial(self._pass_on, stream))
+                self._selector.register(*needs, stream.advance)
             stream.listens = needs
-
-    def _pass_on(self, stream: Stream) -> None:
-        try:
-            stream.advance()
-        except BrokenPipeError:
-            raise self._reader_left() from None
-
-    @staticmethod
-    def _reader_left() -> _StopError:
-        """(`train.py | head`) Then this ends like any program that SIGPIPE ends, silently."""
-        return _StopError(Verdict(128 + signal.SIGPIPE))
 
     def _drain(self) -> None:
         """Passes on what is still in the pipes. A process that left the job may hold them open, hence the deadline."""
@@ -241,7 +229,7 @@ class Job:
 
     @contextlib.contextmanager
     def _signals_caught(self) -> Iterator[None]:
-        """Within it, signals wake the selector. Only the main thread may catch them; in others they act as ever."""
+        """Within it, signals wake the selector. Only the main thread may catch them; elsewhere nothing changes."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
