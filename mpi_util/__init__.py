@@ -1,12 +1,13 @@
-"""mpi_util: run a batch reinforcement-learning program on N processes by adding some ten lines.
+"""mpi_util: run a batch reinforcement-learning program on N processes by adding about ten lines.
 
 All ranks collect rollouts; `rank0_accum_batches` gathers them to rank 0; rank 0 alone updates, with the whole machine,
-because the others sleep; `rank0_bcast_wts` sends the weights back. Importing this starts no MPI and no framework.
+because the others sleep; `rank0_bcast_wts` sends the weights back. Importing this starts no MPI and loads no framework.
 
-The rooms; each imports only rooms above it in this list, and its `__init__` says which file to read first:
+The rooms (folders, and files at the top): each imports only what is above it in this list, and a folder's `__init__`
+says which file to read first.
 
     errors           the errors of the package
-    host/            one machine: shared memory, waiting and waking, cores and threads, files; knows no MPI
+    host/            one machine: shared memory, waiting and waking, cores and threads, files; does not use MPI
     launch/          starts the ranks, watches them, ends them together, says which one failed and why
     arrays/          nested batches and models as named arrays; adapters/: one module per framework
     program/         what a rank calls alone: printing, seeding, timing, signals, TensorFlow's set-up
@@ -14,7 +15,7 @@ The rooms; each imports only rooms above it in this list, and its `__init__` say
     mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these
     integrations/ *  other libraries' programs on N ranks: Stable-Baselines3
     weight_sync/ *   sender and receivers of weights for workers that keep running
-    runs/ *          loggers, saved models, experiments, grids; behind logx *, run_utils *, serialization_utils *
+    runs/ *          loggers, saved models, experiments, grids; names in logx *, run_utils *, serialization_utils *
 
 A project that copies this folder may delete what is marked *: the last three names only together with runs/.
 docs/architecture.md of the repository has the drawing, one iteration's data, and where to change what.
