@@ -1,7 +1,8 @@
 """Adapters read and write the arrays of a framework's objects, one module for each framework.
 
-Here is what each of them has (`Adapter`), and what finds the one for an object. They are loaded by name when
-such an object is met, so none knows another, and no framework is imported before the program has.
+The one for an object is loaded by name when such an object is met, so none knows another, and no framework is imported
+before the program has. May import `arrays`, `host` and `errors`, and a framework only inside functions. Read first:
+`Adapter` and `slots` below, then pytorch.py.
 """
 
 import functools
@@ -23,6 +24,10 @@ _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 
 class Adapter(Protocol):
     """What each adapter module has; with tensors that can be written in place also `tensor_slot` (see `slot_maker`).
+
+    A gather needs a tensor's values only. A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose
+    `write` changes the tensor: immutable arrays (JAX's) have none, and are refused. An object that holds such arrays
+    and can replace them, as a Keras variable does, needs only `slots`.
 
     A tensor's values come in host memory, as a view where possible, in a dtype that travels (bits of one that NumPy
     lacks) or as numbers that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
