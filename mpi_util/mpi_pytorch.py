@@ -72,24 +72,25 @@ class _Gradients(Summands):
     def describe(self) -> Description:
         grads: list[Any] = []
         description: list[tuple[str, np.dtype | None, tuple[int, ...] | None]] = []
+        on_host = in_place = True
         for name, parameter in self._module.named_parameters():
             if (grad := parameter.grad) is None:
                 description.append((name, None, None))
                 continue
             if grad.layout != self._torch.strided:
                 raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is sparse; use sparse=False")
-            dtype, note = _sum_dtype(self._torch, grad.dtype)
+            dtype, note = _sum_dtype(grad.dtype)
             if dtype is None:
                 raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is {grad.dtype}, which cannot be averaged")
             description.append((name + note, dtype, tuple(grad.shape)))
-            self.adds_up &= grad.device.type == "cpu" and not note
+            on_host &= grad.is_cpu
+            in_place &= not note
             grads.append(grad)
-        if any(grad.device.type != "cpu" for grad in grads):
+        if not on_host:
             self._staged = _Staged(self._torch, grads)
+        self.adds_up = on_host and in_place
         self._grads = self._staged.on_host if self._staged else grads
         return tuple(description)
-
-    adds_up = True  # until there is a gradient that is not added up where it lies
 
     def wrap(self, views: list[np.ndarray]) -> list[Any]:
         return [self._torch.from_numpy(view) for view in views]
@@ -117,13 +118,13 @@ class _Gradients(Summands):
 
 
 @functools.cache
-def _sum_dtype(torch: Any, dtype: Any) -> tuple[np.dtype | None, str]:
+def _sum_dtype(dtype: Any) -> tuple[np.dtype | None, str]:
     """(dtype in which gradients of a torch dtype are added up, what a message says of it behind the name)."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return None, ""
     if dtype.itemsize < 4:
         return np.dtype("f4"), f" ({str(dtype).removeprefix('torch.')})"
-    return torch.empty(0, dtype=dtype).numpy().dtype, ""
+    return framework("torch").empty(0, dtype=dtype).numpy().dtype, ""
 
 
 class _Staged:

@@ -123,18 +123,7 @@ class Layout:
             narrow: float32 travels as bfloat16.
             packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
         """
-        listed = list(arrays)
-        order = sorted(range(len(listed)), key=lambda i: str(listed[i][1])) if packed else range(len(listed))
-        entries: list[Any] = [None] * len(listed)
-        end, before = 0, None
-        for i in order:
-            name, dtype, shape, *_ = listed[i]
-            if not packed or dtype != before:
-                end, before = align(end), dtype
-            small = narrow and dtype == np.float32
-            entries[i] = Entry(name, portable(dtype), shape, end, small)
-            end += (NARROW if small else dtype).itemsize * math.prod(shape)
-        return cls(tuple(entries), align(end), tuple(aliases))
+        return _layout(tuple(array[:3] for array in arrays), narrow, packed, tuple(aliases))
 
     @functools.cached_property
     def kinds(self) -> list[tuple[str, Any, tuple[int, ...]]]:
@@ -158,6 +147,21 @@ class Layout:
             starts.setdefault(entry.dtype, entry.start)
             sizes[entry.dtype] = sizes.get(entry.dtype, 0) + math.prod(entry.shape)
         return [np.ndarray((size,), dtype, memory, starts[dtype]) for dtype, size in sizes.items()]
+
+
+@functools.lru_cache(maxsize=128)  # to make one takes longer than to send a small model
+def _layout(arrays: tuple[Any, ...], narrow: bool, packed: bool, aliases: tuple[Any, ...]) -> Layout:
+    order = sorted(range(len(arrays)), key=lambda i: str(arrays[i][1])) if packed else range(len(arrays))
+    entries: list[Any] = [None] * len(arrays)
+    end, before = 0, None
+    for i in order:
+        name, dtype, shape = arrays[i]
+        if not packed or dtype != before:
+            end, before = align(end), dtype
+        small = narrow and dtype == np.float32
+        entries[i] = Entry(name, portable(dtype), shape, end, small)
+        end += (NARROW if small else dtype).itemsize * math.prod(shape)
+    return Layout(tuple(entries), align(end), aliases)
 
 
 class Plan:
