@@ -132,7 +132,7 @@ class Messages:
         return all(self._wait_for_end(k, end) for k in self._concerned())
 
     def _concerned(self) -> range:
-        """Whom this rank tells, and from whom it hears, that a rank ends."""
+        """The ranks that this one sends its exit status, and whose it receives."""
         return range(1) if self.rank else range(1, self.size)
 
     def _wait_for_end(self, k: int, end: float | None) -> bool:
