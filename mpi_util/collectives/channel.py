@@ -100,7 +100,7 @@ class Channel:
         own_error: Exception | None = None
         mine: Message
         try:
-            mine = (CALL, (*self._place(op), bring()))
+            mine = (CALL, (op, self.messages.calls, failure.call_site(), bring()))
         except Exception as error:
             own_error, shown = error, portable(op, self.rank, error, name_rank=True)
             shown.silent = True  # this rank reports it

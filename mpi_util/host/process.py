@@ -22,9 +22,10 @@ class States:
 
     def of(self, kind: Callable[..., State]) -> State:
         """The owner's one `kind`."""
-        if kind not in self._made:
-            self._made[kind] = kind(*self._arguments)
-        made: State = self._made[kind]
+        try:
+            made: State = self._made[kind]
+        except KeyError:
+            made = self._made[kind] = kind(*self._arguments)
         return made
 
     def close(self) -> None:

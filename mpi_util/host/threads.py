@@ -208,7 +208,9 @@ def alone() -> None:
 
 def beside() -> None:
     """Rank 0 goes on beside the others: one thread."""
-    process.of(_Threads).switch(False)
+    threads = process.of(_Threads)
+    if threads.alone:
+        threads.switch(False)
 
 
 def fix_torch(n: int) -> None:
