@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from conftest import RANKS, run
+from conftest import RANKS, mpi_environment, run
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
 SOON_S = 20
@@ -123,3 +123,24 @@ def test_the_watchdog_names_the_missing_rank_and_shows_its_stack(run_ranks, who)
     hangs = 1 + next(i for i, line in enumerate(program) if "time.sleep(4)" in line)
     assert f'fail.py", line {hangs} in <module>' in finished.err  # the other rank's stack
     assert f'fail.py", line {len(program)} in <module>' in finished.err  # where this one waits
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, interrupted, mpi):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import signal, sys, time, mpi_util\n"
+        "if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        f"if mpi_util.rank == {interrupted}:\n"
+        "    signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.3)\n"
+        "else:\n"
+        "    time.sleep(1)\n"
+        "for i in range(4):\n"
+        "    try: print('sum', i, mpi_util.all_sum(100 * i), flush=True)\n"
+        "    except (KeyboardInterrupt, mpi_util.MpiUtilError) as error: print(type(error).__name__, flush=True)\n"
+    )
+    done = run([sys.executable, program], SOON_S, mpi_environment(mpi))  # it must not hang
+    sums = [line.split()[1:] for line in done.out.splitlines() if line.startswith("sum")]
+    assert all(int(total) == 200 * int(i) for i, total in sums), done.out
+    assert "KeyboardInterrupt" in done.out and (interrupted == 0 or len(sums) == 7), done.out

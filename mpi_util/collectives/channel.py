@@ -6,7 +6,7 @@ raised on all of them and no rank is left waiting. Bulk data moves elsewhere (tr
 """
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from ..errors import MpiUtilError, rank_mismatch
@@ -17,7 +17,7 @@ from ..host.segments import Attached, Pool
 from ..host.waiting import wait_until
 from ..launch import failure
 from ..launch.identity import world
-from .messages import CALL, ERROR, LEAVE, REPLY, TAG, WAITING, WAITS, Message, Messages, portable
+from .messages import CALL, DATA, ERROR, LEAVE, REPLY, TAG, WAITING, WAITS, Message, Messages, portable
 from .peers import Peers
 
 Brought = TypeVar("Brought")
@@ -107,13 +107,15 @@ class Channel:
             mine = (ERROR, shown)
         if self.rank:
             self.messages.post(0, *mine)
-            kind, payload = self.messages.expect(0, op)
+            kind, payload = self._read(0, op)
             if kind == ERROR:
                 self.shared.clear()
                 raise own_error or payload
-            return cast(Answer, payload)
+            return cast(Answer, payload[1])
+        received: list[Message] = [mine]
         try:
-            received: list[Message] = [mine, *(self.messages.expect(k, op) for k in range(1, self.size))]
+            for k in range(1, self.size):
+                received.append(self._read(k, op))
             for kind, payload in received:
                 if kind == ERROR:
                     raise payload
@@ -121,9 +123,16 @@ class Channel:
             answers = decide([brought for _, (*_, brought) in received])
             self._answer(answers)
         except Exception as error:
-            self._fail_all(portable(op, 0, error))
+            self._fail_all(portable(op, 0, error), range(1, len(received)))
             raise own_error or error from None
         return answers[0]
+
+    def _read(self, source: int, op: str) -> Message:
+        """The next message of an agreement. What a call that failed or was interrupted has left is dropped."""
+        while True:
+            kind, payload = self.messages.expect(source, op)
+            if kind != DATA and (kind != REPLY or payload[0] == self.messages.calls):
+                return kind, payload
 
     def _place(self, op: str) -> tuple[str, int, str]:
         """Where this rank is: the call, its number, `file:line` of the program."""
@@ -137,12 +146,15 @@ class Channel:
         packed: list[bytes] = []
         for k in range(1, self.size):
             same = k > 1 and answers[k] is answers[k - 1]
-            packed.append(packed[-1] if same else pickle.dumps((REPLY, answers[k]), pickle.HIGHEST_PROTOCOL))
+            packed.append(packed[-1] if same else self._pack(answers[k]))
         requests = [self.comm.Isend(message, k, TAG) for k, message in enumerate(packed, 1)]
         for k in self.peers.wake_fds if requests else ():
             self.peers.wake(k)
         for k, request in enumerate(requests, 1):
             self.messages.wait(request.Test, k)
+
+    def _pack(self, answer: Any) -> bytes:
+        return pickle.dumps((REPLY, (self.messages.calls, answer)), pickle.HIGHEST_PROTOCOL)
 
     def _check_calls(self, calls: list[tuple[str, int, str]], ranks: Sequence[int]) -> None:
         """Raises RankMismatchError unless the ranks are in the same (call, its number, where in the program)."""
@@ -151,13 +163,17 @@ class Channel:
             what = "ranks are in different collective calls; all must make the same calls in the same order"
             raise rank_mismatch(what, sites, ranks)
 
-    def _fail_all(self, error: MpiUtilError) -> None:
-        """The call has failed: what the ranks hold together is void, and the others raise `error`."""
+    def _fail_all(self, error: MpiUtilError, read: Iterable[int]) -> None:
+        """The call has failed: what the ranks hold together is void, and the others raise `error`.
+
+        Args:
+            read: the ranks whose CALL has been read. Those of the others come later, and are then dropped.
+        """
         self.shared.clear()
-        if self.rank == 0:
-            error.silent, self.messages.failed_call = True, self.messages.calls  # this rank reports it
-            for k in range(1, self.size):
-                self.messages.post(k, ERROR, error)
+        error.silent = True  # on the others: this rank reports it
+        for k in range(1, self.size) if self.rank == 0 else ():
+            self.messages.failed[k] = 0 if k in read else self.messages.calls
+            self.messages.post(k, ERROR, error)
 
     def report_waiting(self, op: str) -> None:
         """Lets rank 0 know that this rank waits elsewhere than in `agree`, in case rank 0 waits for it there."""
@@ -173,7 +189,7 @@ class Channel:
         Raises:
             RankMismatchError: a rank is in another call. RankLeftError: it has ended.
         """
-        messages = self.messages
+        messages, read = self.messages, -1
         try:
             for source in messages.ended:
                 raise messages.left_error(op, source)
@@ -188,10 +204,11 @@ class Channel:
                     raise messages.left_error(op, source)
                 elif kind == ERROR:
                     raise payload
-                elif kind == CALL:
+                elif kind == CALL and payload[1] != messages.failed.get(source):
+                    read = source
                     self._check_calls([self._place(op), payload[:3]], [self.rank, source])
         except MpiUtilError as error:
-            self._fail_all(portable(op, 0, error))
+            self._fail_all(portable(op, 0, error), [read])
             raise
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
 """Kinds of messages. Their payloads:
 
 CALL: (collective call, its number, file:line of the program, what the rank brings); to rank 0.
-REPLY: rank 0's answer. ERROR: an MpiUtilError, to be raised. DATA: anything, within a call.
+REPLY: (number of the call, rank 0's answer). ERROR: an MpiUtilError, to be raised. DATA: anything, within a call.
 LEAVE: the exit status of a rank that ends. WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
 """
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
@@ -43,7 +43,7 @@ class Messages:
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.calls = 0  # collective calls that this rank has begun
-        self.failed_call = 0  # the last call that rank 0 has ended with an error, which others may still enter
+        self.failed: dict[int, int] = {}  # on rank 0: the call of each rank that it has answered unread, by an error
         self.ended: dict[int, int] = {}  # ranks that have ended, with their exit status
         self.early = defaultdict[int, list[Message]](list)  # from ranks that are further on than this one
 
@@ -70,7 +70,7 @@ class Messages:
         """The next message from `source` to a rank that is in the call `op`. RankLeftError if it has ended instead."""
         if source not in self.ended and (message := self.next(source)):
             kind, payload = message
-            if kind == CALL and payload[1] == self.failed_call:  # its sender has been sent the error
+            if kind == CALL and payload[1] == self.failed.get(source):  # its sender has been sent the error
                 return self.expect(source, op)
             if kind == WAITING:
                 waits_here = payload[1] >= self.calls  # else it has got since what it waited for

@@ -67,11 +67,14 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
 
 def _sum(op: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: bool, comm: Comm) -> Any:
     """A number is sent within an agreement; an array is added up as gradients are, which takes a third of the time."""
-    if not len(getattr(x, "shape", ())):
+    try:
+        array = adapter_for(x).to_numbers(x)
+    except Exception:  # raised again within the agreement, and so on every rank
+        array = np.empty(())
+    if not array.ndim or array.dtype.kind not in "biufc":
         return _Reduction(op, x, np.add, result_dtype).run(comm, divide)
 
     def make() -> Arrays:
-        array = adapter_for(x).to_numbers(x)
         return {"x": array.astype(result_dtype(array.dtype))}
 
     total: Any = (average if divide else add)(f"{op} of an array", make, comm=comm)["x"]

@@ -70,7 +70,7 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
             numbers = stacked[slot.name]
             if numbers.dtype.kind in "fc":
                 wide = np.result_type(numbers.dtype, np.float64)
-                slot.write(slot.bits(numbers.mean(axis=0, dtype=wide).astype(numbers.dtype)))
+                slot.write(slot.bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
         own.plan.flush()
     own.send(channel)
 

@@ -88,6 +88,9 @@ def check_whatever_holds_weights(comm, rank, size):
 def check_average(comm, rank, size):
     mine = {"w": np.full((300, 4), float(rank), "f4"), "steps": np.array(rank)}
     mpi_util.all_avg_wts(mine, comm=comm)
+    scalar = torch.nn.Parameter(torch.tensor(float(rank)))
+    mpi_util.all_avg_wts({"log_alpha": scalar}, comm=comm)
+    assert scalar.item() == (size - 1) / 2
     assert (mine["w"] == np.float32((size - 1) / 2)).all() and mine["steps"] == 0
 
 
