@@ -7,7 +7,6 @@ Adapters make a `Slot` for each array of a model. A `Layout` says where the arra
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -100,7 +99,6 @@ class Entry(NamedTuple):
         return np.ndarray(self.shape if shape is None else shape, kind, memory, self.start)
 
 
-@dataclass(frozen=True, eq=False)
 class Layout:
     """The places of arrays in a block of `nbytes`; small, to be sent.
 
@@ -108,9 +106,8 @@ class Layout:
         aliases: (other name, name) of arrays that the model has under two names. A copy of it may have two arrays.
     """
 
-    entries: tuple[Entry, ...] = ()
-    nbytes: int = 0
-    aliases: tuple[tuple[str, str], ...] = ()
+    def __init__(self, entries: tuple[Entry, ...] = (), nbytes: int = 0, aliases: tuple[tuple[str, str], ...] = ()):
+        self.entries, self.nbytes, self.aliases = entries, nbytes, aliases
 
     @classmethod
     def of(
