@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from ..errors import WorkerLeftError
 from .segments import ALIGN, Segment, Ticket, attach
 
 _PAGE = mmap.PAGESIZE
+_HEADER = struct.Struct("4q")  # version, checksum, bytes of the block, of the description
 
 
 class Section:
@@ -39,7 +41,6 @@ class Section:
         self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
-        self._head = self._whole[:32].view(np.int64)
 
     def block(self, nbytes: int) -> np.ndarray:
         """uint8 array of the content, shape (nbytes,)."""
@@ -58,14 +59,15 @@ class Section:
             fcntl.flock(self.ticket.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        self.version = self._head[0] = 0
+        self.version = 0
+        _HEADER.pack_into(self._whole.data, 0, 0, 0, 0, 0)
         return True
 
     def publish(self, version: int, checksum: int, nbytes: int, description: bytes) -> None:
         """The block now holds that version; adds what tells readers the meaning of its bytes, and lets them in."""
         start = ALIGN + nbytes
         self._whole[start : start + len(description)] = np.frombuffer(description, np.uint8)
-        self._head[:] = version, checksum, nbytes, len(description)
+        _HEADER.pack_into(self._whole.data, 0, version, checksum, nbytes, len(description))
         self.version, self.checksum, self.nbytes, self.description = version, checksum, nbytes, description
         self.release()
 
@@ -75,7 +77,7 @@ class Section:
 
     def close(self) -> None:
         """Gives the memory back when its last reader has dropped it."""
-        self._whole = self._head = np.zeros(4, np.int64)
+        self._whole = np.empty(0, np.uint8)
         self.segment.close()
 
 
@@ -115,7 +117,7 @@ class Reader:
         try:
             if discard:
                 memory.madvise(mmap.MADV_DONTNEED)
-            version, checksum, nbytes, extra = np.ndarray(4, np.int64, memory).tolist()
+            version, checksum, nbytes, extra = _HEADER.unpack_from(memory)
             block = np.ndarray(nbytes, np.uint8, memory, ALIGN)
             yield Content(version, checksum, block, np.ndarray(extra, np.uint8, memory, ALIGN + nbytes))
         finally:

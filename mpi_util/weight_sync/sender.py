@@ -44,6 +44,7 @@ class Sender:
         Args:
             one_by_one: where workers get different weights, one has its own before the next one's are made.
         """
+        self._poll(0)
         self._raise_errors()
         workers = self._addressed(worker_ids)
         self._forget_unreported()
@@ -113,13 +114,12 @@ class Sender:
 
     def _await(self, workers: list[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
-        pause = 0.0
+        self._poll(0)
         while late := [worker for worker, version in wanted if worker.answered < version and not worker.gone]:
             if deadline.over:
                 raise self._late_error(late, deadline.timeout)
-            self._poll(min(pause, deadline.left), late[-1])
-            pause = _CHECK_S
             self.publisher.check_absent([worker for worker in late if worker.state is State.ABSENT])
+            self._poll(min(_CHECK_S, deadline.left), late[-1])
 
     def _poll(self, timeout: float, of: Worker | None = None) -> None:
         for event, index, version, text in self.publisher.poll(timeout, of):
@@ -130,7 +130,6 @@ class Sender:
 
     def _raise_errors(self) -> None:
         """What workers have reported, as one error: the first one's, with the text of all."""
-        self._poll(0)
         errors, self._errors = self._errors, []
         if errors:
             error = WorkerError("\n".join(map(str, errors)))

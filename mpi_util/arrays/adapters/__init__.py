@@ -63,6 +63,11 @@ def _packages(kind: type) -> set[str]:
     return {cls.__module__.partition(".")[0] for cls in kind.__mro__}
 
 
+@functools.cache  # to ask a torch module for an attribute that it lacks takes longer than to look at its weights
+def _is_session(kind: type) -> bool:
+    return "tensorflow" in _packages(kind) and hasattr(kind, "run") and hasattr(kind, "graph")
+
+
 def _load(name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
@@ -76,9 +81,9 @@ def slots(model: Any, graph: Any = None) -> list[Slot]:
     Raises:
         WeightsError: the model is of no known kind, or holds no weights.
     """
-    session = hasattr(model, "run") and hasattr(model, "graph") and "tensorflow" in _packages(type(model))
     found: list[Slot]
-    if session or graph is not None:
+    kind: type = type(model)
+    if graph is not None or _is_session(kind):
         found = _load("tf1").slots(model, graph if graph is not None else model.graph)
     elif isinstance(model, (dict, list, tuple)):  # Keras and TensorFlow have containers of their own
         found = _load("arrays").slots(model)

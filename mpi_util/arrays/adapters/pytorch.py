@@ -77,22 +77,37 @@ class _Watch:
     """
 
     def __init__(self, module: Any):
-        self._parts = [(weakref.ref(part), _members(part)) for part in module.modules()]
-        tensors = [*module.parameters(), *module.buffers()]  # kept, so that no other can have the id of one of them
-        self._places = [(tensor, tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
+        self._children = [(weakref.ref(part), _children(part)) for part in module.modules()]
+        self._held = [held for part in module.modules() for held in (part._parameters, part._buffers)]
+        self._sizes = [*map(len, self._held)]
+        self._places = [
+            (held, name, tensor, tensor.data_ptr(), tensor.shape, tensor.stride())
+            for held in self._held
+            for name, tensor in held.items()
+            if tensor is not None
+        ]
 
     def unchanged(self) -> bool:
         """True if the module has the same tensors, in the same memory, under the same names."""
-        return all(
-            tensor.data_ptr() == pointer and tensor.shape == shape and tensor.stride() == stride
-            for tensor, pointer, shape, stride in self._places
-        ) and all((part := ref()) is not None and _members(part) == members for ref, members in self._parts)
+        if [*map(len, self._held)] != self._sizes:
+            return False
+        for held, name, tensor, pointer, shape, stride in self._places:
+            if (
+                held.get(name) is not tensor
+                or tensor.data_ptr() != pointer
+                or tensor.shape != shape
+                or tensor.stride() != stride
+            ):
+                return False
+        for ref, children in self._children:
+            if (part := ref()) is None or ((part._modules or children) and _children(part) != children):
+                return False
+        return True
 
 
-def _members(part: Any) -> list[tuple[str, int]]:
-    """(name, id) of the parameters, buffers and modules that a module has itself."""
-    held = (part._parameters, part._buffers, part._modules)
-    return [(name, id(member)) for members in held for name, member in members.items()]
+def _children(part: Any) -> list[tuple[str, int]]:
+    """(name, id) of the modules that a module has itself."""
+    return [(name, id(child)) for name, child in part._modules.items()]
 
 
 _kept: weakref.WeakKeyDictionary[Any, tuple[_Watch, KeptSlots]] = weakref.WeakKeyDictionary()  # by module
@@ -102,9 +117,11 @@ def _module_slots(module: Any) -> list[Slot]:
     """The slots of a module: the same list as long as it has the same tensors in the same places."""
     if type(module).named_parameters is not framework("torch").nn.Module.named_parameters:
         return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
-    if module not in _kept or not _kept[module][0].unchanged():
-        _kept[module] = _Watch(module), KeptSlots(_new_slots(module))
-    return _kept[module][1]
+    watch, found = _kept.get(module, (None, KeptSlots(())))
+    if watch is None or not watch.unchanged():
+        found = KeptSlots(_new_slots(module))
+        _kept[module] = _Watch(module), found
+    return found
 
 
 def _new_slots(module: Any) -> Iterator[Slot]:
