@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, mpi_environment, run
 
 from trainer.config import parse
-from trainer.record import TIME_COLUMNS, Record
+from trainer.record import TIME_COLUMNS, Record, python_command
 from trainer.run_folder import load
 
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
@@ -93,7 +93,7 @@ def test_the_run_folder(alone, tmp_path):
     train("--resume", tmp_path / "run", "--nprocs", 2)
     resumed = json.loads((tmp_path / "run" / "config.json").read_text())
     commands = [f"Hopper-v4 -n 24 -b 8 --run_dir {tmp_path}/run", f"--resume {tmp_path}/run --nprocs 2"]
-    assert resumed["commands"] == [f"{Path(sys.executable).name} train.py {words}" for words in commands]
+    assert resumed["commands"] == [f"{python_command()} train.py {words}" for words in commands]
     assert config["commands"] == resumed["commands"][:1]
     same = set(config) - {"commands", "nprocs"}
     assert {key: resumed[key] for key in same} == {key: config[key] for key in same} and resumed["nprocs"] == 2
@@ -107,6 +107,22 @@ def test_the_run_folder(alone, tmp_path):
     assert set(asked.split()) | set(TIME_COLUMNS) <= set(header)
 
 
+def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("here/.venv/bin", "elsewhere/bin"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere" / "bin"))
+    for executable, folder, command in [
+        ("here/.venv/bin/python", "here", ".venv/bin/python"),
+        ("here/.venv/bin/python", "elsewhere", f"{tmp_path}/here/.venv/bin/python"),
+        ("elsewhere/bin/python", "here", "python"),
+    ]:
+        monkeypatch.chdir(tmp_path / folder)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / executable))
+        assert python_command() == command
+
+
 @pytest.mark.parametrize(
     "limits, ends",
     [
@@ -117,7 +133,7 @@ def test_the_run_folder(alone, tmp_path):
 def test_it_says_how_it_ends(tmp_path, capsys, limits, ends):
     record = Record(parse(["Hopper-v4", *limits.split(), "--run_dir", f"{tmp_path}/a run"]), None, 2, {})
     record.announce()
-    again = f"python train.py --resume '{tmp_path}/a run'"
+    again = f"{python_command()} train.py --resume '{tmp_path}/a run'"
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"Hopper-v4: ppo, seed 0, 2 processes, results in {tmp_path}/a run"
     assert second == f"{ends}; Ctrl-C saves and stops; to continue: {again}"

@@ -60,7 +60,7 @@ class Record:
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
             f"results in {self.folder.path}\n"
-            f"{ends}; Ctrl-C saves and stops; to continue: {_python()} train.py --resume {self._quoted}"
+            f"{ends}; Ctrl-C saves and stops; to continue: {python_command()} train.py --resume {self._quoted}"
         )
 
     @property
@@ -77,7 +77,7 @@ class Record:
             "run_dir": str(self.folder.path),
             "nprocs": self.nworkers,
             "versions": _versions(),
-            "commands": [*commands, shlex.join([_python(), *sys.argv])],
+            "commands": [*commands, shlex.join([python_command(), *sys.argv])],
         }
 
     def show(self, row: dict[str, float]) -> None:
@@ -137,7 +137,9 @@ class Record:
         self.display.close()
         weights = self.folder.path / "policy.safetensors"
         text = f"{why}: {iterations} iterations, {steps:,} steps; weights in {weights}"
-        self.display.say(text + f"; to continue: {_python()} train.py --resume {self._quoted}" * (why == "stopped"))
+        self.display.say(
+            text + f"; to continue: {python_command()} train.py --resume {self._quoted}" * (why == "stopped")
+        )
 
 
 def _versions() -> dict[str, str]:
@@ -149,7 +151,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _python() -> str:
+def python_command() -> str:
     """This interpreter as a command to be typed in this folder; its environment need not be activated."""
     found = shutil.which("python")
     if found and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable):
