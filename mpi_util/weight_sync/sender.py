@@ -104,7 +104,8 @@ class Sender:
         self._await(workers, deadline)
         self._raise_errors()
         died = {worker.index: worker.unreported for worker in workers if worker.unreported}
-        died |= {worker.index: worker.reason for worker in workers if worker.state is State.DEAD}
+        unanswered = [worker for worker in workers if worker.answered < worker.sent]  # others ended after they had it
+        died |= {worker.index: worker.reason for worker in unanswered if worker.state is State.DEAD}
         self._forget_unreported()
         self._raise_died(died)
 
