@@ -97,7 +97,11 @@ def die(scheme, worker: int, pipe, after: str) -> None:
     scheme.init_on_receiver(model_id="policy", worker_idx=worker, model=arrays(0.0))
     scheme.connect()
     pipe.send("connected")
-    pipe.recv()
+    if after == "version 2":
+        wait_for(lambda: scheme.version == 2)
+        time.sleep(0.2)  # its answer is on the way
+    else:
+        pipe.recv()
     os._exit(4)
 
 

@@ -634,6 +634,17 @@ def test_ranks_are_ordered_by_when_they_ended():
         reap.end_job(job.folder)
 
 
+def test_a_process_that_just_changes_to_another_program_is_found(tmp_path):
+    """Between the old program and the new one /proc/<pid>/environ is empty: for long on a busy machine."""
+    for _ in range(600):
+        process = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path)})
+        try:
+            assert reap.belongs(process.pid, str(tmp_path))
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_a_process_of_another_job_is_never_touched(tmp_path):
     bystander = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path / "another")})
     ours = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path)})

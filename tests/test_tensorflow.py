@@ -51,9 +51,8 @@ def test_without_tensorflow_what_needs_it_is_no_attribute(monkeypatch):
 
 
 def test_mpi_tf_loads_no_framework():
-    program = (
-        "import sys, mpi_util.mpi_tf, mpi_util.adapters; print(*{'tensorflow', 'keras', 'torch'} & set(sys.modules))"
-    )
+    names = "{'tensorflow', 'keras', 'torch'}"
+    program = f"import sys, mpi_util.mpi_tf, mpi_util.arrays.adapters; print(*{names} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 

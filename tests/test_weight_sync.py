@@ -517,6 +517,20 @@ def test_a_worker_that_is_killed_while_the_sender_waits(start):
     scheme.shutdown()
 
 
+def test_a_worker_that_dies_after_its_answer_has_what_was_sent(start):
+    scheme = scheme_for(2)
+    start(die, scheme, 0, "version 2")
+    slow, _ = start(follow, scheme, 1, 2)
+    scheme.connect()
+    os.kill(slow.pid, signal.SIGSTOP)
+    scheme.send_async()
+    threading.Timer(1, os.kill, (slow.pid, signal.SIGCONT)).start()
+    scheme.wait_async()  # worker 0 dies meanwhile
+    with pytest.raises(WorkerLeftError, match="worker 0"):
+        scheme.send()
+    scheme.shutdown()
+
+
 def test_a_worker_that_dies_before_it_connects(start):
     scheme = scheme_for(2, timeout=None)
     start(follow, scheme, 1, 1)

@@ -181,7 +181,7 @@ class Plan:
 
     def write(self, memory: Any) -> Iterator[int]:
         """Writes the model's values into `memory`; yields now and then how many bytes will not change any more."""
-        told = 0
+        reported = 0
         for entry, slot in self.pairs:
             if slot.host is None and not entry.narrow:
                 slot.read(view := entry.view(memory, slot.dtype))
@@ -191,8 +191,8 @@ class Plan:
             flat = entry.view(memory, slot.dtype, values.shape)
             for part, end in _parts(entry, flat):
                 flat[part] = rounded(values[part]) if entry.narrow else values[part]
-                if end - told >= _PART_BYTES:  # what is done with it costs as much as a small copy
-                    yield (told := end)
+                if end - reported >= _PART_BYTES:  # what is done with it costs as much as a small copy
+                    yield (reported := end)
 
     def write_all(self, memory: Any) -> None:
         """Writes the model's values into `memory`."""

@@ -204,7 +204,7 @@ class Channel:
                     raise messages.left_error(op, source)
                 elif kind == ERROR:
                     raise payload
-                elif kind == CALL and payload[1] != messages.failed.get(source):
+                elif kind == CALL and not messages.is_late(source, payload):
                     read = source
                     self._check_calls([self._place(op), payload[:3]], [self.rank, source])
         except MpiUtilError as error:

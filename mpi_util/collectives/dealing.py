@@ -20,7 +20,7 @@ from .messages import Background
 
 _SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
 _DEALT, _CLOSED = struct.Struct("qqq"), struct.Struct("q")  # its parts: the last one is written without the lock
-_ROUNDS = 64  # rounds that may be under way at once: a slot is used again so many rounds later
+_ROUNDS = 64  # rounds that may be under way at once: after as many a slot is used again
 _NONE_YET = -1
 _QUESTION_TAG = 2  # of a rank that asks rank 0 for a number
 

@@ -1,7 +1,7 @@
 """Small messages between the ranks of one communicator; the receiver is woken if it sleeps.
 
-A rank that ends says so to rank 0, rank 0 to all, and none leaves before it knows of the others: one that would end
-silently could not be told from a slow one, and its MPI_Finalize would wait for the others with a busy core.
+A rank that ends reports it to rank 0, rank 0 to all, and none exits before it knows of the others: one that ended
+silently would look like a slow one, and its MPI_Finalize would wait for the others with a busy core.
 """
 
 import pickle
@@ -70,7 +70,7 @@ class Messages:
         """The next message from `source` to a rank that is in the call `op`. RankLeftError if it has ended instead."""
         if source not in self.ended and (message := self.next(source)):
             kind, payload = message
-            if kind == CALL and payload[1] == self.failed.get(source):  # its sender has been sent the error
+            if kind == CALL and self.is_late(source, payload):
                 return self.expect(source, op)
             if kind == WAITING:
                 waits_here = payload[1] >= self.calls  # else it has got since what it waited for
@@ -79,6 +79,11 @@ class Messages:
                 return kind, payload
             self.ended[source] = payload
         raise self.left_error(op, source)
+
+    def is_late(self, source: int, call: Any) -> bool:
+        """True for a CALL that was answered, by an error, before it came. Only the first one after that can be."""
+        number: int = call[1]
+        return self.failed.pop(source, 0) == number
 
     def left_error(self, op: str, source: int) -> RankLeftError:
         """That this rank waits for one that has ended."""

@@ -21,7 +21,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _RANK_PID and _GPU_PCT; from the
       launcher also MPI_UTIL_JOB, _BOUND, _TTY, PYTHONUNBUFFERED, and for a terminal COLUMNS and LINES.
     - sys.meta_path: an entry that gives torch its threads when it is imported; it wraps torch.set_num_threads.
-    - stdout and stderr: a line at a time. SIGUSR1, with MPI_UTIL_WATCHDOG: prints the stacks.
+    - stdout and stderr: written line by line. SIGUSR1, with MPI_UTIL_WATCHDOG: prints the stacks.
     - A rank is killed when its launcher dies (PR_SET_PDEATHSIG). Rank 0 may run on all cores of its machine's ranks.
 
     Other signals and their masks stay; the process that waits catches SIGINT, SIGTERM and SIGHUP while it does.

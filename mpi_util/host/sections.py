@@ -64,7 +64,7 @@ class Section:
         return True
 
     def publish(self, version: int, checksum: int, nbytes: int, description: bytes) -> None:
-        """The block now holds that version; adds what tells readers the meaning of its bytes, and lets them in."""
+        """The block now holds that version; adds the description that readers need, and lets them in."""
         start = ALIGN + nbytes
         self._whole[start : start + len(description)] = np.frombuffer(description, np.uint8)
         _HEADER.pack_into(self._whole.data, 0, version, checksum, nbytes, len(description))

@@ -25,6 +25,8 @@ JOB_VARIABLE = "MPI_UTIL_JOB"
 ALL_IS_WELL = b"."  # what the parent writes to its guard when there is nothing left to do
 
 STAT_PARENT = 4
+STAT_FLAGS = 9
+STAT_ENVIRONMENT_END = 51
 STAT_EXIT_STATUS = 52
 
 # linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code, and
@@ -37,15 +39,30 @@ _SHM = "/dev/shm"
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)\S+)")
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
+_EXEC_PATIENCE_S = 1.0
+_KERNEL_THREAD = 0x200000  # PF_KTHREAD of linux/sched.h: such a thread has no environment
 
 
 def belongs(pid: int, job_dir: str) -> bool:
     """True if a living process is one of this job's."""
+    return f"{JOB_VARIABLE}={job_dir}".encode() in _environment(pid).split(b"\0")
+
+
+def _environment(pid: int) -> bytes:
+    """Of a process that is just changing to another program, what it will have: until then it shows none."""
+    place, deadline = Path(f"/proc/{pid}/environ"), time.monotonic() + _EXEC_PATIENCE_S
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        while not (shown := place.read_bytes()) and _is_in_exec(pid) and time.monotonic() < deadline:
+            time.sleep(_KILL_PAUSE_S)
+        return shown or place.read_bytes()
     except OSError:
-        return False
-    return f"{JOB_VARIABLE}={job_dir}".encode() in environment
+        return b""
+
+
+def _is_in_exec(pid: int) -> bool:
+    flags = stat_field(pid, STAT_FLAGS)
+    is_program = flags is not None and not flags & _KERNEL_THREAD and stat_field(pid, STAT_FLAGS, "Z") is None
+    return is_program and not stat_field(pid, STAT_ENVIRONMENT_END)
 
 
 def job_processes(job_dir: str) -> list[int]:

@@ -1,6 +1,6 @@
 """Writes models: as their framework does it, for Spinning Up's tools, and as plain weights that need no code to load.
 
-A saver is called on rank 0 with the model, the run's folder, and what tells one save from another ("" or the
+A saver is called on rank 0 with the model, the run's folder, and what distinguishes one save from another ("" or the
 iteration). It may return a warning.
 """
 
@@ -85,7 +85,7 @@ def save_keras(model: Any, folder: Path, itr: str) -> None:
     """Writes keras_save/model<itr>.keras and keras_save/model<itr>.npz."""
     place = folder / "keras_save"
     place.mkdir(exist_ok=True)
-    draft = place / ".draft.keras"  # Keras tells the format by the ending, and wants a path
+    draft = place / ".draft.keras"  # Keras infers the format from the ending, and wants a path
     model.save(draft)
     publish(draft, place / f"model{itr}.keras")
     _save_weights(place / f"model{itr}.npz", weights_of(model))
