@@ -230,13 +230,14 @@ def _neighbours(channel: Channel) -> tuple[int, list[int]]:
     return leaders[i - (1 << i.bit_length() >> 1)], [leaders[j] for j in successors(i, len(leaders))]
 
 
-def _parts(block: np.ndarray) -> list[np.ndarray]:
+def parts(block: np.ndarray) -> list[np.ndarray]:
+    """The pieces in which a block travels between machines."""
     return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
 
 
 def _send_parts(channel: Channel, block: np.ndarray, to: Sequence[int]) -> list[tuple[Any, int]]:
     """Begins to send the block to these ranks; (request, rank) of each part."""
-    return [(channel.comm.Isend(part, k, _BULK_TAG), k) for part in _parts(block) for k in to]
+    return [(channel.comm.Isend(part, k, _BULK_TAG), k) for part in parts(block) for k in to]
 
 
 def _wait_until_sent(channel: Channel, requests: list[tuple[Any, int]]) -> None:
@@ -255,7 +256,7 @@ def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
     source, onward = _neighbours(channel) if leads else (channel.leader, [])
     block, ticket = lease(channel, nbytes)
     under_way = []
-    for part, request in [(part, channel.comm.Irecv(part, source, _BULK_TAG)) for part in _parts(block)]:
+    for part, request in [(part, channel.comm.Irecv(part, source, _BULK_TAG)) for part in parts(block)]:
         channel.messages.wait(request.Test, source)
         under_way += _send_parts(channel, part, onward)
     for k in channel.members:

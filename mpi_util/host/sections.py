@@ -1,6 +1,6 @@
 """Versioned blocks in the shared memory of one machine: one process writes, any number of others read.
 
-Each has a header (version, checksum, sizes) and the kernel's file lock, which a process that is killed
+Each has a header (version, sizes) and the kernel's file lock, which a process that is killed
 releases: shared while one reads, exclusive while the owner writes. So no reader ever sees half of an update, and the
 owner never waits for a reader: it takes another section instead.
 """
@@ -19,7 +19,7 @@ from ..errors import WorkerLeftError
 from .segments import ALIGN, Segment, Ticket, attach
 
 _PAGE = mmap.PAGESIZE
-_HEADER = struct.Struct("4q")  # version, checksum, bytes of the block, of the description
+_HEADER = struct.Struct("3q")  # version, bytes of the block, of the description
 
 
 class Section:
@@ -30,10 +30,10 @@ class Section:
 
     Attributes:
         users: return True while they still need the content; those who read it through the file are not among them.
-        version, checksum, nbytes, description: of the content.
+        version, nbytes, description: of the content.
     """
 
-    version = checksum = nbytes = 0
+    version = nbytes = 0
     description = b""
 
     def __init__(self, nbytes: int):
@@ -60,15 +60,15 @@ class Section:
         except OSError:
             return False
         self.version = 0
-        _HEADER.pack_into(self._whole.data, 0, 0, 0, 0, 0)
+        _HEADER.pack_into(self._whole.data, 0, 0, 0, 0)
         return True
 
-    def publish(self, version: int, checksum: int, nbytes: int, description: bytes) -> None:
+    def publish(self, version: int, nbytes: int, description: bytes) -> None:
         """The block now holds that version; adds the description that readers need, and lets them in."""
         start = ALIGN + nbytes
         self._whole[start : start + len(description)] = np.frombuffer(description, np.uint8)
-        _HEADER.pack_into(self._whole.data, 0, version, checksum, nbytes, len(description))
-        self.version, self.checksum, self.nbytes, self.description = version, checksum, nbytes, description
+        _HEADER.pack_into(self._whole.data, 0, version, nbytes, len(description))
+        self.version, self.nbytes, self.description = version, nbytes, description
         self.release()
 
     def release(self) -> None:
@@ -85,7 +85,6 @@ class Content(NamedTuple):
     """What a reader sees. The block is uint8, shape (nbytes,)."""
 
     version: int
-    checksum: int
     block: np.ndarray
     description: np.ndarray
 
@@ -117,9 +116,9 @@ class Reader:
         try:
             if discard:
                 memory.madvise(mmap.MADV_DONTNEED)
-            version, checksum, nbytes, extra = _HEADER.unpack_from(memory)
+            version, nbytes, extra = _HEADER.unpack_from(memory)
             block = np.ndarray(nbytes, np.uint8, memory, ALIGN)
-            yield Content(version, checksum, block, np.ndarray(extra, np.uint8, memory, ALIGN + nbytes))
+            yield Content(version, block, np.ndarray(extra, np.uint8, memory, ALIGN + nbytes))
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
 

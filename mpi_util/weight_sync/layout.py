@@ -1,22 +1,17 @@
-"""A model's weights by name, how they fit the block that another process has made, and the block's checksum.
+"""A model's weights by name, and how they fit the block that another process has made.
 
 Names are those of a torch module's parameters and buffers (`0.weight`); the path `a/b` of a nested dict and the key
 `("a", "b")` of a TensorDict are both `a.b`, so that either may be sent to either.
 """
 
-import zlib
 from typing import Any
 
 import numpy as np
 
 from ..arrays import adapters, tree
 from ..arrays.adapters.arrays import slots_of
-from ..arrays.frameworks import framework
 from ..arrays.layout import Entry, Layout, Plan, Slot, derived, portable
 from ..errors import WeightsError
-
-STRATEGIES = ("state_dict", "tensordict")
-_ROW = 512  # words of eight bytes: their sums stay in the first-level cache
 
 
 class Weights:
@@ -117,61 +112,3 @@ def _leaves(tensordict: Any) -> list[tuple[str, Any]]:
     """(path, tensor) of each tensor of a TensorDict."""
     items = tensordict.items(True, True)
     return [(key if isinstance(key, str) else ".".join(key), value) for key, value in items]
-
-
-def pack(plan: Plan, block: np.ndarray) -> int:
-    """Writes the values into `block`, uint8 of the layout's size, and returns its checksum. The model is only read."""
-    total = Checksum(block)
-    for nbytes in plan.write(block):
-        total.take(nbytes)
-    return total.end()
-
-
-class Checksum:
-    """A number that differs, except once in four billion times, if part of a block is another version's.
-
-    Args:
-        block: uint8, of a multiple of eight bytes.
-    """
-
-    def __init__(self, block: np.ndarray):
-        self._words = block.view(np.uint64)
-        self._sums = np.zeros(_ROW, np.uint64)
-        self._done = 0
-
-    def take(self, nbytes: int) -> None:
-        """The block will not change any more up to there: that part is summed while it is in the cache."""
-        there = nbytes // (8 * _ROW) * _ROW
-        if there > self._done:
-            self._sums += self._words[self._done : there].reshape(-1, _ROW).sum(axis=0, dtype=np.uint64)
-            self._done = there
-
-    def end(self) -> int:
-        """The checksum of the whole block, 32 bits."""
-        self.take(self._words.nbytes)
-        return zlib.crc32(self._words[self._done :].tobytes(), zlib.crc32(self._sums.tobytes()))
-
-
-def checksum(block: np.ndarray) -> int:
-    """The checksum of a block that is complete."""
-    return Checksum(block).end()
-
-
-def in_form(thing: Any, strategy: str) -> Any:
-    """A copy of the weights of `thing`: a dict by name ("state_dict"), or a TensorDict.
-
-    Tensors of torch stay tensors of torch; all else comes as arrays (bfloat16 as float32).
-    """
-    weights = Weights.of(thing)  # to check it
-    if is_tensordict(thing):
-        copies = {name: tensor.detach().clone() for name, tensor in _leaves(thing)}
-    elif hasattr(thing, "named_parameters"):
-        named = [*thing.named_parameters(), *thing.named_buffers()]
-        copies = {name: tensor.detach().clone() for name, tensor in named}
-    else:
-        copies = {name: slot.numbers() for name, slot in weights.slots.items()}
-    if strategy == "state_dict":
-        return copies
-    tensordict, torch = framework("tensordict"), framework("torch")
-    tensors = {name: torch.as_tensor(value) for name, value in copies.items()}
-    return tensordict.TensorDict(tensors, batch_size=[]).unflatten_keys(".")

@@ -8,13 +8,14 @@ from typing import Any
 
 from ..collectives.channel import Channel
 from ..collectives.comm import channel_of
+from ..collectives.transport import parts
 from ..errors import SyncTimeoutError, UsageError
 from ..host.sections import Section
 from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
 from .publisher import Publisher, Version
-from .relay import ADDRESS, DOWN, LEFT, PING, UP, Forwarding, Header, Relay, all_sent, keep, parts
+from .relay import ADDRESS, DOWN, LEFT, PING, UP, Forwarding, Header, Relay, all_sent, keep
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
 from .worker import Event, Report, State, Worker
@@ -158,7 +159,7 @@ class Ranks(Publisher):
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
         path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
         indices, layout = [worker.index for worker in workers], section.description
-        header = Header(section.version, section.checksum, section.nbytes, layout, indices, path)
+        header = Header(section.version, section.nbytes, layout, indices, path)
         forwarding = Forwarding(self._comm, header)
         for part in parts(section.block(section.nbytes)):
             forwarding.send(part)

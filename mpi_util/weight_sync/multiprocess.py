@@ -41,7 +41,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
     _address = Address("", b"")  # of the sender's publisher, once there is one
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_verify", "_address")
+        kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_address")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

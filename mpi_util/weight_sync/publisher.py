@@ -35,13 +35,13 @@ class Version(NamedTuple):
     Attributes:
         nbytes: of its block.
         layout: of the block, as receivers get it.
-        fill: writes the values into a block, uint8 of shape (nbytes,), and returns its checksum.
+        fill: writes the values into a block, uint8 of shape (nbytes,).
     """
 
     number: int
     nbytes: int
     layout: bytes
-    fill: Callable[[np.ndarray], int]
+    fill: Callable[[np.ndarray], None]
 
 
 class Publisher:
@@ -162,11 +162,11 @@ class Publisher:
         with self._lock:
             section = self._claim(set() if self._slow else set(workers), version.nbytes + len(version.layout))
             try:
-                checksum = version.fill(section.block(version.nbytes))
+                version.fill(section.block(version.nbytes))
             except BaseException:
                 section.release()
                 raise
-            section.publish(version.number, checksum, version.nbytes, version.layout)
+            section.publish(version.number, version.nbytes, version.layout)
             message = self._update(section)
             try:
                 for worker in workers:

@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.transport import successors
-from ..errors import WeightsError
+from ..collectives.transport import parts, successors
 from ..host.waiting import wait_until
 from .connection import Deadline
-from .layout import checksum
 from .publisher import Publisher, Version
 from .worker import Event, Report, Worker
 
 # MPI tags: addresses; from the sender or another relay; "are you alive?"; to the sender; this rank ends; bytes
 ADDRESS, DOWN, PING, UP, LEFT, BULK = range(1, 7)
 _VERSIONS = 1 << 14  # tags from BULK on; every MPI has 32767
-_PART_BYTES = 1 << 22  # passed on while the next part arrives
 _STALLED_S = 10.0  # a rank that sends no part for so long does not respond
 _STOP_S = 2.0
 # Pauses between two looks for messages, by the time since the last: more may follow soon.
@@ -55,7 +52,6 @@ class Header(NamedTuple):
     """
 
     version: int
-    checksum: int
     nbytes: int
     layout: bytes
     workers: list[int]
@@ -80,11 +76,6 @@ class Forwarding:
         with _testing:
             self._requests = [request for request in self._requests if not request.Test()]
             return bool(self._requests)
-
-
-def parts(block: np.ndarray) -> list[np.ndarray]:
-    """The pieces in which a block is sent."""
-    return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
 
 
 def bulk_tag(version: int) -> int:
@@ -158,18 +149,15 @@ class Relay:
         except Exception as error:
             text = traceback.format_exc()
             if isinstance(error, OSError):  # no memory for it here; the others are to get it
-                with contextlib.suppress(_StalledError, WeightsError):
+                with contextlib.suppress(_StalledError):
                     fill(np.empty(header.nbytes, np.uint8))
             for worker in mine:
                 self._report(Report(Event.ERROR, worker.index, header.version, text))
 
-    def _fill(self, header: Header, source: int, forwarding: Forwarding, block: np.ndarray) -> int:
+    def _fill(self, header: Header, source: int, forwarding: Forwarding, block: np.ndarray) -> None:
         for part in parts(block):
             self._receive(part, source, header.version)
             forwarding.send(part)
-        if checksum(block) != header.checksum:
-            raise WeightsError(f"version {header.version} failed its checksum")
-        return header.checksum
 
     def _receive(self, part: np.ndarray, source: int, version: int) -> None:
         request, deadline = self._comm.Irecv(part, source, bulk_tag(version)), Deadline(_STALLED_S)

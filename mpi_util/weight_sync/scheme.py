@@ -4,9 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import UsageError, WeightsError
+from ..errors import UsageError
 from .connection import Deadline
-from .layout import STRATEGIES, in_form
 from .publisher import Publisher
 from .receiver import Receiver
 from .sender import Sender
@@ -19,8 +18,7 @@ class WeightSyncScheme:
     """Base of the schemes; one for each model. Phase 1 is `init_on_sender` or `init_on_receiver`, phase 2 `connect`.
 
     Args:
-        strategy: what `prepare_weights` returns: "state_dict", a dict by name, or "tensordict", a TensorDict. What
-            is sent is the same.
+        strategy: "state_dict" or "tensordict", as in TorchRL; both are sent in the same way.
         sync: `send` returns when every worker it was sent to has the weights. False: at once.
         timeout: longest wait of `connect`, `send` and `wait_async`, in seconds; None: no limit.
         coalesce: of several versions a receiver applies only the newest. False: it applies every one, and the sender
@@ -28,7 +26,6 @@ class WeightSyncScheme:
         on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
         wire_dtype: "bfloat16": float32 is sent as bfloat16, rounded to the nearest (ties to even; relative error at
             most 2**-9), in half the bytes. Other dtypes, and the sender's own values, stay as they are.
-        verify: receivers recompute the checksum of every update; None: of those up to 1 MiB.
 
     A receiver that shuts down in order leaves the scheme: `send` to all continues without it.
     """
@@ -44,17 +41,16 @@ class WeightSyncScheme:
         coalesce: bool = True,
         on_dead: str = "raise",
         wire_dtype: str | None = None,
-        verify: bool | None = None,
     ):
         for name, value, known in (
-            ("strategy", strategy, STRATEGIES),
+            ("strategy", strategy, ("state_dict", "tensordict")),
             ("on_dead", on_dead, ("raise", "drop")),
             ("wire_dtype", wire_dtype, (None, "bfloat16")),
         ):
             if value not in known:
                 raise UsageError(f"{name}={value!r}; use one of {', '.join(map(repr, known))}")
         self.strategy, self.sync, self.timeout = strategy, sync, timeout
-        self._coalesce, self._on_dead, self._wire_dtype, self._verify = coalesce, on_dead, wire_dtype, verify
+        self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self._reset()
 
     def _reset(self) -> None:
@@ -131,7 +127,7 @@ class WeightSyncScheme:
         self._start_role("init_on_receiver")
         model, worker_idx = own_model(model_id, model, context, worker_idx)
         index, name = self._worker_index(worker_idx), name_of(model_id)
-        self._receiver = Receiver(index, name, model, self._verify, share, on_update)
+        self._receiver = Receiver(index, name, model, share, on_update)
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -281,11 +277,6 @@ class WeightSyncScheme:
         return side.version if side is not None else 0
 
     @property
-    def checksum(self) -> int:
-        """Receiver: of the weights that the model has, as the sender computed it (32 bits)."""
-        return self._need_receiver("checksum").checksum
-
-    @property
     def failure(self) -> Exception | None:
         """Receiver: the last error of the thread that receives; WorkerLeftError if the sender has died."""
         return self._need_receiver("failure").failure
@@ -301,23 +292,7 @@ class WeightSyncScheme:
         """Receiver: from now on this model, a copy of the former one, gets the weights."""
         self._need_receiver("write_to()").write_to(model)
 
-    @property
-    def skipped(self) -> int:
-        """Receiver: number of messages that were stale or repeated."""
-        return self._need_receiver("skipped").skipped
-
     # ---- both
-
-    def prepare_weights(self, weights: Any = None) -> Any:
-        """A copy of the weights in the form of the strategy: a dict by name, or a TensorDict.
-
-        Args:
-            weights: as in `send`; None: the model of this side.
-        """
-        thing = self.model if weights is None else weights
-        if thing is None:
-            raise WeightsError("prepare_weights: there is no model yet")
-        return in_form(thing, self.strategy)
 
     def shutdown(self) -> None:
         """Ends this side in order and within seconds; may be called in any state, and again."""

@@ -2,13 +2,12 @@
 
 import pickle
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from ..arrays.layout import Layout
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
-from .layout import Weights, pack
+from .layout import Weights
 from .publisher import Publisher, Version
 from .source import WeightSource
 from .worker import Event, State, Worker
@@ -55,7 +54,7 @@ class Sender:
             for layout, members in self._by_layout(group, thing):
                 base = None if weights is None else self._base_of(thing)
                 plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
-                self.publisher.publish(members, Version(version, layout.nbytes, members[0].packed, partial(pack, plan)))
+                self.publisher.publish(members, Version(version, layout.nbytes, members[0].packed, plan.write_all))
                 self.version = version
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)

@@ -26,7 +26,7 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
 
     Args:
         strategy: as in torchrl.
-        options: of `MultiProcessWeightSyncScheme`: sync, timeout, coalesce, on_dead, wire_dtype, verify.
+        options: of `MultiProcessWeightSyncScheme`: sync, timeout, coalesce, on_dead, wire_dtype.
 
     Attributes:
         scheme: the scheme itself: `frozen()`, `version`, `versions`, ...
