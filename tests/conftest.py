@@ -34,21 +34,24 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert not left, f"left in the folder for temporary files: {left}"
 
 
-# Tests that repeat others: at more ranks, in another algorithm, under the second MPI. `pytest -m slow` runs these.
+# Tests that repeat others: at more ranks, in another algorithm, under the second MPI; and the longest of benchmarks.
+# `pytest -m slow` runs these.
 SLOW = [
     r"test_train\.py::test_same_bits_at_any_size\[(2|4|10-segments|10-odd)",
     r"test_train_modes\.py::test_both_ways_to_share_the_work_agree\[(ppo-kl|trpo)",
     r"test_train_modes\.py::test_each_algorithm_gives_the_same_bits_at_any_size\[vpg",
     r"test_train_modes\.py::test_tensorflow_gives_the_same_bits_at_any_size\[trpo",
     r"test_train_modes\.py::test_(one_full_batch_step_is_the_same_in_both|tensorflow_averages_too)",
-    r"test_tensorflow\.py::test_tensorflow\[(mpich-4|openmpi-2)",
+    r"test_tensorflow\.py::test_tensorflow\[(mpich-4|mpich-2|openmpi-2)",
     r"test_tensorflow\.py::test_keras_on_torch\[openmpi",
-    r"test_collectives\.py::test_collectives\[(mpich-4|openmpi-4|openmpi-1)",
+    r"test_collectives\.py::test_collectives\[(mpich-4|openmpi-4|openmpi-2|openmpi-1)",
+    r"test_collectives\.py::test_ranks_on_several_machines\[openmpi-2",
     r"test_weight_sync\.py::test_ranks(_on_several_machines)?\[.*-4",
     r"test_weight_sync\.py::test_updates_are_routed_around_a_stopped_relay\[(mpich-midway|openmpi-before|openmpi-first)",
     r"test_weight_sync\.py::test_torchrl_collectors_in_mpi_ranks\[openmpi",
     r"test_shared_memory\.py::test_(a_system_without_memfd|too_little_shared_memory)\[openmpi",
-    r"test_examples\.py::test_spinning_up_program\[(ppo_tf1-CartPole-v1-mpich-4|trpo_tf1-CartPole-v1-mpich-1)",
+    r"test_examples\.py::test_spinning_up_program\[(ppo_(tf1|torch)-CartPole-v1-mpich-4|trpo_tf1-CartPole-v1-mpich-1)",
+    r"test_benchmarks\.py::test_writes_what_it_measured\[(own_program|advice|examples)",
 ]
 
 
