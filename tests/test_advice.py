@@ -93,5 +93,5 @@ def test_it_speaks_once_and_asks_for_an_exchange_before():
         said.append(advice.after(phases, (2.0, 0.0, 0.0), 1000, (10, 2), 1e-4))
     assert [i + 1 for i, text in enumerate(said) if text] == [LAST] == [i + 1 for i, ask in enumerate(asked) if ask]
     assert "rollout 50%, gather 5%, update 45%, bcast 0% of 2.00 s an iteration" in said[LAST - 1]
-    assert said[LAST - 1].endswith("if rollouts took no time, it would be 2.0 x as fast")
+    assert said[LAST - 1].endswith("if rollouts took no time, the run would be 2.0 x as fast")
     assert FIRST > 1

@@ -83,12 +83,30 @@ def test_processes_that_a_rank_starts_are_no_ranks(run_ranks, method):
     assert run_ranks("children.py", 2, method, timeout=SOON_S).out == "[[0, 20], [2, 20]]\n"
 
 
+@pytest.mark.parametrize("model", ["None", "3", "print"])
+def test_an_error_names_the_line_of_the_program(tmp_path, model):
+    program = tmp_path / "program.py"
+    program.write_text(f"import mpi_util\nmpi_util.mpi_fork(1)\n\nmpi_util.rank0_bcast_wts({model})\n")
+    done = run([sys.executable, program], SOON_S, cwd=tmp_path)
+    assert done.err.startswith("mpi_util: program.py:4: WeightsError: no weights found in a")
+
+
+def test_more_ranks_than_files_may_be_open(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import resource, mpi_util\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\nmpi_util.mpi_fork(200)\n"
+    )
+    done = run([sys.executable, program], SOON_S, {"TMPDIR": str(tmp_path)})
+    assert done.status == 1 and "LaunchError: cannot start 200 ranks: Too many open files; `ulimit -n`" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
 def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import mpi_util\nmpi_util.mpi_fork(2)\nprint('sum', mpi_util.all_sum(1))\n")
     done = run([sys.executable, program], SOON_S)
     assert done.status == 1 and done.out == "sum 2\nsum 2\n"
-    assert "this process has started the ranks and has nothing to compute" in done.err
+    assert "this process has started the ranks, which have ended, and has nothing to compute; write `if" in done.err
 
 
 def test_a_program_that_a_rank_starts_is_a_process_of_its_own(tmp_path):
@@ -144,3 +162,28 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, int
     sums = [line.split()[1:] for line in done.out.splitlines() if line.startswith("sum")]
     assert all(int(total) == 200 * int(i) for i, total in sums), done.out
     assert "KeyboardInterrupt" in done.out and (interrupted == 0 or len(sums) == 7), done.out
+
+
+@pytest.mark.parametrize(("n", "slow"), [(2, 0), (3, 2)])
+def test_a_message_that_came_at_the_end_of_the_last_round_is_about_this_one(tmp_path, n, slow, mpi):
+    """A rank that is interrupted while it waits on the barrier page may receive what is sent in the next call."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time, numpy as np, mpi_util\n"
+        f"if mpi_util.mpi_fork({n}) == 'parent': sys.exit()\n"
+        "from mpi_util.collectives.messages import Messages\n"
+        "mean, poll = lambda: mpi_util.all_mean(np.ones(3)), Messages.poll\n"
+        "def interrupted(self):\n"
+        "    time.sleep(0.4)\n"
+        "    return poll(self) or poll(self)\n"
+        "mean()\n"
+        f"if mpi_util.rank == {slow}: Messages.poll = interrupted\n"
+        f"if mpi_util.rank not in ({slow}, 2): time.sleep(0.1)\n"
+        "mean()\n"
+        "Messages.poll = poll\n"
+        "try: mpi_util.rank0_gather(1) if mpi_util.rank == 1 else mean()\n"
+        "except mpi_util.RankMismatchError: print('found')\n"
+        "print(mpi_util.all_sum(1))\n"
+    )
+    done = run([sys.executable, program], SOON_S, mpi_environment(mpi))  # it must not hang
+    assert done.status == 0 and sorted(done.out.split()) == [str(n)] * n + ["found"] * n, done.out + done.err

@@ -115,7 +115,7 @@ def advise(measured: Measured, now: Way, machine: Machine) -> str:
     cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
     first = f"time: {shares} of {seconds:.2f} s an iteration, with {n} process{'es' * (n > 1)} on {cores}\n"
     rest = max(measured.total - measured.rollout, 1e-9)
-    bound = f"; if rollouts took no time, it would be {measured.total / rest:.1f} x as fast"
+    bound = f"; if rollouts took no time, the run would be {measured.total / rest:.1f} x as fast"
     bound *= mode == "gather"
     if choice == now:
         return f"{first}no other --nprocs or --parallel is expected to be clearly faster here{bound}"

@@ -190,10 +190,12 @@ class Channel:
             RankMismatchError: a rank is in another call. RankLeftError: it has ended.
         """
         messages, read = self.messages, -1
+        early = [(source, message) for source, kept in messages.early.items() for message in kept]
+        messages.early.clear()  # what was early in the last round may be about this one
         try:
             for source in messages.ended:
                 raise messages.left_error(op, source)
-            while received := messages.poll():
+            while received := early.pop(0) if early else messages.poll():
                 source, (kind, payload) = received
                 there = arrived()
                 # an error from a rank that has arrived, while others have not, is about this call
@@ -210,6 +212,9 @@ class Channel:
         except MpiUtilError as error:
             self._fail_all(portable(op, 0, error), [read])
             raise
+        finally:
+            for source, message in early:
+                messages.early[source].append(message)
 
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""

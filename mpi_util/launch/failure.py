@@ -34,6 +34,7 @@ _PR_SET_PDEATHSIG = 1
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package
+_STDLIB = os.path.dirname(os.__file__)  # its own modules, such as functools; site-packages is below it
 
 
 class _Rank:
@@ -161,8 +162,9 @@ def call_site() -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """`file:line: ` of the innermost line outside this package: where the user's program made the call."""
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(_HERE)]
+    """`file:line: ` of the innermost line that is neither ours nor the standard library's: where the call was made."""
+    files = ((f, f.filename) for f in traceback.extract_tb(trace))
+    frames = [f for f, name in files if not name.startswith(_HERE) and os.path.dirname(name) != _STDLIB]
     return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 

@@ -56,7 +56,8 @@ def check_no_parent() -> None:
     """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
     if process.of(Role).is_parent:
         raise LaunchError(
-            "this process has started the ranks and has nothing to compute: if mpi_fork(n) == 'parent': sys.exit()"
+            "this process has started the ranks, which have ended, and has nothing to compute; "
+            "write `if mpi_fork(n) == 'parent': sys.exit()`"
         )
 
 

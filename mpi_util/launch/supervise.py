@@ -18,6 +18,7 @@ in 25 of 80 kills, that of the FIFOs in none.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import selectors
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import LaunchError
 from . import reap
 from .banners import STDERR, STDOUT, Stream
 from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
@@ -63,7 +65,12 @@ class Job:
         self._descriptors: list[int] = []
         self._ended: dict[int, int | None] = {}  # rank -> wait status or None, in the order in which the ranks ended
         self._rank_pidfds: dict[int, int] = {}
-        self._open_fifos()
+        try:
+            self._open_fifos()
+        except OSError as error:
+            self._close()
+            limit = "; `ulimit -n` is the number of files that a process may open" * (error.errno == errno.EMFILE)
+            raise LaunchError(f"cannot start {n_ranks} ranks: {error.strerror}{limit}") from None
         self._signals: int | None = None  # becomes readable when one has come
         self._signalled_at: float | None = None
         self._broken_at: float | None = None
@@ -86,10 +93,13 @@ class Job:
                 )  # fmt: skip
                 return self._supervise()
         finally:
-            for descriptor in self._descriptors:
-                os.close(descriptor)
-            reap.end_job(self.folder)
+            self._close()
             guard.communicate(reap.ALL_IS_WELL)
+
+    def _close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        reap.end_job(self.folder)
 
     def _supervise(self) -> Verdict:
         pipes = (self._launcher.stdout, STDOUT), (self._launcher.stderr, STDERR)

@@ -15,7 +15,7 @@ from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
 from .publisher import Publisher, Version
-from .relay import ADDRESS, DOWN, LEFT, PING, UP, Forwarding, Header, Relay, all_sent, keep
+from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, all_sent, keep
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
 from .worker import Event, Report, State, Worker
@@ -128,6 +128,7 @@ class Ranks(Publisher):
         self._comm, self._root = comm, root
         self._relays: dict[int, RelayRecord] = {}
         self._pinged = 0.0
+        self._forwarded = 0  # updates
         self._last: tuple[Section, int, list[Worker]] | None = None  # update that was forwarded: where, version, to
         self._ended: set[int] = set()  # ranks
         for worker in workers.values():
@@ -159,7 +160,8 @@ class Ranks(Publisher):
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
         path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
         indices, layout = [worker.index for worker in workers], section.description
-        header = Header(section.version, section.nbytes, layout, indices, path)
+        self._forwarded += 1
+        header = Header(BULK + self._forwarded % TAGS, section.version, section.nbytes, layout, indices, path)
         forwarding = Forwarding(self._comm, header)
         for part in parts(section.block(section.nbytes)):
             forwarding.send(part)

@@ -18,7 +18,7 @@ from .worker import Event, Report, Worker
 
 # MPI tags: addresses; from the sender or another relay; "are you alive?"; to the sender; this rank ends; bytes
 ADDRESS, DOWN, PING, UP, LEFT, BULK = range(1, 7)
-_VERSIONS = 1 << 14  # tags from BULK on; every MPI has 32767
+TAGS = 1 << 14  # from BULK on; every MPI has 32767
 _STALLED_S = 10.0  # a rank that sends no part for so long does not respond
 _STOP_S = 2.0
 # Pauses between two looks for messages, by the time since the last: more may follow soon.
@@ -47,10 +47,12 @@ class Header(NamedTuple):
     """Goes ahead of the bytes of an update.
 
     Attributes:
+        tag: of the bytes; late ones of an update that was given up are not taken for another's.
         workers: that get it.
         path: ranks that pass it on, the sender first.
     """
 
+    tag: int
     version: int
     nbytes: int
     layout: bytes
@@ -62,7 +64,7 @@ class Forwarding:
     """Sends an update to this rank's children in a binomial tree, part by part, without waiting for any of them."""
 
     def __init__(self, comm: Any, header: Header):
-        self._comm, self._tag = comm, bulk_tag(header.version)
+        self._comm, self._tag = comm, header.tag
         next_ones = successors(header.path.index(comm.Get_rank()), len(header.path))
         self._children = [header.path[i] for i in next_ones]
         self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
@@ -76,11 +78,6 @@ class Forwarding:
         with _testing:
             self._requests = [request for request in self._requests if not request.Test()]
             return bool(self._requests)
-
-
-def bulk_tag(version: int) -> int:
-    """MPI tag of the bytes of a version: late bytes of one that was given up are not taken for a newer one's."""
-    return BULK + version % _VERSIONS
 
 
 class _StalledError(Exception):
@@ -156,11 +153,11 @@ class Relay:
 
     def _fill(self, header: Header, source: int, forwarding: Forwarding, block: np.ndarray) -> None:
         for part in parts(block):
-            self._receive(part, source, header.version)
+            self._receive(part, source, header.tag)
             forwarding.send(part)
 
-    def _receive(self, part: np.ndarray, source: int, version: int) -> None:
-        request, deadline = self._comm.Irecv(part, source, bulk_tag(version)), Deadline(_STALLED_S)
+    def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
+        request, deadline = self._comm.Irecv(part, source, tag), Deadline(_STALLED_S)
         wait_until(lambda: self._received(request) or deadline.over)
         if not request.Test():
             request.Cancel()
