@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +39,15 @@ def stop(pid):
 
 def stop_at_third_part(receive):
     """In place of Relay._receive: this process is stopped in the middle of version 2."""
-    parts = []
+    parts = Counter()  # by tag: each update has one of its own
 
-    def receive_or_stop(self, part, source, version):
-        parts.append(version)
-        if parts.count(2) == 3:
-            parts.append(2)
+    def receive_or_stop(self, part, source, tag):
+        parts[tag] += 1
+        if len(parts) == 2 and parts[tag] == 3:
+            parts[tag] += 1
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(0.5)  # the main thread receives it
-        receive(self, part, source, version)
+        receive(self, part, source, tag)
 
     return receive_or_stop
 
