@@ -516,6 +516,7 @@ def test_a_worker_that_dies_after_its_answer_has_what_was_sent(start):
     slow, _ = start(follow, scheme, 1, 2)
     scheme.connect()
     os.kill(slow.pid, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(slow.pid))
     scheme.send_async()
     threading.Timer(1, os.kill, (slow.pid, signal.SIGCONT)).start()
     scheme.wait_async()  # worker 0 dies meanwhile

@@ -179,7 +179,7 @@ def _agreed_leaves(op: str, headers: list[Header]) -> tuple[tuple[Leaf, ...], in
     table = []
     for structure in structures.values():
         found = {_quoted(p): text for p, text in _by_path(structure).items()}
-        others = ", ".join(name for name in found if name.startswith("'"))
+        others = ", ".join(name for name in found if name.startswith("'")) or "nothing"
         table.append(found.get(path, f"missing; this rank has {others}"))
     what = f"{op}: {path} is {there} on rank {first} and {here} on rank {other}"
     raise rank_mismatch(f"{what}; structure, keys, dtypes and shapes must be the same on every rank", table, structures)

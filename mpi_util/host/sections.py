@@ -1,8 +1,8 @@
 """Versioned blocks in the shared memory of one machine: one process writes, any number of others read.
 
-Each has a header (version, sizes) and the kernel's file lock, which a process that is killed
-releases: shared while one reads, exclusive while the owner writes. So no reader ever sees half of an update, and the
-owner never waits for a reader: it takes another section instead.
+Each has a header (version, sizes) and the kernel's file lock, which a process that is killed releases (but not while a
+process that was forked from it lives on): shared while one reads, exclusive while the owner writes. So no reader ever
+sees half of an update, and the owner never waits for a reader: it takes another section instead.
 """
 
 import contextlib
