@@ -512,14 +512,16 @@ def test_a_worker_that_is_killed_while_the_sender_waits(start):
 
 def test_a_worker_that_dies_after_its_answer_has_what_was_sent(start):
     scheme = scheme_for(2)
-    start(die, scheme, 0, "version 2")
+    victim, _ = start(die, scheme, 0, "version 2")
     slow, _ = start(follow, scheme, 1, 2)
     scheme.connect()
     os.kill(slow.pid, signal.SIGSTOP)
     wait_for(lambda: is_stopped(slow.pid))
     scheme.send_async()
-    threading.Timer(1, os.kill, (slow.pid, signal.SIGCONT)).start()
+    resume = threading.Thread(target=lambda: (victim.join(), time.sleep(0.3), os.kill(slow.pid, signal.SIGCONT)))
+    resume.start()
     scheme.wait_async()  # worker 0 dies meanwhile
+    resume.join()
     with pytest.raises(WorkerLeftError, match="worker 0"):
         scheme.send()
     scheme.shutdown()
