@@ -22,7 +22,7 @@ from trainer.startup import set_up
 def main() -> int:
     """One run, on every rank. Returns the exit status."""
     config = parse()
-    if mpi_util.mpi_fork(config.nprocs) == "parent":
+    if mpi_util.mpi_fork(config.nprocs, threads=config.threads) == "parent":
         return 0
     is_root = mpi_util.rank == 0
 

@@ -20,7 +20,7 @@ from .collectives.averaging import Description, Summands, reduce
 from .collectives.weights import rank0_bcast_wts
 from .errors import BatchError
 from .host import threads
-from .host.cores import usable_cores
+from .host.cores import update_threads
 from .launch.identity import Comm, local_size
 
 
@@ -34,7 +34,7 @@ def setup_pytorch_for_mpi() -> None:
         MissingFrameworkError: no torch.
     """
     framework("torch")
-    threads.fix_torch(max(1, usable_cores() // local_size()))
+    threads.fix_torch(max(1, update_threads() // local_size()))
 
 
 def sync_params(module: Any, *, comm: Comm = None) -> None:

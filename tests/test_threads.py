@@ -6,9 +6,10 @@ import sys
 import pytest
 from conftest import OPEN_MPI, RANKS, mpi_environment, run
 
-from mpi_util.errors import UsageError
+import mpi_util
+from mpi_util.errors import LaunchError, UsageError
 from mpi_util.host import threads
-from mpi_util.host.cores import usable_cores
+from mpi_util.host.cores import update_threads, usable_cores
 
 CORES = usable_cores()
 PROGRAM = RANKS / "threads.py"
@@ -68,6 +69,8 @@ def test_tensorflow_has_all_cores_on_rank_0_and_one_elsewhere():
 def test_what_the_user_has_set_stays():
     require(watch(2, "after", env={"OMP_NUM_THREADS": "1"})[0], updating=1)
     require(watch(2, "after", env={"MPI_UTIL_CORES": "1"})[0], updating=1)
+    found, _ = watch(2, "after", env={"MPI_UTIL_UPDATE_THREADS": "3"})
+    assert {row["threads"] for row in found[0, "update"]} == {3} and found[0, "collect"][0]["threads"] == 1
     for (_, part), rows in watch(2, "after-set")[0].items():
         assert all(row["threads"] == 1 and (row["numpy"] > 1.2) == (part == "update" and CORES > 1) for row in rows)
 
@@ -83,7 +86,12 @@ def test_variables_of_ranks():
     assert "OPENBLAS_NUM_THREADS" not in users and users["OMP_NUM_THREADS"] == "1"
 
 
-def test_a_limit_of_cores_that_is_no_number(monkeypatch):
+def test_numbers_that_are_none(monkeypatch):
+    with pytest.raises(LaunchError, match="threads is a whole number of at least 1; got 0"):
+        mpi_util.mpi_fork(1, threads=0)
+    monkeypatch.setenv("MPI_UTIL_UPDATE_THREADS", "0")
+    with pytest.raises(UsageError, match="MPI_UTIL_UPDATE_THREADS is the number of threads"):
+        update_threads()
     monkeypatch.setenv("MPI_UTIL_CORES", "many")
     with pytest.raises(UsageError, match="MPI_UTIL_CORES is the number of cores"):
         usable_cores()

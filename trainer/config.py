@@ -33,6 +33,9 @@ class Config:
     resume: str | None = _opt(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
     eval_every: int | None = _opt(RUN, "evaluate the policy deterministically every N steps", None, int)
     eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10, int)
+    threads: int = _opt(
+        RUN, "threads of the update, all processes together; results depend on it, whatever the number of cores", 2, int
+    )
     device: str = _opt(RUN, "device of the updates, such as cuda", "cpu")
     render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
 
@@ -111,7 +114,7 @@ class Config:
         """
         at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
         at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1, "eval_every": 1, "eval_episodes": 1}
-        at_least |= {"minibatch_rows": 1, "vf_epochs": 1, "ent_coef": 0, "cg_iters": 1, "cg_damping": 0}
+        at_least |= {"minibatch_rows": 1, "vf_epochs": 1, "ent_coef": 0, "cg_iters": 1, "cg_damping": 0, "threads": 1}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not value >= least:

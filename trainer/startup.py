@@ -65,7 +65,7 @@ def build_training(run: Run) -> None:
         with contextlib.suppress(mpi_util.MissingFrameworkError):  # Training's message is better
             setup_pytorch_for_mpi()  # for good: from here on only the learners change torch's number of threads
     share, n_learners = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
-    threads = max(1, mpi_util.usable_cores() // n_learners)
+    threads = max(1, run.config.threads // n_learners)
     run.training = Training(run.config, run.spec, run.actor.params, run.scaler, run.control, share, threads)
     if is_root:
         run.record = Record(run.config, run.spec, mpi_util.nworkers, run.training.resumed)

@@ -2,13 +2,18 @@
 
 from typing import Literal
 
-from ..host import threads
+from ..host import threads as pools
+from ..host.cores import UPDATE_THREADS, usable_cores
+from ..host.process import process
 from ..launch import failure, fork
 from ..launch.identity import in_child_of_rank, rank
+from ..program.console import print0_once
 from .comm import channel_of
 
 
-def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
+def mpi_fork(
+    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None
+) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
     What is above the call runs in every rank, and in the process that waits. Under a launcher already (mpiexec, srun)
@@ -18,7 +23,8 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     - sys.excepthook, threading.excepthook, sys.exit, atexit: an uncaught exception, or an exit with a non-zero status,
       ends all ranks; the others leave together.
     - BLAS, torch and TensorFlow: one thread; on rank 0 all cores from a gather to the next collective call.
-    - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _RANK_PID and _GPU_PCT; from the
+    - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS,
+      _RANK_PID and _GPU_PCT; from the
       launcher also MPI_UTIL_JOB, _BOUND, _TTY, PYTHONUNBUFFERED, and for a terminal COLUMNS and LINES.
     - sys.meta_path: an entry that gives torch its threads when it is imported; it wraps torch.set_num_threads.
     - stdout and stderr: written line by line. SIGUSR1, with MPI_UTIL_WATCHDOG: prints the stacks.
@@ -31,6 +37,8 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
         gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session; 0: as much as it needs.
         bind_to_core: bind each rank to a core (shared where there are more ranks than cores); rank 0 then has one core
             for its update.
+        threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: one for each usable core. Sums that are
+            cut into other parts have other last bits, so give a number where results must not depend on the machine.
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
@@ -41,9 +49,13 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it.
     """
-    side = fork.mpi_fork(n, gpu_pct, bind_to_core)
+    side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads)
     if side == "child" and not in_child_of_rank():
         failure.install()
         channel_of()  # from here on each rank knows when another ends, however early
-        threads.start(rank() == 0)
+        if threads:
+            process.set_environment({UPDATE_THREADS: str(threads)})
+        pools.start(rank() == 0)
+        if threads and threads > (cores := usable_cores()):
+            print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
     return side

@@ -1,9 +1,11 @@
-"""How many cores this process may use."""
+"""How many cores this process may use, and how many threads it updates with."""
 
 import os
 from pathlib import Path
 
 from ..errors import UsageError
+
+UPDATE_THREADS = "MPI_UTIL_UPDATE_THREADS"
 
 
 def usable_cores() -> int:
@@ -18,6 +20,20 @@ def usable_cores() -> int:
         return max(1, int(min(cores, _cgroup_quota_cores(), float(text))))
     except ValueError:
         raise UsageError(f"MPI_UTIL_CORES is the number of cores that the job may use; got {text!r}") from None
+
+
+def update_threads() -> int:
+    """Threads with which rank 0 updates: MPI_UTIL_UPDATE_THREADS, which `mpi_fork(threads=...)` sets; else all cores.
+
+    The number decides where sums are cut, and so their last bits; one that is set does not vary with the machine.
+
+    Raises:
+        UsageError: MPI_UTIL_UPDATE_THREADS is not a number of at least 1.
+    """
+    text = os.environ.get(UPDATE_THREADS)
+    if text and not (text.isdecimal() and int(text)):
+        raise UsageError(f"{UPDATE_THREADS} is the number of threads that rank 0 updates with; got {text!r}")
+    return int(text) if text else usable_cores()
 
 
 def _cgroup_quota_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:

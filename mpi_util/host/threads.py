@@ -1,9 +1,10 @@
-"""How many threads a rank computes with: one, but every usable core while rank 0 works alone.
+"""How many threads a rank computes with: one, but one for every usable core while rank 0 works alone.
 
 Ranks that collect side by side would start as many threads as there are cores, each of them. After a gather they sleep,
 and rank 0 has the machine: from there to its next collective call NumPy's BLAS and torch may use every core. It is the
-same with one rank, because the number of threads can change the last bit of a product. TensorFlow cannot change the
-size of its pools once it runs: rank 0's have all cores, the others' one.
+same with one rank, because the number of threads can change the last bit of a product. For the same reason a program
+can fix rank 0's number, `mpi_fork(n, threads=4)`: then its bits do not depend on the machine's cores either. TensorFlow
+cannot change the size of its pools once it runs: rank 0's have all cores, the others' one.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number that she gives to
 torch.set_num_threads or threadpoolctl. (Not seen is what equals our own: 1, given to threadpoolctl or before mpi_fork.)
@@ -21,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .cores import usable_cores
+from .cores import update_threads, usable_cores
 from .process import process
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
@@ -74,18 +75,18 @@ class _Threads:
 
     def __init__(self) -> None:
         self.alone = False  # True while rank 0 has all cores
-        self._cores = self._n_modules = 0
+        self._most = self._n_modules = 0  # most: of rank 0 alone
         self._variables: list[str] = []  # those that are ours
         self._pools: dict[str, _Pool | None] = {}  # by library; None: the user has set it
 
     def start(self, is_root: bool) -> None:
-        started, self._cores = self._cores, usable_cores()
+        started, self._most = self._most, update_threads()
         if started:
             return
         launched = _OURS in os.environ
         mine = environment(os.environ)
         self._variables = mine[_OURS].split()
-        tensorflow = {name: str(self._cores if is_root else 1) for name in _TENSORFLOW if name not in os.environ}
+        tensorflow = {name: str(self._most if is_root else 1) for name in _TENSORFLOW if name not in os.environ}
         process.set_environment(mine | tensorflow)
         self._find({1} if launched else {1, *_untouched()})
         self._set(1)
@@ -94,11 +95,11 @@ class _Threads:
             process.undo.callback(sys.meta_path.remove, finder)
 
     def switch(self, alone: bool) -> None:
-        """All cores (True), or one thread."""
-        if self._cores and alone != self.alone:
-            self._find({self._cores if self.alone else 1})
+        """All threads (True), or one."""
+        if self._most and alone != self.alone:
+            self._find({self._most if self.alone else 1})
             self.alone = alone
-            self._set(self._cores if alone else 1)
+            self._set(self._most if alone else 1)
 
     def _set(self, n: int) -> None:
         os.environ.update(dict.fromkeys(self._variables, str(n)))  # for what is loaded from now on

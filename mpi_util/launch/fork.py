@@ -11,16 +11,20 @@ import sys
 from typing import Literal
 
 from ..errors import LaunchError
-from ..host import threads
+from ..host.cores import UPDATE_THREADS
 from ..host.process import process
+from ..host.threads import environment as threads_environment
 from .identity import Role, env_rank, env_size, in_child_of_rank, under_launcher
 from .launcher import Family, find_launcher, root_permission
 
 
-def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Literal["parent", "child"]:
+def mpi_fork(
+    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None
+) -> Literal["parent", "child"]:
     """`mpi_util.mpi_fork` (collectives/start.py), without the preparation of the ranks."""
-    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
-        raise LaunchError(f"mpi_fork: n is the number of ranks, a whole number of at least 1; got {n!r}")
+    for name, value in {"n": n, "threads": 1 if threads is None else threads}.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+            raise LaunchError(f"mpi_fork: {name} is a whole number of at least 1; got {value!r}")
     process.of(Role).is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
@@ -44,7 +48,7 @@ def mpi_fork(n: int, gpu_pct: float = 0.0, bind_to_core: bool = False) -> Litera
     sys.stderr.flush()
     flags = family.bound_flags if bind_to_core else family.flags
     command = [launcher, "-n", str(n), *flags, *program]
-    verdict = Job(n).run(command, rank_environment(family, gpu_pct, bind_to_core), _stdin_for_ranks())
+    verdict = Job(n).run(command, rank_environment(family, gpu_pct, bind_to_core, threads), _stdin_for_ranks())
     for text in filter(None, (verdict.last_words.strip("\n"), verdict.line)):
         print(text, file=sys.stderr, flush=True)
     if verdict.status:
@@ -87,10 +91,12 @@ def _stdin_for_ranks() -> int | None:
     return subprocess.DEVNULL if in_background else None
 
 
-def rank_environment(family: Family, gpu_pct: float, bind_to_core: bool) -> dict[str, str]:
+def rank_environment(family: Family, gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
     """The environment of the launcher and the ranks."""
-    environment = family.environment | dict(os.environ) | root_permission() | threads.environment(os.environ)
+    environment = family.environment | dict(os.environ) | root_permission() | threads_environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
+    if threads:
+        environment |= {UPDATE_THREADS: str(threads)}
     if bind_to_core:
         environment |= {"MPI_UTIL_BOUND": "1"}
     if os.isatty(1):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arrays.frameworks import framework
 from ..errors import MpiUtilError, UsageError
-from ..host.cores import usable_cores
+from ..host.cores import update_threads
 from ..launch.identity import first_number, rank
 
 # What launchers set: the rank's number on its machine. Hydra (MPICH, Intel MPI), Open MPI, Slurm.
@@ -75,7 +75,7 @@ def gpu_share(gpu_pct: float = 0.0) -> float:
 
 def pool_threads() -> int:
     """Threads in each of TensorFlow's pools: rank 0 updates while the others wait, so it gets their cores too."""
-    return usable_cores() if rank() == 0 else 1
+    return update_threads() if rank() == 0 else 1
 
 
 def local_rank(environment: Mapping[str, str], otherwise: int) -> int:
