@@ -4,6 +4,8 @@ import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from policies.minibatches import POLICY_STREAM, stream
 from policies.share import Part
 
@@ -22,6 +24,13 @@ class BaseLearner:
     def __init__(self, hyper, threads, share):
         self.hyper, self.threads, self.share = hyper, threads, share
         self.updates, self.lr_scale = 0, 1.0
+
+    def require_finite(self, **arrays):
+        """Raises FloatingPointError on every learner that names those of the arrays that are not finite on any."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = self.share.sum(np.array([float(x.sum()) for x in arrays.values()]))
+        if bad := [name for name, finite in zip(arrays, np.isfinite(sums)) if not finite]:
+            raise FloatingPointError(f"a number in the batch is not finite: of {', '.join(bad)}")
 
     def weights(self, out):
         """Copies the network's parameters out.

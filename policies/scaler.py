@@ -49,7 +49,7 @@ class Scaler:
         parts = share.sum(parts)  # each learner's own row; the others' are 0
         if not np.isfinite(parts).all():
             bad = int(np.flatnonzero(~np.isfinite(parts[:, 1:]))[0]) % obs.shape[1]
-            raise FloatingPointError(f"observation component {bad} is not finite")
+            raise FloatingPointError(f"{self.name}: component {bad} is not finite")
         mean, run_m2, count = (self.arrays[f"{self.name}/{key}"] for key in ("run_mean", "run_m2", "count"))
         for n, moments in zip(parts[:, 0], parts[:, 1:]):
             if n:

@@ -263,7 +263,7 @@ def test_learners_that_share_a_batch_do_what_one_does(algo, spec):
     assert_agree(states[0], alone.state(), alone.start, 2e-3)
     batch[0][parts[2].rows[5]] = np.nan
     raised = learn_together(group, batch, parts)
-    assert {(type(e), str(e)) for e in raised} == {(FloatingPointError, "a number in the batch is not finite")}
+    assert {(type(e), str(e)) for e in raised} == {(FloatingPointError, "a number in the batch is not finite: of obs")}
     assert_same_bits(states + together(group, lambda ours, i: ours.state()))
 
 

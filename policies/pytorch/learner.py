@@ -79,12 +79,6 @@ class Learner(BaseLearner):
         squares = [float(x.std(correction=0)) ** 2 for x in tensors] + (ours - means) ** 2
         return means, np.sqrt(self.means(part, *squares))
 
-    def require_finite(self, *tensors):
-        """Raises FloatingPointError on every learner if a number is not finite in any learner's tensors."""
-        sums = np.array([float(x.sum()) for x in tensors])
-        if not np.isfinite(self.share.sum(sums)).all():
-            raise FloatingPointError("a number in the batch is not finite")
-
     @contextmanager
     def updating(self, n_rows):
         """Context of one update: without autograd, with a fitting number of threads; undone if it fails.

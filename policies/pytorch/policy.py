@@ -89,7 +89,7 @@ class Batch:
         self.obs = to_tensor(obs, (n, spec.obs_dim), torch.float32, policy.device)
         self.act = to_tensor(act, act_shape, act_type, policy.device)
         adv = to_tensor(adv, (n,), torch.float32, policy.device)
-        policy.require_finite(self.obs, self.act, adv)
+        policy.require_finite(obs=self.obs, act=self.act, adv=adv)
         mean, std = (adv.new_tensor(moment[0]) for moment in policy.moments(part, adv))
         self.adv = (adv - mean) / (std + ADV_EPS)
         policy.forward(self.obs)

@@ -59,7 +59,7 @@ class ValueFunction(Learner):
         with self.updating(part.total):
             obs = to_tensor(obs, (len(part), self._obs_dim), torch.float32, self.device)
             ret = to_tensor(ret, (len(part),), torch.float32, self.device)
-            self.require_finite(obs, ret)
+            self.require_finite(obs=obs, ret=ret)
             _, (error_std, ret_std) = self.moments(part, self._predict(obs).sub_(ret), ret)
             all_obs, all_ret = obs, ret
             if hyper.vf_replay:

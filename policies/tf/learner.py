@@ -111,13 +111,6 @@ class Learner(BaseLearner):
         squares = self.means(part, *(np.square(x - mean).sum() for x, mean in zip(arrays, means)))
         return means, np.sqrt(squares)
 
-    def require_finite(self, *arrays):
-        """Raises FloatingPointError on every learner if a number is not finite in any learner's arrays."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums = np.array([x.sum() for x in arrays], np.float64)
-            if not np.isfinite(self.share.sum(sums)).all():
-                raise FloatingPointError("a number in the batch is not finite")
-
     @contextmanager
     def updating(self, n_rows):
         """Context of one update of `n_rows` rows: on the learner's device; undone if it fails.

@@ -67,7 +67,7 @@ class Policy(BasePolicy, Learner):
         obs = own_copy(obs, (n, spec.obs_dim), np.float32)
         act = own_copy(act, *(((n,), np.int64) if spec.discrete else ((n, spec.act_dim), np.float32)))
         adv = own_copy(adv, (n,), np.float32)
-        self.require_finite(obs, act, adv)
+        self.require_finite(obs=obs, act=act, adv=adv)
         (mean,), (std,) = self.moments(part, adv)
         adv = ((adv - mean) / (std + ADV_EPS)).astype(np.float32)
         obs, act, adv = map(tf.constant, (obs, act, adv))

@@ -63,7 +63,7 @@ class ValueFunction(Learner):
         with self.updating(part.total):
             obs = own_copy(obs, (len(part), self._obs_dim), np.float32)
             ret = own_copy(ret, (len(part),), np.float32)
-            self.require_finite(obs, ret)
+            self.require_finite(obs=obs, ret=ret)
             _, (error_std, ret_std) = self.moments(part, self._predict(obs).numpy() - ret, ret)
             data = obs, ret
             if hyper.vf_replay:
