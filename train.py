@@ -30,11 +30,11 @@ def main() -> int:
     run = set_up(config)
     control, training, record, weights = run.control, run.training, run.record, run.weights
     mpi_util.rank0_bcast_wts(weights)
+    collector, evaluator = run.collector(), run.evaluator()
     if not config.resume:
-        run.save()
+        run.save(collector)
     if is_root:
         record.announce()
-    collector, evaluator = run.collector(), run.evaluator()
     advice, phases, log = Advice(config, mpi_util.nworkers, mpi_util.usable_cores()), mpi_util.Phases(), {}
 
     while not control.stop:
@@ -63,9 +63,9 @@ def main() -> int:
             run.report(data, tests, log | times)
             run.advise(advice, seconds, data)
             if control.save:
-                run.save()
+                run.save(collector)
 
-    run.save()
+    run.save(collector)
     if is_root:
         record.finish("stopped" if run.stop else "done", control.iteration, control.steps)
     return run.stop.status

@@ -38,6 +38,11 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 # `pytest -m slow` runs these.
 SLOW = [
     r"test_train\.py::test_same_bits_at_any_size\[(2|4|10-segments|10-odd)",
+    r"test_train_failures\.py::test_segments_that_were_killed_go_on_to_the_same_bits\[(tests|CartPole)",
+    r"test_train_failures\.py::test_an_environment_that_fails_is_made_again\[(segments-1|episodes-3)",
+    r"test_train_failures\.py::test_an_episode_that_fails_three_times_in_a_row_ends_the_run\[episodes",
+    r"test_train_failures\.py::test_what_is_not_finite_ends_the_run_with_one_line\[reward",
+    r"test_train_failures\.py::test_an_update_that_diverges_ends_the_run_with_one_line\[(--vf_lr|--lr-tf)",
     r"test_train_modes\.py::test_both_ways_to_share_the_work_agree\[(ppo-kl|trpo)",
     r"test_train_modes\.py::test_each_algorithm_gives_the_same_bits_at_any_size\[vpg",
     r"test_train_modes\.py::test_tensorflow_gives_the_same_bits_at_any_size\[trpo",

@@ -1,24 +1,38 @@
-"""Environments that misbehave, for the tests: `tests.envs:NanReward-v0`."""
+"""Environments that misbehave, for the tests: `tests.envs:Broken-v0`."""
+
+import contextlib
+import os
 
 import gymnasium as gym
 import numpy as np
 
 
-class NanReward(gym.Env):
-    """Gives a reward that is not a number in the third step of every episode whose first observation is above 0.9."""
+class NotFinite(gym.Env):
+    """If NOT_FINITE says so, such as "reward nan", then where the first observation is above 0.9 it is, in step 3."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float64)
     action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        self.where, value = os.environ.get("NOT_FINITE", "nothing 0").split()
+        self.value = float(value)
+
+    def bad(self, where):
+        return where == self.where and self.obs[0] > 0.9 and (self.t == 3 or where == "reset")
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
         self.obs = self.np_random.uniform(-1, 1, 2)
-        return self.obs, {}
+        return np.array([self.obs[0], self.value if self.bad("reset") else 0.0]), {}
 
     def step(self, action):
         self.t += 1
-        return self.obs, float("nan") if self.t == 3 and self.obs[0] > 0.9 else 1.0, self.t == 5, False, {}
+        if np.isnan(self.obs[1]):
+            raise RuntimeError("the simulator was given NaN")
+        self.obs[1] = np.nan if self.bad("crash") else self.obs[1]
+        obs = np.array([self.obs[0], self.value if self.bad("observation") else self.obs[1]])
+        return obs, self.value if self.bad("reward") else 1.0, self.t == 5, False, {}
 
 
 class Uneven(gym.Env):
@@ -60,5 +74,50 @@ class Broken(gym.Env):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
-for env in (NanReward, Uneven, Broken):
+class Walk(gym.Env):
+    """A noisy walk of 20 to 200 steps. Raises as FLAKY says, a folder: once each, in whichever process comes first."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,))
+    action_space = gym.spaces.Box(-1, 1, (2,))
+    render_mode = None
+
+    def __init__(self):
+        self.resets = self.calm = 0
+        if "FLAKY" in os.environ and os.path.exists(f"{os.environ['FLAKY']}/step"):
+            self.fail("init")
+
+    def fail(self, where):
+        with contextlib.suppress(KeyError, FileExistsError):
+            open(f"{os.environ['FLAKY']}/{where}", "x").close()
+            raise RuntimeError(f"{where} failed")
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets += 1
+        if self.resets == 3:
+            self.fail("reset")
+        self.t, self.left = 0, int(self.np_random.integers(20, 200))
+        self.at = self.np_random.normal(size=2)
+        return self.at.astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        self.calm = (self.calm + 1) * bool((np.abs(action) < 0.1).all())
+        if self.t == 17:
+            self.fail("step")
+        if self.calm == 9:
+            self.fail("evaluation")  # nowhere else are actions without noise
+        self.at = 0.9 * self.at + 0.3 * action + self.np_random.normal(size=2)
+        return self.at.astype(np.float32), -float(np.square(self.at).sum()), self.t == self.left, False, {}
+
+
+class Moody(Walk):
+    """Never the same twice."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + np.float32(np.random.uniform(-0.01, 0.01)), *rest
+
+
+for env in (NotFinite, Uneven, Broken, Walk, Moody):
     gym.register(f"{env.__name__}-v0", env)

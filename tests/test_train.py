@@ -189,14 +189,6 @@ def test_a_background_job_of_a_script_passes_over_the_ctrl_c_of_its_shell(tmp_pa
     assert process.returncode == 143
 
 
-def test_a_resumed_run_of_segments_makes_new_episodes(tmp_path):
-    folder = tmp_path / "run"
-    train(*SEGMENTS[:2], 300, *SEGMENTS[3:], "--run_dir", folder)
-    train("--resume", folder, "--total_steps", 600)
-    first, second = rows(folder)
-    assert first["AverageEpRet"] != second["AverageEpRet"]
-
-
 def test_a_run_that_was_killed_at_once_can_be_resumed(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
@@ -245,7 +237,6 @@ BAD_INPUT = {
     "negative count": (["Hopper-v4", "-n", -3], 2, "--num_episodes"),
     "nothing": ([], 2, "environment"),
     "nothing to resume": (["--resume", "/nowhere/run"], 2, "/nowhere/run"),
-    "NaN reward": (["tests.envs:NanReward-v0"], 1, "has a reward that is not finite (from step 2 on)"),
 }
 
 
@@ -257,7 +248,7 @@ def test_bad_input_gets_one_line(tmp_path, case):
     done = train(*arguments, *more, *folder, status=status)
     lines = [line for line in done.err.splitlines() if "Warning" not in line and "logger.deprecation" not in line]
     assert lines[0].startswith("train.py: ") and text in lines[0]
-    assert len(lines) == 1 + (case == "NaN reward"), lines  # the launching process says which rank it was
+    assert len(lines) == 1, lines
 
 
 def test_the_policy_of_a_run_folder_can_be_evaluated(tmp_path):

@@ -1,5 +1,6 @@
 """Which rank runs which episodes: whole ones, dealt to the ranks; segments of fixed length; evaluations."""
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,8 +8,8 @@ import numpy as np
 
 import mpi_util
 from trainer.config import Config
-from trainer.control import Control
-from trainer.rollout import Runner
+from trainer.control import DROPPED, Control
+from trainer.rollout import MOST_REPLAYED, Episode, Runner
 
 
 class Collected(NamedTuple):
@@ -30,7 +31,7 @@ def run_episodes(
 
     Args:
         runner: of this rank.
-        keys: of the episodes, as Runner.start takes them; the same on every rank. Places are positions in it.
+        keys: of the episodes; the same on every rank. Places are positions in it.
         stop: drops the episodes that have not ended.
         in_turn: episode i goes to rank i % nworkers instead, so that timing does not decide which rank gets it.
     """
@@ -45,7 +46,7 @@ def run_episodes(
 
     collected = Collected([], [])
     for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if in_turn else deal:
-        runner.start(*keys[i])
+        runner.start(Episode(keys[i]))
         with mpi_util.during("rollout", episode=keys[i][-1]):
             batch, _ = runner.run(stop=stopped)
         if batch is None:
@@ -69,41 +70,68 @@ class EpisodeCollector:
             n = min(n, self.config.num_episodes - first)
         return run_episodes(self.runner, [(first + i,) for i in range(n)], self.stop, self.in_turn)
 
+    def state(self) -> dict[str, np.ndarray]:
+        """As SegmentCollector.state: none, as no episode is under way between iterations."""
+        return {}
+
 
 class SegmentCollector:
     """Collects a segment of fixed length from each environment; the next one continues where it ended.
 
-    Episode j of environment e has the key (e, j). An environment stays on one rank for the whole run.
+    Episode j of environment e has the key (e, j). An environment stays on one rank until the run is resumed.
     """
 
-    def __init__(self, config: Config, control: Control, runners: dict[int, Runner], stop: mpi_util.StopRequest):
-        """Args: runners: by number of the environment, those of this rank. control: of the iteration to begin with."""
-        self.runners, self.stop = runners, stop
+    def __init__(
+        self, config: Config, control: Control, runners: dict[int, Runner], stop: mpi_util.StopRequest, saved: dict
+    ):
+        """Collective: continues the episodes of a resumed run.
+
+        Args:
+            runners: by number of the environment, those of this rank. control: of the iteration to begin with.
+            saved: what `state` returned on rank 0; {}: a new run.
+        """
+        self.config, self.control, self.runners, self.stop = config, control, runners, stop
         self.n_steps = config.batch_steps // config.num_envs
-        # a resumed run starts new episodes; so far an environment has ended at most one per step
-        self.episode = dict.fromkeys(runners, self.n_steps * control.iteration)
-        self.ended = set(runners)  # to be reset when they are next stepped, so that the time counts as rollout
+        first = self.n_steps * control.iteration  # a checkpoint without episodes had used at most these numbers
+        self.episodes = {e: Episode.unpack(saved, e) if saved else Episode((e, first)) for e in runners}
+        lost = [e for e, episode in self.episodes.items() if episode.length and not self._started(e)]
+        self.episodes |= {e: self.episodes[e].next for e in lost}
+        if n_lost := int(mpi_util.all_sum(len(lost))):
+            text = f"train.py: {n_lost} of {config.num_envs} environments {config.env} could not be replayed (not "
+            text += f"deterministic, or episodes of more than {MOST_REPLAYED:,} steps): they begin new episodes, and "
+            mpi_util.print0(text + "results differ from those of an undisturbed run", file=sys.stderr)
+
+    def _started(self, e: int) -> bool:
+        """Brings environment `e` to where its episode is. Returns: as Runner.start."""
+        with mpi_util.during("rollout", episode=self.episodes[e].name):
+            return self.runners[e].start(self.episodes[e])
 
     def collect(self) -> Collected:
         """Steps each environment; a batch for each part of an episode, places in the order of environments and time."""
-        collected = Collected([], [])
+        collected, self.before = Collected([], []), dict(self.episodes)
         for e, runner in self.runners.items():
             left, part = self.n_steps, 0
             while left:
-                if e in self.ended:
-                    runner.start(e, self.episode[e])
-                    self.ended.remove(e)
-                batch, ended = runner.run(left, lambda: bool(self.stop))
-                if batch is None:
+                if runner.episode is not self.episodes[e]:  # not earlier, so that the time counts as rollout
+                    self._started(e)
+                with mpi_util.during("rollout", episode=self.episodes[e].name):
+                    batch, ended = runner.run(left, lambda: bool(self.stop))
+                if batch is not None:
+                    left -= len(batch["adv"])
+                    collected.batches.append(batch)
+                    collected.places.append(e * (self.n_steps + 1) + part)
+                    part += 1
+                elif not ended:
                     return collected
-                left -= len(batch["adv"])
-                collected.batches.append(batch)
-                collected.places.append(e * (self.n_steps + 1) + part)
-                part += 1
-                if ended:
-                    self.episode[e] += 1
-                    self.ended.add(e)
+                self.episodes[e] = runner.episode.next if ended else runner.episode
         return collected
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Collective: on rank 0, arrays from which a resumed run continues the episodes; {} elsewhere."""
+        episodes = self.before if self.control.stop == DROPPED else self.episodes
+        packed = [episode.pack(self.runners[e].actor.spec) for e, episode in episodes.items()]
+        arrays = mpi_util.rank0_accum_batches(packed, index=list(episodes))
+        return arrays if mpi_util.rank == 0 else {}
 
 
 class Evaluator:
@@ -117,12 +145,12 @@ class Evaluator:
         """Collective: `eval_episodes` episodes with the current weights.
 
         Returns:
-            On rank 0 ep_ret float64 and ep_len int64, (eval_episodes,), in the order of the episodes; {} elsewhere, and
-            where the run was stopped.
+            On rank 0 ep_ret, ep_len and work of all episodes, as Runner's, in their order; {} elsewhere, and where the
+            run was stopped.
         """
         self.runner.actor.refresh()
         keys = [(self.control.iteration, i) for i in range(self.config.eval_episodes)]
         batches, places = run_episodes(self.runner, keys, self.stop)
-        results = [{key: batch[key] for key in ("ep_ret", "ep_len")} for batch in batches]
+        results = [{key: batch[key] for key in ("ep_ret", "ep_len", "work")} for batch in batches]
         results = mpi_util.rank0_accum_batches(results, index=places)
         return results if mpi_util.rank == 0 and not self.stop else {}

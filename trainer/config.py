@@ -36,6 +36,10 @@ class Config:
     threads: int = _opt(
         RUN, "threads of the update, all processes together; results depend on it, whatever the number of cores", 2, int
     )
+    on_env_error: str = _opt(
+        RUN, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most", "abort",
+        choices=("abort", "restart"),
+    )  # fmt: skip
     device: str = _opt(RUN, "device of the updates, such as cuda", "cpu")
     render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
 
@@ -225,7 +229,7 @@ def _resumed(given: dict[str, Any]) -> Config:
     Raises:
         ValueError: one line: there is no such run, or a setting was given that cannot change.
     """
-    may_change = {"nprocs", "num_episodes", "total_steps", "device", "render", "framework"}
+    may_change = {"nprocs", "num_episodes", "total_steps", "device", "render", "framework", "on_env_error"}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")

@@ -13,8 +13,10 @@ import numpy as np
 
 from policies.actor import Actor, Spec
 from policies.scaler import Scaler
+from trainer.config import Config
+from trainer.control import Control
 from trainer.environment import make_env
-from trainer.rollout import Runner
+from trainer.rollout import Episode, Runner
 from trainer.run_folder import load
 
 
@@ -35,7 +37,7 @@ def main() -> None:
         parser.error(str(error))
     returns = []
     for i in range(args.episodes):
-        runner.start(0, i)
+        runner.start(Episode((0, i)))
         batch, _ = runner.run()
         returns.append(batch["ep_ret"][0])
         print(f"episode {i + 1}: return {returns[-1]:.1f}, {batch['ep_len'][0]} steps", flush=True)
@@ -55,7 +57,7 @@ def open_policy(path: Path, args: argparse.Namespace) -> Runner:
         array[:] = arrays.pop(name)
     arguments = json.loads(notes["env_kwargs"]) | ({"render_mode": "human"} if args.render else {})
     env = make_env(notes["env"], arguments, quiet=True)
-    return Runner(env, Actor(spec, arrays), scaler, np.ones(1), args.seed, gamma=1.0, lam=1.0, greedy=True)
+    return Runner(env, Actor(spec, arrays), scaler, Config(notes["env"], seed=args.seed), Control(1.0), greedy=True)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,11 @@ class Run:
         return (keep_own if self.average else gather)(collected, self.spec, self.stop)
 
     def collector(self) -> EpisodeCollector | SegmentCollector:
-        """What collects this rank's part of an iteration; in a resumed run, made after the first broadcast."""
+        """Collective: what collects this rank's part of an iteration; made after the first broadcast."""
         runners = {e: self.runner(env) for e, env in self.envs.items()}
         if self.config.batch_steps:
-            return SegmentCollector(self.config, self.control, runners, self.stop)
+            saved = mpi_util.bcast(self.training.episodes if self.training is not None else {})
+            return SegmentCollector(self.config, self.control, runners, self.stop, saved)
         return EpisodeCollector(self.config, self.control, runners[0], self.stop, in_turn=self.average)
 
     def evaluator(self) -> Evaluator | None:
@@ -71,10 +72,7 @@ class Run:
 
     def runner(self, env: Any, greedy: bool = False) -> Runner:
         """Steps an environment with this run's policy; greedy: with deterministic actions."""
-        config = self.config
-        return Runner(
-            env, self.actor, self.scaler, self.control.rew_scale, config.seed, config.gamma, config.lam, greedy
-        )
+        return Runner(env, self.actor, self.scaler, self.config, self.control, greedy)
 
     def report(self, data: Pooled, tests: dict[str, np.ndarray], columns: dict[str, float]) -> None:
         """Collective: writes a row of progress.txt, and keeps the policy if it was evaluated as the best so far.
@@ -99,6 +97,8 @@ class Run:
         if self.config.eval_every:
             logger.log_tabular("TestEpRet", with_min_and_max=True)
             logger.log_tabular("TestEpLen", average_only=True)
+        if self.config.on_env_error == "restart":
+            logger.log_tabular("EnvRestarts", int(data.work[3] + (tests["work"][:, 3].sum() if tests else 0)))
         logger.dump_tabular()
         if self.record is not None:
             self.record.keep_best(self.actor.params | self.scaler.arrays)
@@ -113,14 +113,15 @@ class Run:
         exchange = exchange_s(n_params) if advice.needs_exchange else 0.0
         cost = self.training.cost if self.training is not None else (0, 1)
         steps = data.part.total if data.part is not None else 0
-        text = advice.after(seconds, tuple(data.work), steps, cost, exchange)
+        text = advice.after(seconds, tuple(data.work[:3]), steps, cost, exchange)
         if self.record is not None:
             self.record.display.say(text)
 
-    def save(self) -> None:
-        """Collective among the ranks that learn: rank 0 writes a checkpoint."""
+    def save(self, collector: EpisodeCollector | SegmentCollector) -> None:
+        """Collective: rank 0 writes a checkpoint."""
+        running = collector.state()
         if self.training is not None:
             arrays, scalars = self.training.state()
             if self.record is not None:
                 self.logger.sync()  # the rows that the checkpoint counts on
-                self.record.save(self.actor.params | self.scaler.arrays, arrays, scalars)
+                self.record.save(self.actor.params | self.scaler.arrays, arrays | running, scalars)

@@ -76,11 +76,15 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and notes of a file that `RunFolder.save` wrote.
 
     Raises:
-        ValueError: one line: the file is missing, damaged, or was not written by it.
+        ValueError: one line: the file is missing, damaged, not finite, or was not written by it.
     """
     try:
         with safe_open(path, "np") as file:
             notes = json.loads((file.metadata() or {})[META])
-            return {key: file.get_tensor(key) for key in file.keys()}, notes  # noqa: SIM118
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"cannot load {path}: {' '.join(str(error).split())}") from None
+    for name, value in (arrays | notes.get("scalars", {})).items():
+        if not np.isfinite(value).all() and name != "best":  # which is -inf without an evaluation
+            raise ValueError(f"cannot load {path}: {name} in it is not finite")
+    return arrays, notes

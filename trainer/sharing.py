@@ -18,7 +18,7 @@ class Pooled(NamedTuple):
     Attributes:
         batch: what this rank learns from; None: nothing, as it only collects, or the run was stopped.
         part: which rows of the whole batch these are; None without a batch.
-        work: float64 (3,), as in Runner's batches, summed over all ranks; zeros without a batch.
+        work: float64 (4,), as in Runner's batches, summed over all ranks; zeros without a batch.
     """
 
     batch: dict[str, np.ndarray] | None
@@ -26,7 +26,7 @@ class Pooled(NamedTuple):
     work: np.ndarray
 
 
-NOTHING = Pooled(None, None, np.zeros(3))
+NOTHING = Pooled(None, None, np.zeros(4))
 
 
 def gather(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Pooled:

@@ -21,6 +21,7 @@ class Training:
     Attributes:
         control: what rank 0 broadcasts with the weights: whether to stop and to evaluate, and how far the run is.
         cost: of the last update: (number of optimizer steps, number of cores used).
+        episodes: arrays of the resumed checkpoint for SegmentCollector; {}: none.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Training:
             ValueError: one line: the framework, the device or the checkpoint cannot be used.
         """
         self.config, self.spec, self.params, self.scaler, self.control = config, spec, params, scaler, control
-        self.share, self.cost = share, (0, 1)
+        self.share, self.cost, self.episodes = share, (0, 1), {}
         self.returns = Scaler(1, "returns")
         make_policy, make_val_func, side_by_side = _learners(config.framework)
         try:
@@ -62,7 +63,10 @@ class Training:
             learner.lr_scale = self._lr_scale()
         steps = self._steps()
         raw = batch["obs"]
-        log = self.learners.learn(self.scaler.scale(raw), batch["act"], batch["adv"], batch["ret"], part)
+        try:
+            log = self.learners.learn(self.scaler.scale(raw), batch["act"], batch["adv"], batch["ret"], part)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"iteration {self.control.iteration + 1}: {error}") from None
         self.cost = self._steps() - steps, self.learners.width
         self.policy.weights(self.params)
         self.val_func.weights(self.params)
@@ -115,6 +119,7 @@ class Training:
                 array[:] = arrays[name]
         except KeyError as error:
             raise ValueError(f"{path}: its checkpoint has no {error}") from None
+        self.episodes = {name: array for name, array in arrays.items() if name.startswith("episodes/")}
         self._decide()
         return notes["scalars"]
 
