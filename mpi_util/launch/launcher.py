@@ -58,7 +58,7 @@ _FAMILIES = (
         launcher=r"Intel\(R\) MPI",
         flags=(),
         bound_flags=("-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"),
-        environment={"I_MPI_PIN": "off"},
+        environment={"I_MPI_PIN": "off", "SLURM_OVERLAP": "1"},
         package="impi-rt",
     ),
     Family(
@@ -67,7 +67,7 @@ _FAMILIES = (
         launcher=r"HYDRA build details",
         flags=("-bind-to", "none"),
         bound_flags=("-bind-to", "core"),
-        environment={},
+        environment={"SLURM_OVERLAP": "1"},  # in a shell of srun hydra's own srun would wait for that one's cores
         package="mpich",
     ),
     Family(

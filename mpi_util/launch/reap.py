@@ -66,9 +66,15 @@ def _is_in_exec(pid: int) -> bool:
 
 
 def job_processes(job_dir: str) -> list[int]:
-    """The ids of the job's living processes: launcher, proxies, ranks, and what these have started."""
-    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if pid != os.getpid() and belongs(pid, job_dir)]
+    """The ids of the job's living processes: launcher, proxies, ranks, and what these have started.
+
+    One that ends before it is looked at may have started another one: so until all in a list have been looked at.
+    """
+    found, seen = [], {os.getpid()}
+    while new := {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen:
+        found += [pid for pid in new if belongs(pid, job_dir)]
+        seen |= new
+    return found
 
 
 def stat_field(pid: int, number: int, state: str = "") -> int | None:
@@ -81,6 +87,12 @@ def stat_field(pid: int, number: int, state: str = "") -> int | None:
     except OSError:
         return None
     return int(fields[number - 3]) if fields[0].startswith(state) else None
+
+
+def exit_status(pid: int, pidfd: int) -> int | None:
+    """The wait status of a process that has ended; None if its parent has reaped it and Linux is older than 6.15."""
+    status = stat_field(pid, STAT_EXIT_STATUS, state="Z")
+    return reaped_exit_status(pidfd) if status is None else status
 
 
 def reaped_exit_status(pidfd: int) -> int | None:
