@@ -49,6 +49,8 @@ SLOW = [
     r"test_train_modes\.py::test_(one_full_batch_step_is_the_same_in_both|tensorflow_averages_too)",
     r"test_tensorflow\.py::test_tensorflow\[(mpich-4|mpich-2|openmpi-2)",
     r"test_tensorflow\.py::test_keras_on_torch\[openmpi",
+    r"test_restarts\.py::test_train_goes_on_to_the_same_bits\[(mpich-1-rank|mpich-3-launcher|openmpi)",
+    r"test_restarts\.py::test_an_exception_that_comes_once",
     r"test_collectives\.py::test_collectives\[(mpich-4|openmpi-4|openmpi-2|openmpi-1)",
     r"test_collectives\.py::test_ranks_on_several_machines\[openmpi-2",
     r"test_weight_sync\.py::test_ranks(_on_several_machines)?\[.*-4",

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import mpi_util
 
@@ -13,12 +14,11 @@ state = mpi_util.last_saved or {"i": 0, "sum": 0}
 mpi_util.print0(f"start {mpi_util.restarts} from {state['i']}", flush=True)
 while state["i"] < 5:
     state = {"i": state["i"] + 1, "sum": state["sum"] + mpi_util.all_sum(state["i"] * (mpi_util.rank == 0))}
-    if mpi_util.rank == 0 and (how != "progress2" or state["i"] > 2):
+    if mpi_util.rank == 0 and not (how.endswith("2") and state["i"] == 3):
         mpi_util.saved(state)
     mpi_util.all_sum(0)  # what is below comes after the saving
-    fails = mpi_util.rank == n - 1 and (mpi_util.restarts == 0 or how.endswith("2")) and state["i"] == 3
-    if how == "progress2":
-        fails = mpi_util.rank == n - 1 and state["i"] in (3, 4, 5)
+    at_once = how.endswith("2") or mpi_util.restarts == 0
+    fails = mpi_util.rank == n - 1 and (state["i"] == 3 if at_once else how == "progress" and state["i"] > 3)
     if fails and how.startswith("raise"):
         with mpi_util.during("sum", i=state["i"]):
             raise ZeroDivisionError("a bug")
@@ -26,6 +26,7 @@ while state["i"] < 5:
         os.kill(os.getpid(), 9)
     if fails and how == "helper":
         os.kill(os.getppid(), 9)
+        time.sleep(20)
     if fails and how == "usage":
         mpi_util.fail("a bad setting", status=2)
     if fails and how == "signal":
