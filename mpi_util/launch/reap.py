@@ -39,6 +39,7 @@ _SHM = "/dev/shm"
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)\S+)")
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
+_MOST_LISTS = 10
 _EXEC_PATIENCE_S = 1.0
 _KERNEL_THREAD = 0x200000  # PF_KTHREAD of linux/sched.h: such a thread has no environment
 
@@ -61,19 +62,23 @@ def _environment(pid: int) -> bytes:
 
 def _is_in_exec(pid: int) -> bool:
     flags = stat_field(pid, STAT_FLAGS)
-    is_program = flags is not None and not flags & _KERNEL_THREAD and stat_field(pid, STAT_FLAGS, "Z") is None
+    is_program = flags is not None and not flags & _KERNEL_THREAD and is_alive(pid)
     return is_program and not stat_field(pid, STAT_ENVIRONMENT_END)
 
 
 def job_processes(job_dir: str) -> list[int]:
     """The ids of the job's living processes: launcher, proxies, ranks, and what these have started.
 
-    One that ends before it is looked at may have started another one: so until all in a list have been looked at.
+    One that ends before it is looked at may have started another one: so until a list has no new ones. On a machine on
+    which others start processes all the time every list has.
     """
     found, seen = [], {os.getpid()}
-    while new := {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen:
+    for _ in range(_MOST_LISTS):
+        new = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen
         found += [pid for pid in new if belongs(pid, job_dir)]
         seen |= new
+        if found or not new:
+            break
     return found
 
 
@@ -87,6 +92,11 @@ def stat_field(pid: int, number: int, state: str = "") -> int | None:
     except OSError:
         return None
     return int(fields[number - 3]) if fields[0].startswith(state) else None
+
+
+def is_alive(pid: int) -> bool:
+    """True if there is such a process, and it has not ended."""
+    return stat_field(pid, STAT_FLAGS) is not None and stat_field(pid, STAT_FLAGS, "Z") is None
 
 
 def exit_status(pid: int, pidfd: int) -> int | None:

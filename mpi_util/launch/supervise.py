@@ -162,17 +162,23 @@ class Job:
             pid = reap.read_record(self._evidence.folder / f"rank-{rank}").get("pid")
             if not isinstance(pid, int):
                 continue
-            self._registered.add(rank)
             if pid == self._launcher.pid:
-                continue
-            if not reap.belongs(pid, self.folder):
-                self._record_death(rank, pid)
-                continue
-            self._watch(pid, functools.partial(self._record_death, rank, pid))
-            parent = reap.stat_field(pid, reap.STAT_PARENT)
-            if parent and parent != self._launcher.pid and parent not in self._proxies:
-                self._proxies.add(parent)
-                self._watch(parent, functools.partial(self._record_helper, parent))
+                self._registered.add(rank)
+            elif not reap.belongs(pid, self.folder):
+                if not reap.is_alive(pid):  # else it is just changing from the shell to the program
+                    self._registered.add(rank)
+                    self._record_death(rank, pid)
+            else:
+                self._registered.add(rank)
+                self._watch_rank(rank, pid)
+
+    def _watch_rank(self, rank: int, pid: int) -> None:
+        """Watches a rank, and the launcher's helper that started it."""
+        self._watch(pid, functools.partial(self._record_death, rank, pid))
+        parent = reap.stat_field(pid, reap.STAT_PARENT)
+        if parent and parent != self._launcher.pid and parent not in self._proxies:
+            self._proxies.add(parent)
+            self._watch(parent, functools.partial(self._record_helper, parent))
 
     def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
