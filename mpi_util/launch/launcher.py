@@ -21,8 +21,11 @@ _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
 # Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
 # its file.
+# Without "", or a file of the current directory would be imported in place of json.
 _PROBE = """
-import json, sys
+import sys
+sys.path[:] = filter(None, sys.path)
+import json
 sys.path[:] = json.loads(sys.argv[1])
 import mpi4py
 mpi4py.rc.initialize = False
@@ -142,7 +145,7 @@ def _launcher_candidates(library: str) -> list[str]:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ) | root_permission()
-    return subprocess.run(
+    return subprocess.run(  # noqa: S603  # this interpreter, or a launcher beside it or on PATH
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
     )
 

@@ -35,8 +35,9 @@ _PIDFD_INFO_BYTES = 64
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
-_SHM = "/dev/shm"
-_MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)\S+)")
+# Nothing is made there, nor in /tmp; files of MPI are removed that this job's own processes had open.
+_SHM = "/dev/shm"  # noqa: S108
+_MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
 _MOST_LISTS = 10
@@ -45,8 +46,14 @@ _KERNEL_THREAD = 0x200000  # PF_KTHREAD of linux/sched.h: such a thread has no e
 
 
 def belongs(pid: int, job_dir: str) -> bool:
-    """True if a living process is one of this job's."""
-    return f"{JOB_VARIABLE}={job_dir}".encode() in _environment(pid).split(b"\0")
+    """True if a living process is one of this job's, and this user's: another one's may only pretend to be."""
+    return f"{JOB_VARIABLE}={job_dir}".encode() in _environment(pid).split(b"\0") and _user(pid) == os.getuid()
+
+
+def _user(pid: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[0])
+    return None
 
 
 def _environment(pid: int) -> bytes:
@@ -169,7 +176,7 @@ def _topology_files(pid: int) -> set[str]:
     """Hydra's descriptions of the machine for its ranks, which its proxy holds open."""
     with contextlib.suppress(OSError):
         links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        return {path for path in links if path.startswith("/tmp/hydra_hwloc_xmlfile_")}
+        return {path for path in links if re.fullmatch(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+", path)}  # noqa: S108
     return set()
 
 

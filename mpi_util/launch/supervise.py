@@ -81,7 +81,7 @@ class Job:
 
         Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
         """
-        guard = subprocess.Popen(
+        guard = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing of the user's folder or environment
             [sys.executable, "-I", "-S", reap.__file__, self.folder],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if this is a rank's
@@ -89,7 +89,7 @@ class Job:
         try:
             with self._selector, self._signals_caught():
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
-                self._launcher = subprocess.Popen(
+                self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=environment | dict.fromkeys(_FOLDER_VARIABLES, self.folder), stdin=stdin,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
@@ -152,7 +152,7 @@ class Job:
         """Opens each rank's FIFO, which reaches its end when the rank, its only writer, ends."""
         for rank in range(self._evidence.n_ranks):
             path = self._evidence.folder / f"alive-{rank}"
-            os.mkfifo(path)
+            os.mkfifo(path, 0o600)
             fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             self._at_end(fifo, functools.partial(self._ended.setdefault, rank, None))
 

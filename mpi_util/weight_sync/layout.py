@@ -4,13 +4,15 @@ Names are those of a torch module's parameters and buffers (`0.weight`); the pat
 `("a", "b")` of a TensorDict are both `a.b`, so that either may be sent to either.
 """
 
+import json
+import math
 from typing import Any
 
 import numpy as np
 
 from ..arrays import adapters, tree
 from ..arrays.adapters.arrays import slots_of
-from ..arrays.layout import Entry, Layout, Plan, Slot, derived, portable
+from ..arrays.layout import NARROW, Entry, Layout, Plan, Slot, derived, portable
 from ..errors import WeightsError
 
 
@@ -88,6 +90,64 @@ class Weights:
 
 def _fits(slot: Slot, entry: Entry) -> bool:
     return (portable(slot.dtype), slot.shape) == (entry.dtype, entry.shape)
+
+
+def packed(layout: Layout) -> bytes:
+    """A layout as JSON, for another process."""
+    entries = [(*entry[:1], _described(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
+    return json.dumps([entries, layout.nbytes, layout.aliases]).encode()
+
+
+def unpacked(text: bytes, room: int) -> Layout:
+    """The layout that `packed` described.
+
+    Args:
+        room: bytes of the block; arrays lie in it one after another, so they are not larger together.
+
+    Raises:
+        WeightsError: it describes no such arrays.
+    """
+    try:
+        described, nbytes, aliases = json.loads(text)
+        entries, end = [], 0
+        for name, kind, shape, start, narrow in described:
+            dtype = _dtype_of(kind)
+            if not (
+                isinstance(name, str) and isinstance(narrow, bool) and all(type(n) is int for n in [start, *shape])
+            ):
+                raise ValueError(f"{name!r} is not described")
+            size = math.prod(shape) * (NARROW if narrow else dtype).itemsize
+            if start < end or min(shape, default=0) < 0 or dtype.hasobject or (narrow and dtype != np.float32):
+                raise ValueError(f"'{name}' is {dtype} {shape} at byte {start}")
+            end = start + size
+            entries.append(Entry(name, portable(dtype), tuple(shape), start, narrow))
+        if not end <= nbytes <= room or len({entry.name for entry in entries}) < len(entries):
+            raise ValueError(f"arrays of {end} bytes in {nbytes} of {room}")
+        pairs = tuple((str(alias), str(name)) for alias, name in aliases)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
+        raise WeightsError(f"the sender's description of its weights is damaged: {error}") from None
+    return Layout(tuple(entries), nbytes, pairs)
+
+
+def _described(dtype: np.dtype) -> Any:
+    """A dtype as JSON: its text, {"base", "shape"} of an array within another, or the dict that `np.dtype` takes."""
+    if dtype.subdtype:
+        return {"base": _described(dtype.base), "shape": dtype.shape}
+    if dtype.fields is None or dtype.names is None:
+        return dtype.str
+    fields = [dtype.fields[name] for name in dtype.names]
+    formats, offsets = [_described(field[0]) for field in fields], [field[1] for field in fields]
+    return {"names": dtype.names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
+
+
+def _dtype_of(described: Any) -> np.dtype:
+    if isinstance(described, str):
+        return np.dtype(described)
+    if "base" in described:
+        return np.dtype((_dtype_of(described["base"]), tuple(described["shape"])))
+    fields: Any = {**described, "formats": [_dtype_of(kind) for kind in described["formats"]]}
+    dtype: np.dtype = np.dtype(fields)
+    return dtype
 
 
 def is_tensordict(thing: Any) -> bool:

@@ -38,7 +38,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
                     rollout()
     """
 
-    _address = Address("", b"")  # of the sender's publisher, once there is one
+    _address = Address("", b"", 0)  # of the sender's publisher, once there is one
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_address")

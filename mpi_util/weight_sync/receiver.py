@@ -1,7 +1,6 @@
 """The receiver's side of a scheme: applies updates, whole or not at all, while no thread reads the weights."""
 
 import contextlib
-import pickle
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from ..arrays.layout import Layout, Plan
 from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from ..host.sections import Content
 from .connection import Deadline, Kind
-from .layout import Weights
+from .layout import Weights, unpacked
 from .sharing import Sharing
 from .subscriber import Subscriber, Update
 
@@ -183,7 +182,7 @@ class Receiver:
                 f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
             )
         if self._layout is None:
-            self._layout = self._compare(pickle.loads(content.description.data))
+            self._layout = self._compare(unpacked(bytes(content.description), len(block)))
         if self._sharing is None:
             self._plan(self._layout).take(block, undo=True)
         else:

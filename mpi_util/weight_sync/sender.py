@@ -1,13 +1,12 @@
 """The sender's side of a scheme: makes each version, has it published, and waits for the answers."""
 
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
 from ..arrays.layout import Layout
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
-from .layout import Weights
+from .layout import Weights, packed
 from .publisher import Publisher, Version
 from .source import WeightSource
 from .worker import Event, State, Worker
@@ -88,9 +87,9 @@ class Sender:
         new = [worker for worker in group if worker.layout is None]
         if new:
             layout = Weights.of(thing).layout(self._wire_dtype)
-            packed = pickle.dumps(layout, pickle.HIGHEST_PROTOCOL)
+            text = packed(layout)
             for worker in new:
-                worker.layout, worker.packed = layout, packed
+                worker.layout, worker.packed = layout, text
         found: dict[int, tuple[Layout, list[Worker]]] = {}
         for worker in group:
             if worker.layout is not None:
@@ -151,5 +150,7 @@ class Sender:
             else f"worker {worker.index} has not connected"
             for worker in workers
         )
+        if self.publisher.turned_away:
+            text += f"; turned away: {self.publisher.turned_away}"
         name = self.publisher.name
         return SyncTimeoutError(f"{name}, version {self.version}: no answer within {timeout:g} s: {text}")
