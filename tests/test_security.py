@@ -373,6 +373,7 @@ def proven(scheme, worker=0):
     subscriber = Subscriber(scheme._address, worker, NAME)
     while not subscriber.proven:
         subscriber.next(Deadline(0.01))
+    wait_for(lambda: scheme._sender.workers[worker].connection is not None)
     return subscriber
 
 
@@ -546,6 +547,7 @@ JSON = st.recursive(
 
 
 @slow_too
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of NumPy, for old names of dtypes
 def test_any_description_of_weights_is_a_layout_that_fits_or_one_clear_error(cases):
     layout = Weights.of({"a": np.zeros((3, 2)), "s": np.zeros(2, STRUCTURED), "z": np.zeros(0)}).layout()
     text = packed(layout)

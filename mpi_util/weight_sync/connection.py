@@ -80,7 +80,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds, at least 0; math.inf if there is no limit."""
+        """Seconds, at least 0."""
         return max(0.0, self._end - time.perf_counter())
 
     @property
@@ -120,11 +120,7 @@ def frame(kind: Kind, *items: Any) -> bytes:
 
 
 def parse(data: bytes, expected: Collection[Kind]) -> tuple[Any, ...]:
-    """(kind, items ...) of what `frame` made.
-
-    Raises:
-        ProtocolError: it is no whole message of these kinds.
-    """
+    """(kind, items ...) of what `frame` made. ProtocolError: it is no whole message of these kinds."""
     if not _HEADER.size <= len(data) <= FRAME_BYTES:
         raise ProtocolError(f"{len(data)} bytes that are no message")
     number, protocol, length = _HEADER.unpack_from(data)
@@ -145,12 +141,9 @@ def parse(data: bytes, expected: Collection[Kind]) -> tuple[Any, ...]:
 
 
 def proof(address: Address, role: bytes, nonces: tuple[bytes, bytes], subscriber: int, worker: int, name: str) -> bytes:
-    """Shows that the one in `role` has the key, to the one that chose the other nonce, and for this connection only.
+    """Shows that the one in `role` (b"publisher" or b"subscriber") has the key, for this connection only.
 
-    Args:
-        role: b"publisher" or b"subscriber".
-        nonces: the subscriber's and the publisher's.
-        subscriber: its process id.
+    Args: nonces: the subscriber's and the publisher's. subscriber: its process id.
     """
     content = _TRANSCRIPT.pack(role, *nonces, address.pid, subscriber, worker) + name.encode(errors="replace")
     return hmac.digest(address.key, content, "sha256")
@@ -189,11 +182,7 @@ class Connection:
         return fd
 
     def send(self, kind: Kind, *items: Any) -> None:
-        """Sends a message. A subscriber waits for room in the socket, a publisher does not.
-
-        Raises:
-            OSError: the other process has ended, or (BlockingIOError) is not reading.
-        """
+        """Sends a message. A subscriber waits for room, a publisher gets BlockingIOError. OSError: there is no peer."""
         self.send_frame(frame(kind, *items))
         self.wake()
 

@@ -4,6 +4,7 @@ Names are those of a torch module's parameters and buffers (`0.weight`); the pat
 `("a", "b")` of a TensorDict are both `a.b`, so that either may be sent to either.
 """
 
+import functools
 import json
 import math
 from typing import Any
@@ -17,19 +18,14 @@ from ..errors import WeightsError
 
 
 class Weights:
-    """Anything that has weights, by name.
-
-    Attributes:
-        slots: by name.
-        aliases: other names of the same array (tied parameters) -> its name in `slots`.
-    """
+    """Anything that has weights, by name."""
 
     def __init__(self, found: list[Slot]):
-        self.slots = {slot.name.replace("/", "."): slot for slot in found}
-        if len(self.slots) < len(found):
-            names = [slot.name.replace("/", ".") for slot in found]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise WeightsError(f"there are two arrays whose path is '{twice}'; rename one")
+        self.slots: dict[str, Slot] = {}
+        for slot in found:
+            if self.slots.setdefault(name := slot.name.replace("/", "."), slot) is not slot:
+                raise WeightsError(f"there are two arrays whose path is '{name}'; rename one")
+        # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self._plan = Plan(Layout(), [])  # the last one
 
@@ -58,10 +54,12 @@ class Weights:
             WeightsError: names, dtypes or shapes differ.
         """
 
-        def differ(name: str, slot: Slot | None, entry: Entry | None) -> WeightsError:
+        def check(name: str, slot: Slot | None, entry: Entry | None) -> tuple[Entry, Slot]:
+            if slot is not None and entry is not None and (portable(slot.dtype), slot.shape) == entry[1:3]:
+                return entry, slot
             mine = "no such array" if slot is None else f"{slot.dtype} {slot.shape}"
             theirs = "no such array" if entry is None else f"{np.dtype(entry.dtype)} {entry.shape}"
-            return WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
+            raise WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
 
         if self._plan.layout is layout:
             return self._plan
@@ -74,24 +72,16 @@ class Weights:
             former = base.get(entry.name) if base else None
             if slot is None and former is not None and former.optional:
                 slot = former
-            if slot is None or not _fits(slot, entry):
-                raise differ(entry.name, slot, entry)
-            pairs.append((entry, slot))
+            pairs.append(check(entry.name, slot, entry))
         used, tied = {id(slot) for _, slot in pairs}, dict(layout.aliases)
         for name, slot in slots.items():  # what is one array there may be two here
             if id(slot) not in used and not slot.optional:
-                twin = entries.get(tied.get(name, ""))
-                if twin is None or not _fits(slot, twin):
-                    raise differ(name, slot, twin)
-                pairs.append((twin, slot))
+                pairs.append(check(name, slot, entries.get(tied.get(name, ""))))
         self._plan = Plan(layout, pairs)
         return self._plan
 
 
-def _fits(slot: Slot, entry: Entry) -> bool:
-    return (portable(slot.dtype), slot.shape) == (entry.dtype, entry.shape)
-
-
+@functools.lru_cache(maxsize=32)  # of many arrays it takes longer than to send these
 def packed(layout: Layout) -> bytes:
     """A layout as JSON, for another process."""
     entries = [(*entry[:1], _described(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
@@ -150,14 +140,9 @@ def _dtype_of(described: Any) -> np.dtype:
     return dtype
 
 
-def is_tensordict(thing: Any) -> bool:
-    """True for a TensorDict, also one that is a module (TensorDictParams)."""
-    return any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__)
-
-
 def _slots(thing: Any) -> list[Slot]:
     """What holds writable arrays can be written too, all else can only be read."""
-    if is_tensordict(thing):
+    if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
         found = slots_of(_leaves(thing), read_only=True)
     elif isinstance(thing, (dict, list, tuple)):
         found = slots_of(tree.walk(thing), read_only=True)

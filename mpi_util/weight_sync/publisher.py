@@ -32,18 +32,12 @@ _ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
 class Version(NamedTuple):
-    """One version of the weights.
-
-    Attributes:
-        nbytes: of its block.
-        layout: of the block, as receivers get it.
-        fill: writes the values into a block, uint8 of shape (nbytes,).
-    """
+    """One version of the weights."""
 
     number: int
-    nbytes: int
-    layout: bytes
-    fill: Callable[[np.ndarray], None]
+    nbytes: int  # of its block
+    layout: bytes  # of the block, as receivers get it
+    fill: Callable[[np.ndarray], None]  # writes the values into a block, uint8 of shape (nbytes,)
 
 
 class Publisher:
@@ -85,7 +79,7 @@ class Publisher:
             try:
                 connection = Connection(self._listener.accept()[0])
                 self._guests[connection] = None
-                if len(self._guests) > _GUESTS:
+                if len(self._guests) > _GUESTS + len(self.workers):
                     self._guests.pop(oldest := next(iter(self._guests)), None)
                     oldest.close()
                 threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
@@ -110,15 +104,14 @@ class Publisher:
         known = (theirs, nonce), connection.pid, index, name
         connection.send(Kind.CHALLENGE, nonce, proof(self.address, b"publisher", *known))
         (proven,) = connection.receive_one(Kind.PROOF, deadline.left)
-        if connection.peer_wakeup is None or not hmac.compare_digest(
-            proven, proof(self.address, b"subscriber", *known)
-        ):
+        wanted = proof(self.address, b"subscriber", *known)
+        if not hmac.compare_digest(proven, wanted) or connection.peer_wakeup is None:
             raise ProtocolError("it does not have the key")
         return index, name
 
     def _admit(self, connection: Connection, index: int, name: str) -> None:
         with self._lock:
-            if self.closed or connection.receive(0, _ANSWERS):  # no: it has left
+            if self.closed or connection.receive(0, _ANSWERS):
                 raise EOFError("it has left")
             if refusal := self._refusal(index, name):
                 connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
@@ -142,10 +135,7 @@ class Publisher:
         return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
 
     def _check(self, worker: Worker) -> None:
-        """Disconnects a worker whose process has ended or shut down: another process may replace it.
-
-        A process that it has started may still hold its end of the socket open.
-        """
+        """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
         if worker.connection is not None and alive(worker.pid):
             self._receive(worker, worker.connection)
         else:
@@ -175,8 +165,7 @@ class Publisher:
     def publish(self, workers: list[Worker], version: Version) -> Section:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
 
-        Returns:
-            Where it is; valid until the next call, or as long as one of its `users` needs it.
+        Returns: where it is; valid until the next call, or as long as one of its `users` needs it.
         """
         self.open()
         with self._lock:
@@ -262,13 +251,10 @@ class Publisher:
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
         """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.
 
-        Args:
-            of: wait for this worker: a sender that needs the answers of several is then not woken by each.
+        Args: of: wait for this worker: a sender that needs the answers of several is then not woken by each.
         """
-        waits = timeout > 0
-        with self._lock:
-            timeout, connection = 0 if self._reports else timeout, of.connection if of is not None else None
-        if timeout and connection is not None:
+        waits, timeout = timeout > 0, 0 if self._reports else timeout
+        if timeout and of is not None and (connection := of.connection) is not None:
             connection.wait(timeout)
             timeout = 0
         for fd, _ in self._epoll.poll(timeout):

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.adapters.pytorch import forget
+from ..arrays.frameworks import framework
 from ..arrays.layout import Layout, Plan
 from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from ..host.sections import Content
 from .connection import Deadline, Kind
 from .layout import Weights, unpacked
-from .sharing import Sharing
 from .subscriber import Subscriber, Update
 
 _JOIN_S = 5.0
@@ -88,22 +89,50 @@ class ReadersWriterLock:
             self._changed.notify_all()
 
 
-class Receiver:
-    """One worker's weights. Arguments and attributes as in `WeightSyncScheme` and its `init_on_receiver`.
+class Sharing:
+    """Lets the tensors of a torch module on the CPU point into a block, and from one block to the next.
 
-    Args:
-        worker: its index.
-        name: of the model, for messages.
+    The objects (Parameter, buffer) stay the same, so that optimizers and others that hold them see the new values. Tied
+    ones stay tied.
+
+    Raises:
+        UsageError: it is no torch module, or not on the CPU.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        name: str,
-        model: Any,
-        share: bool,
-        on_update: Callable[[int], None] | None,
-    ):
+    def __init__(self, model: Any):
+        if not hasattr(model, "named_parameters"):
+            raise UsageError(f"share=True needs a torch module, not a {type(model).__name__}")
+        self._model = model
+        found = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+        self._tensors = {name: tensor for named in found for name, tensor in named}
+        for name, tensor in self._tensors.items():
+            if tensor.device.type != "cpu":
+                raise UsageError(f"share=True needs a module on the CPU; '{name}' is on {tensor.device}")
+
+    def point_into(self, layout: Layout, block: np.ndarray) -> None:
+        """Every tensor's values are those in `block`, which must stay as it is until the next call."""
+        torch = framework("torch")
+        forget(self._model)  # what the adapter remembers of it would keep its former memory
+        tied = {name: other for other, name in layout.aliases}
+        views: dict[Any, Any] = {}
+        for entry in layout.entries:
+            values = torch.from_numpy(entry.view(block))
+            for tensor in (self._tensors.get(entry.name), self._tensors.get(tied.get(entry.name, ""))):
+                if tensor is not None:
+                    views.setdefault(tensor, values if values.dtype == tensor.dtype else values.view(tensor.dtype))
+        for tensor, view in views.items():
+            tensor.data = view
+
+    def part(self) -> None:
+        """Every tensor gets memory of its own."""
+        for tensor in set(self._tensors.values()):
+            tensor.data = tensor.data.clone()
+
+
+class Receiver:
+    """One worker's weights. Arguments and attributes as in `WeightSyncScheme` and its `init_on_receiver`."""
+
+    def __init__(self, worker: int, name: str, model: Any, share: bool, on_update: Callable[[int], None] | None):
         self.worker, self.name, self.model = worker, name, model
         self.lock = ReadersWriterLock()
         self.version = 0
@@ -116,12 +145,7 @@ class Receiver:
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
 
     def connect(self, subscriber: Subscriber, timeout: float | None) -> None:
-        """Compares the models, and applies the first weights.
-
-        Raises:
-            WeightsError: the models differ; the sender raises it too. SyncTimeoutError: the sender is not ready; it
-                may be tried again.
-        """
+        """Compares the models, and applies the first weights. Errors as `WeightSyncScheme.connect`."""
         self._subscriber = subscriber
         if self.receive(Deadline(timeout)) is None:
             if subscriber.stopped:
@@ -141,11 +165,7 @@ class Receiver:
         return Weights.of(self.model).plan(layout, f"worker {self.worker}'s model", "the sender's")
 
     def receive(self, deadline: Deadline) -> int | None:
-        """Waits for weights newer than the model's, and applies them.
-
-        Returns:
-            Their version; None if none came in time, or the sender has shut down.
-        """
+        """Applies weights newer than the model's. Returns their version; None: none came in time, or will come."""
         while self._subscriber is not None and (update := self._subscriber.next(deadline)) is not None:
             if self._take(update, self._subscriber):
                 return self.version

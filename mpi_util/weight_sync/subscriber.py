@@ -17,26 +17,19 @@ _CONNECT_S = 10  # for whoever listens at the address and accepts nobody
 
 
 class Update(NamedTuple):
-    """Where a version is.
-
-    Attributes:
-        live: serial numbers of all sections that the publisher has.
-    """
+    """Where a version is."""
 
     version: int
     ticket: Ticket
-    live: tuple[int, ...]
+    live: tuple[int, ...]  # serial numbers of all sections that the publisher has
 
 
 class Subscriber:
-    """Connects to the publisher at `address`.
+    """Connects to the publisher at `address`. WorkerLeftError: there is none, or another process has taken its place.
 
     Attributes:
         proven: both ends have shown that they have the key; only now do updates count.
         stopped: True if no more updates come: this side or the sender has shut down.
-
-    Raises:
-        WorkerLeftError: there is no publisher, or another process has taken its address.
     """
 
     def __init__(self, address: Address, worker: int, name: str):
