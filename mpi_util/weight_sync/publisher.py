@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..host.sections import Section
+from ..launch import reap
 from .connection import Address, Connection, Deadline, Kind, ProtocolError, close_in_forks, frame, new_socket, proof
 from .worker import Event, Report, State, Worker
 
@@ -322,8 +323,4 @@ class Publisher:
 
 def alive(pid: int) -> bool:
     """False for a process that has ended, whether its parent has noticed or not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return not os.path.exists("/proc/self")
+    return reap.stat_field(pid, reap.STAT_PARENT) is not None and reap.stat_field(pid, reap.STAT_PARENT, "Z") is None
