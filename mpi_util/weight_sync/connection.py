@@ -158,11 +158,8 @@ class Connection:
 
     Attributes:
         fd: descriptor of the socket.
-        pid: of the other end.
+        pid: of the other end. PermissionError: that belongs to another user.
         peer_wakeup: the other end's eventfd, which comes with its PROOF; None if it has none.
-
-    Raises:
-        PermissionError: the other end belongs to another user.
     """
 
     def __init__(self, sock: socket.socket):
@@ -212,8 +209,7 @@ class Connection:
     def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there: (kind, ...).
 
-        Raises:
-            EOFError: the other end is closed, and everything has been received. ProtocolError: see `parse`.
+        Raises: EOFError: the other end is closed, and everything has been received. ProtocolError: see `parse`.
         """
         if self._sock.fileno() < 0:
             raise EOFError

@@ -47,11 +47,8 @@ class Weights:
         """Each entry of the layout with the slot that has its values; the last plan if it was for this layout.
 
         Args:
-            who, other: whose weights these are, and whose the layout is, for the message.
+            who, other: whose weights these are, and whose the layout is, for the WeightsError if these differ.
             base: of the layout; has the values that a state dict lacks.
-
-        Raises:
-            WeightsError: names, dtypes or shapes differ.
         """
 
         def check(name: str, slot: Slot | None, entry: Entry | None) -> tuple[Entry, Slot]:
@@ -89,13 +86,9 @@ def packed(layout: Layout) -> bytes:
 
 
 def unpacked(text: bytes, room: int) -> Layout:
-    """The layout that `packed` described.
+    """The layout that `packed` described. WeightsError: it describes none whose arrays fit.
 
-    Args:
-        room: bytes of the block; arrays lie in it one after another, so they are not larger together.
-
-    Raises:
-        WeightsError: it describes no such arrays.
+    Args: room: bytes of the block; arrays lie in it one after another, so they are not larger together.
     """
     try:
         described, nbytes, aliases = json.loads(text)

@@ -42,12 +42,9 @@ class Version(NamedTuple):
 
 
 class Publisher:
-    """Sends one model to workers of this machine, and updates their records.
+    """Sends one model (`name`) to workers of this machine, and updates their records; others have a relay.
 
-    Args:
-        workers: records by index; those with a relay are on other machines.
-        name: of the model, for messages.
-        slow: writing takes long: never into a section that a worker is about to read, and would wait for.
+    Args: slow: writing takes long: never into a section that a worker is about to read, and would wait for.
     """
 
     def __init__(self, workers: dict[int, Worker], name: str, slow: bool = False):

@@ -56,11 +56,7 @@ class ReadersWriterLock:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        """No other thread is inside. Yields True if it had to wait for that.
-
-        Raises:
-            UsageError: this thread itself reads. LockClosed: the lock is closed.
-        """
+        """No other thread is inside. Yields True if it had to wait. UsageError: it reads. LockClosed: too late."""
         if getattr(self._thread, "depth", 0):
             raise UsageError("inside frozen() the thread that called it cannot change the weights")
         with self._changed:
@@ -92,11 +88,7 @@ class ReadersWriterLock:
 class Sharing:
     """Lets the tensors of a torch module on the CPU point into a block, and from one block to the next.
 
-    The objects (Parameter, buffer) stay the same, so that optimizers and others that hold them see the new values. Tied
-    ones stay tied.
-
-    Raises:
-        UsageError: it is no torch module, or not on the CPU.
+    The objects (Parameter, buffer) stay the same: who holds them sees the new values. Tied ones stay tied.
     """
 
     def __init__(self, model: Any):

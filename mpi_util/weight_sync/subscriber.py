@@ -54,8 +54,7 @@ class Subscriber:
     def next(self, deadline: Deadline) -> Update | None:
         """The newest update that was not returned yet; None if none comes in time, or ever (`stopped`).
 
-        Raises:
-            UsageError: the publisher refuses this worker. WorkerLeftError: the sender has died, or is no sender.
+        Raises: UsageError: the publisher refuses this worker. WorkerLeftError: the sender has died, or is no sender.
         """
         while self._newest is None and not self.stopped:
             self._receive(deadline.left)
