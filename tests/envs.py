@@ -3,8 +3,6 @@
 import contextlib
 import os
 
-import os
-
 import gymnasium as gym
 import numpy as np
 
