@@ -62,6 +62,8 @@ SLOW = [
     r"test_weight_sync\.py::test_torchrl_collectors_in_mpi_ranks\[openmpi",
     r"test_shared_memory\.py::test_(a_system_without_memfd|too_little_shared_memory)\[openmpi",
     r"test_examples\.py::test_spinning_up_program\[(ppo_(tf1|torch)-CartPole-v1-mpich-4|trpo_tf1-CartPole-v1-mpich-1)",
+    r"test_doctor\.py::.*\[(openmpi|launcher|nvidia-smi)",
+    r"test_doctor\.py::test_(one_core|no_mpi_library|this_process_loads|a_wrong_number)",
     r"test_benchmarks\.py::test_writes_what_it_measured\[(own_program|advice|examples)",
 ]
 

@@ -390,7 +390,7 @@ def fake_launchers(tmp_path, monkeypatch):
             folders.append(str(path.parent))
         monkeypatch.setenv("PATH", os.pathsep.join(folders))
         monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-        monkeypatch.setattr(launcher, "_ask_library", lambda: (library, ""))
+        monkeypatch.setattr(launcher, "ask_library", lambda: (library, ""))
 
     return make
 

@@ -48,6 +48,7 @@ ROOMS = KNOWN_NAMES | {
     "logx": "runs",
     "run_utils": "runs",
     "serialization_utils": "runs",
+    "__main__": "launch collectives",
 }
 MOST_FLOORS, MOST_AT_THE_TOP = 9, 12
 

@@ -14,10 +14,15 @@ def usable_cores() -> int:
     Raises:
         UsageError: MPI_UTIL_CORES is not a number.
     """
+    return max(1, int(min(core_limits().values())))
+
+
+def core_limits() -> dict[str, float]:
+    """What limits the cores of this process, each in cores, inf for no limit. UsageError as `usable_cores`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     text = os.environ.get("MPI_UTIL_CORES") or "inf"
     try:
-        return max(1, int(min(cores, _cgroup_quota_cores(), float(text))))
+        return {"affinity": cores, "cgroup quota": _cgroup_quota_cores(), "MPI_UTIL_CORES": float(text)}
     except ValueError:
         raise UsageError(f"MPI_UTIL_CORES is the number of cores that the job may use; got {text!r}") from None
 

@@ -214,6 +214,12 @@ def beside() -> None:
         threads.switch(False)
 
 
+def pools() -> dict[str, int]:
+    """The threads of each library that this process has loaded, but for those that the user has set."""
+    found = process.of(_Threads)._pools
+    return {os.path.basename(path): pool.get() for path, pool in found.items() if pool}
+
+
 def fix_torch(n: int) -> None:
     """Gives torch `n` threads for good, but not more than the user's environment says."""
     ours = os.environ.get(_OURS, "").split()

