@@ -17,6 +17,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ GOAL = 2000
 A_JOB = 25  # sequences
 RANKS = 4
 TIMEOUT_S = 30.0  # of each call: what takes so long hangs
+MIXED = 3  # exit status of a worker that has seen what must not be
 SHAPES = {"small": (7,), "large": (300_000,), "none": (0, 3)}
 EXPECTED = (mpi_util.WorkerLeftError, mpi_util.SyncTimeoutError)  # of a worker that was killed, or is stopped
 
@@ -58,20 +60,22 @@ def main() -> None:
 
 
 def model(value: float) -> dict[str, Any]:
-    return {name: np.full(shape, value, "f4") for name, shape in SHAPES.items()} | {"n": np.array(int(value))}
+    return {name: np.full(shape, value, "f4") for name, shape in SHAPES.items()} | {
+        "n": np.array(int(value)),
+        "last": np.array(0),
+    }
 
 
-def fill(weights: dict[str, Any], value: float) -> None:
-    for array in weights.values():
-        array[...] = value
+def fill(weights: dict[str, Any], value: float, last: bool = False) -> None:
+    for name, array in weights.items():
+        array[...] = value if name != "last" else last
 
 
 def check(scheme: WeightSyncScheme, weights: dict[str, Any], seen: int) -> int:
     """The version of the weights, which must be whole and not older than `seen`. The sender's values are versions."""
     with scheme.frozen() as version:
-        values = {float(v) for array in weights.values() for v in (array.flat[:1], array.flat[-1:]) for v in v}
-        values |= {float(weights["large"].min()), float(weights["large"].max())}
-    if len(values) != 1 or version < seen or version != values.pop():
+        values = {float(v) for name in ("small", "large", "n") for v in (weights[name].min(), weights[name].max())}
+    if values != {version} or version < seen:
         raise RuntimeError(f"version {version} after {seen}, values {values}")
     return version
 
@@ -82,7 +86,7 @@ def follow(scheme: WeightSyncScheme, rng: random.Random, index: int | None, stop
     scheme.init_on_receiver(model_id="policy", worker_idx=index, model=weights)
     with scheme, contextlib.suppress(mpi_util.WorkerLeftError):
         scheme.connect(background=background)
-        while not stop() and scheme.failure is None:
+        while not stop() and not weights["last"] and scheme.failure is None:
             if not background:
                 scheme.receive(rng.uniform(0, 0.02))
             seen = check(scheme, weights, seen)
@@ -101,12 +105,29 @@ def send(scheme: WeightSyncScheme, weights: dict[str, Any], rng: random.Random, 
         scheme.send(worker_ids=None if how == "all" else rng.sample(workers, rng.randint(1, len(workers))))
 
 
+def send_to_stopped(pid: int, scheme: WeightSyncScheme, weights: dict[str, Any], rng: random.Random) -> None:
+    """Sends while a worker is stopped."""
+    fill(weights, float(scheme.version + 1))
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(rng.uniform(0, 0.2), os.kill, (pid, signal.SIGCONT))
+    timer.start()
+    try:
+        with contextlib.suppress(*EXPECTED):
+            scheme.send_async() if rng.random() < 0.5 else scheme.send(timeout=0.05)
+    finally:
+        timer.join()
+
+
 # ---- between processes
 
 
 def worker(scheme: WeightSyncScheme, seed: str, index: int, ends: Any) -> None:
     rng = random.Random(seed)
-    follow(scheme, rng, index, ends.is_set, rng.random() < 0.6)
+    try:
+        follow(scheme, rng, index, lambda: ends.value, rng.random() < 0.6)
+    except RuntimeError as error:
+        print(f"worker {index}: {error}", file=sys.stderr, flush=True)
+        os._exit(MIXED)
 
 
 def processes(case: int, n: int) -> None:
@@ -116,8 +137,10 @@ def processes(case: int, n: int) -> None:
         if left := multiprocessing.active_children():
             sys.exit(f"sequence {number}: left {left}")
     time.sleep(0.1)
-    if left := [link for fd in Path("/proc/self/fd").iterdir() if "mpi_util" in (link := os.readlink(fd))]:
-        sys.exit(f"left {left}")
+    with contextlib.suppress(FileNotFoundError):  # the folder itself, which was open
+        for fd in Path("/proc/self/fd").iterdir():
+            if "memfd:mpi_util" in os.readlink(fd):
+                sys.exit(f"left {os.readlink(fd)}")
 
 
 def sequence(rng: random.Random) -> None:
@@ -131,14 +154,14 @@ def sequence(rng: random.Random) -> None:
     crew: dict[int, tuple[Any, Any]] = {}
 
     def start(index: int) -> None:
-        ends = context.Event()
+        ends = context.RawValue("b")  # an Event has a lock, which a process that is killed may hold
         crew[index] = context.Process(target=worker, args=(scheme, str(rng.random()), index, ends)), ends
         crew[index][0].start()
 
     for index in range(n):
         start(index)
     scheme.connect()
-    struck: set[int] = set()  # killed, or told to end
+    struck: set[int] = set()  # killed, or told to end; who takes their place may not have connected yet
     for _ in range(rng.randint(1, 12)):
         index = rng.randrange(n)
         process, ends = crew[index]
@@ -152,16 +175,13 @@ def sequence(rng: random.Random) -> None:
                 process.kill()
             elif what == "end":
                 struck.add(index)
-                ends.set()
+                ends.value = 1
             elif what == "stop" and process.is_alive():
-                os.kill(process.pid, signal.SIGSTOP)
-                with contextlib.suppress(*EXPECTED):
-                    scheme.send_async() if rng.random() < 0.5 else scheme.send(timeout=0.05)
-                os.kill(process.pid, signal.SIGCONT)
+                send_to_stopped(process.pid, scheme, weights, rng)
             elif what == "replace" and index in struck:
-                process.join(TIMEOUT_S)
+                process.kill()  # one that waits for its first weights does so until the next send
+                process.join()
                 start(index)
-                struck.discard(index)
         except mpi_util.WorkerLeftError:
             if not struck:
                 raise
@@ -169,14 +189,14 @@ def sequence(rng: random.Random) -> None:
             raise RuntimeError(f"{what} took {time.monotonic() - began:.0f} s")
     if rng.random() < 0.5:
         for _, ends in crew.values():
-            ends.set()
+            ends.value = 1
     scheme.shutdown()
     for index, (process, ends) in crew.items():
+        ends.value = 1  # the end of the sender is no failure
         process.join(TIMEOUT_S)
-        ends.set()
         if process.is_alive():
             raise RuntimeError(f"worker {index} does not end")
-        if process.exitcode and index not in struck and process.exitcode != -signal.SIGKILL:
+        if process.exitcode == MIXED or (process.exitcode and index not in struck):
             raise RuntimeError(f"worker {index} ended with status {process.exitcode}")
 
 
@@ -220,13 +240,14 @@ def rank_sequence(rng: random.Random, own_seed: str) -> None:
             for _ in range(rng.randint(1, 12)):
                 if rng.random() < 0.2:
                     pid = int(rng.choice(others))
-                    os.kill(pid, signal.SIGSTOP)
-                    with contextlib.suppress(*EXPECTED):
-                        scheme.send_async() if rng.random() < 0.5 else scheme.send(timeout=0.05)
-                    os.kill(pid, signal.SIGCONT)
+                    send_to_stopped(pid, scheme, weights, rng)
                 else:
                     with contextlib.suppress(mpi_util.WorkerLeftError):  # all, or those chosen, have ended in order
                         send(scheme, weights, rng, list(range(size - 1)))
+            fill(weights, float(scheme.version + 1), last=True)
+            with contextlib.suppress(mpi_util.WorkerLeftError):
+                scheme.send()
+                scheme.wait_async()
     if mpi_util.all_sum(1) != size:
         mpi_util.fail("wrong sum")
 
