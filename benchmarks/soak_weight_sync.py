@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,10 +136,10 @@ def processes(case: int, n: int) -> None:
         if left := multiprocessing.active_children():
             sys.exit(f"sequence {number}: left {left}")
     time.sleep(0.1)
-    with contextlib.suppress(FileNotFoundError):  # the folder itself, which was open
-        for fd in Path("/proc/self/fd").iterdir():
-            if "memfd:mpi_util" in os.readlink(fd):
-                sys.exit(f"left {os.readlink(fd)}")
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that folder itself, which was open
+            if "memfd:mpi_util" in (link := os.readlink(f"/proc/self/fd/{fd}")):
+                sys.exit(f"left {link}")
 
 
 def sequence(rng: random.Random) -> None:

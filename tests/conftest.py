@@ -64,7 +64,7 @@ SLOW = [
     r"test_examples\.py::test_spinning_up_program\[(ppo_(tf1|torch)-CartPole-v1-mpich-4|trpo_tf1-CartPole-v1-mpich-1)",
     r"test_doctor\.py::.*\[(openmpi|launcher|nvidia-smi)",
     r"test_doctor\.py::test_(one_core|no_mpi_library|this_process_loads|a_wrong_number)",
-    r"test_benchmarks\.py::test_writes_what_it_measured\[(own_program|advice|examples)",
+    r"test_benchmarks\.py::test_writes_what_it_measured\[(own_program|advice|examples|soak_kills|soak_large)",
 ]
 
 

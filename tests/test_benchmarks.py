@@ -22,6 +22,12 @@ PROGRAMS = {
     "memory": "--repeats 1 --ranks 2",
     "examples": "--repeats 1 --only same_bits --iterations 2 --options=--episodes=10",
     "sleeping": "--repeats 1 --episodes 2",
+    "soak_collectives": "--repeats 60 --mpi mpich",
+    "soak_kills": "--repeats 1 --modes episodes",
+    "soak_large": "--repeats 4 --elements 100000 --mpi mpich",
+    "soak_ranks": "--repeats 1 --ranks 8 --mpi openmpi",
+    "soak_trees": "--repeats 20 --trees 20 --mpi mpich",
+    "soak_weight_sync": "--repeats 6 --sequences 3 --mpi mpich",
 }
 
 
@@ -36,6 +42,7 @@ def test_writes_what_it_measured(name, tmp_path):
     spreads = list(find_spreads(record["samples"]))
     assert spreads and all(0 <= s["min"] <= s["median"] <= s["max"] for s in spreads)
     assert all(claim["met"] in (True, False) for claim in record["claims"])
+    assert not record.get("failures")
 
 
 def find_spreads(samples: dict) -> list[dict]:
@@ -54,6 +61,7 @@ def test_table_shows_each_claim(tmp_path):
 
 def test_every_program_is_tried_or_is_left_out_on_purpose():
     others = {"record", "table", "sleeping_env", "sb3_ppo", "weight_sync"}  # no programs, or need other interpreters
+    others |= {"soak"}  # what the soak programs share
     others |= {"sb3_parallel"}  # some minutes
     others |= {"spinup", "spinup_loop"}  # blocking MPI calls: minutes on a machine that has other work
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others
