@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from mpi_util.launch import reap
 
 TOKEN = "SOAK_TOKEN"  # in the environment of all processes of a case
 _LEAVE_S = 10.0  # within which a job that has ended must be gone
@@ -37,6 +38,7 @@ class Box:
 
     folder: Path
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    segments: set[str] = field(default_factory=set)  # MPI's files in /dev/shm that its processes have mapped
 
     def environment(self, mpi: str, **more: str) -> dict[str, str]:
         return record.mpi_environment(mpi) | {TOKEN: self.token, "TMPDIR": str(self.folder)} | more
@@ -78,10 +80,12 @@ class Box:
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
                     found.append(int(entry.name))
+        self.segments |= {name for pid in found for name in reap.mapped_segments(pid)}
         return sorted(found)
 
     def left(self) -> list[str]:
-        return [f"process {pid}" for pid in self.pids()] + [p.name for p in self.folder.glob("mpi_util-*")]
+        files = [name for name in self.segments if os.path.exists(f"/dev/shm/{name}")]
+        return [f"process {pid}" for pid in self.pids()] + [p.name for p in self.folder.glob("mpi_util-*")] + files
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ random signal at a random time, from the first moment of the start to the last s
 resumes with another number of ranks under another MPI, until the run comes to its end or has been struck eight times.
 """
 
+import contextlib
 import functools
 import os
 import random
@@ -58,8 +59,8 @@ def chain(mode: str, number: int, mpis: list[str], options: list[str]) -> tuple[
             words = ["--resume", folder] if resumed else [*MODES[mode].split(), *options, "--run_dir", folder]
             mpi, n = rng.choice(mpis), rng.randint(1, MOST_RANKS)
             process = box.start([sys.executable, "train.py", *words, "--nprocs", n], mpi)
-            hit = struck < MOST_STRIKES and strike(box, process, rng, duration_s)
-            struck += bool(hit)
+            hit = 0 if struck >= MOST_STRIKES else strike(box, process, rng, duration_s)
+            struck += hit
             status = box.wait(process, TIMEOUT_S)
             if status == 0:
                 break
@@ -68,25 +69,26 @@ def chain(mode: str, number: int, mpis: list[str], options: list[str]) -> tuple[
         if different := [name for name, content in results(folder).items() if content != expected[name]]:
             keep = shutil.copytree(folder, f"/tmp/soak_kills-{mode}-{number}", dirs_exist_ok=True)
             raise soak.CaseError(f"after {struck} strikes other bits in {different}; kept in {keep}")
-    return max(struck, 0), {}
+    return struck, {}
 
 
-def strike(box: soak.Box, process: Any, rng: random.Random, duration_s: float) -> str:
-    """Sends the signal, sometimes a second one soon after; "" if the job had ended by then."""
+def strike(box: soak.Box, process: Any, rng: random.Random, duration_s: float) -> int:
+    """Sends a signal, sometimes a second one soon after. Returns how many were sent; 0 if the job had ended by then."""
     time.sleep(rng.uniform(0, 0.8 * duration_s))
+    sent = 0
     for _ in range(rng.choice((1, 1, 2))):
-        if process.poll() is not None or not (pids := box.pids()):
-            return ""
+        pids = box.pids()
+        if process.poll() is not None or not pids:
+            break
         name, pid = rng.choice(SIGNALS), rng.choice(pids)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, getattr(signal, f"SIG{name}"))
+            sent += 1
             if name == "STOP":
                 time.sleep(rng.uniform(0, 2))
                 os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            return ""
         time.sleep(rng.uniform(0, 0.5))
-    return name
+    return sent
 
 
 @functools.cache
