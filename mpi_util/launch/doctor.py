@@ -36,7 +36,7 @@ TRIAL = "trial"  # the part that runs two ranks
 _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have answered
 _LAST_WORDS_S = 1.0
 _OLD_S = 60.0  # what is younger may belong to a job that is starting
-_SMALL_SHM = 256 << 20
+_SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
 _FILES_FOR_SURE, _PROCESSES_FOR_SURE = 1024, 200
 _PACKAGE = __package__.rpartition(".")[0]
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
@@ -94,7 +94,7 @@ def write_part(name: str) -> int:
 
 
 def _start(part: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 - this interpreter and package
         [sys.executable, "-m", _PACKAGE, "doctor", "--part", part],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _environment() -> Iterator[Check]:
         do = f"run this outside mpiexec and srun; in a shell that has them by mistake: unset {' '.join(stale)}"
         yield Check("rank variables", NOTE, f"{_listed(stale)}: this process takes itself for a rank", do, stale)
     else:
-        yield Check("rank variables", OK, "none")
+        yield Check("rank variables", OK, f"not this process's, and ignored: {_listed(stale)}" if stale else "none")
     yield _scheduler()
     try:
         limits, cores = core_limits(), usable_cores()
@@ -224,13 +224,13 @@ def _machine() -> Iterator[Check]:
     """Shared memory, the temporary folder, leftovers."""
     yield _shared_memory()
     try:
-        shm = shutil.disk_usage("/dev/shm")
+        shm = shutil.disk_usage(_SHM)
         small = shm.free < _SMALL_SHM
         do = "MPI itself uses some of it (mpi_util does not): docker run --shm-size=1g" if small else ""
         text = f"{shm.total >> 20} MiB, {shm.free >> 20} free"
-        yield Check("/dev/shm", NOTE if small else OK, text, do, {"total": shm.total, "free": shm.free})
+        yield Check(_SHM, NOTE if small else OK, text, do, {"total": shm.total, "free": shm.free})
     except OSError as error:
-        yield Check("/dev/shm", NOTE, str(error), "MPI needs it: mount -t tmpfs tmpfs /dev/shm")
+        yield Check(_SHM, NOTE, str(error), "MPI needs it: mount -t tmpfs tmpfs /dev/shm")
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(os.path.join(folder, "fifo"))
@@ -263,7 +263,7 @@ def _leftovers() -> Check:
     """Of jobs that were killed so thoroughly that nothing could clean up: MPI's files, and jobs' folders."""
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     mapped = {name for pid in pids for name in reap.mapped_segments(pid)}
-    left = [path for path in Path("/dev/shm").glob("*") if reap.is_segment(path) and path.name not in mapped]
+    left = [path for path in Path(_SHM).glob("*") if reap.is_segment(path) and path.name not in mapped]
     jobs = Path(tempfile.gettempdir()).glob("mpi_util-*")
     left += [job for job in jobs if (job / "alive-0").exists() and not reap.job_processes(str(job))]
     left = [path for path in left if _is_mine_and_old(path)]
@@ -286,7 +286,7 @@ def _gpu() -> Iterator[Check]:
         do = "install the driver's tools (nvidia-smi)" if there else ""
         yield Check("GPU", NOTE if there else OK, "there is a device, but no nvidia-smi" if there else "none", do)
         return
-    asked = subprocess.run([tool, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True)
+    asked = subprocess.run([tool, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True)  # noqa: S603
     lines = (asked.stdout or asked.stderr).decode(errors="replace").strip().splitlines() or ["no answer"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     text = "; ".join(lines) + (f"; CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None else "")
@@ -317,6 +317,6 @@ def _judge_trial(out: str, why: str) -> Check:
 # each in a process of its own: its function, and the checks that it makes
 PARTS: dict[str, tuple[Any, ...]] = {
     "mpi": (_mpi, "MPI library", "launcher", "mpiexec by hand"),
-    "machine": (_machine, "shared memory", "/dev/shm", "temporary files", "leftovers"),
+    "machine": (_machine, "shared memory", _SHM, "temporary files", "leftovers"),
     "gpu": (_gpu, "GPU"),
 }
