@@ -77,8 +77,9 @@ def build_logger(run: Run) -> None:
     if run.record is None:
         run.logger = EpochLogger()
         return
-    keep_rows = run.control.iteration if run.config.resume else None
-    run.logger = EpochLogger(run.record.folder.path, show=run.record.show, keep_rows=keep_rows)
+    keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
+    how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
+    run.logger = EpochLogger(run.record.folder.path, **how)
     run.logger.save_config(run.record.settings)
 
 
