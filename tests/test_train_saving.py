@@ -13,6 +13,7 @@ import pytest
 from conftest import RANKS, ROOT, mpi_environment, run
 from test_train import rows, train, wait_for_row
 
+from trainer.config import parse
 from trainer.run_folder import CHECKPOINT, RunFolder, checkpoints, load, load_checkpoint
 
 EVALUATED = ["tests.envs:Uneven-v0", "-n", 32, "-b", 8, "--eval_every", 200, "--eval_episodes", 6]
@@ -70,6 +71,7 @@ def test_an_evaluation_that_a_stop_prevented_is_made_on_resume(tmp_path, undistu
         start = ["--resume", folder]
     train(*start, "--nprocs", n[-1])
     expected = undisturbed(way)
+    assert load(folder / CHECKPOINT)[0]["evaluate"] == 0  # it owes nothing
     assert results(folder) == expected and [row["AverageTestEpRet"] == "nan" for row in expected[0]] == [False] * 4
 
 
@@ -288,3 +290,17 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path, started):
     out = train("--resume", folder, "-n", 20 * last + 20).out
     assert f" of {last} rows are missing or damaged: 1, 2" in out
     assert int(rows(folder)[-1]["Iteration"]) == last + 1
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        ("--keep 0", "--keep is 0; it must be 1 or more"),
+        ("--save_every -1", "--save_every is -1.0; it must be 0 or more"),
+        ("--save_every nan", "--save_every is nan; it must be 0 or more"),
+    ],
+)
+def test_bad_settings_of_saving_are_refused(capsys, arguments, line):
+    with pytest.raises(SystemExit) as ended:
+        parse(["Hopper-v4", *arguments.split()])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(f"train.py: {line}")
