@@ -1,7 +1,9 @@
 """mpi_util.logx: tables, configurations, saved states and models."""
 
 import dataclasses
+import errno
 import functools
+import io
 import json
 import pickle
 import sys
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from mpi_util.errors import UsageError
 from mpi_util.logx import EpochLogger, Logger, colorize, load_weights
+from mpi_util.runs import savers
 from mpi_util.runs.logger import Progress
 from mpi_util.serialization_utils import convert_json
 
@@ -304,6 +307,19 @@ def test_a_save_that_fails_leaves_the_last_good_one(tmp_path):
     logger.save_state({"good": 1})
     logger.save_state({"bad": lambda: 0})
     assert pickle.loads((tmp_path / "vars.pkl").read_bytes()) == {"good": 1}
+
+
+def test_torch_on_a_full_disk_raises_the_systems_error(tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, content):
+            if self.tell() > 100:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(content)
+
+    monkeypatch.setattr(savers, "_save_weights", lambda *_: None)
+    monkeypatch.setattr(savers, "replace_file", lambda path, write: write(Full()))
+    with pytest.raises(OSError, match="No space left on device"):
+        savers.save_torch(torch.nn.Linear(100, 100), tmp_path, "")
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 broken"])

@@ -118,7 +118,7 @@ class Logger:
     def log(self, msg: str, color: str = "green") -> None:
         """Prints a line on rank 0, in bold colour on a terminal."""
         if self._is_root:
-            print(colored(msg, color), flush=True)
+            _print(colored(msg, color) + "\n")
 
     def log_tabular(self, key: str, val: Any) -> None:
         """Adds a value to the current row. `dump_tabular` writes it.
@@ -154,7 +154,7 @@ class Logger:
         if self._show:
             self._show(row)
         else:
-            print(_box(self._progress.columns, row), end="", flush=True)
+            _print(_box(self._progress.columns, row))
 
     def sync(self) -> None:
         """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
@@ -206,7 +206,7 @@ class Logger:
         text = json.dumps(content, separators=(",", ":\t"), indent=4, sort_keys=True)
         if not self._show:
             self.log("Saving config:\n", "cyan")
-            print(f"{text}\n", end="", flush=True)
+            _print(f"{text}\n")
         self._config = text.encode()
         replace_file(self._folder / "config.json", self._config)
 
@@ -263,6 +263,11 @@ class Logger:
             self._savers["keras"] = partial(save_keras, sess)
         else:
             raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # the disk of standard output is full
+        print(text, end="", flush=True)
 
 
 def _box(columns: list[str], row: dict[str, float]) -> str:
