@@ -203,6 +203,10 @@ def test_a_row_that_is_torn_or_missing_is_named(tmp_path, capsys, where):
     kept = {0: "", 1: "2", 2: "1", 3: "12"}[where]
     assert [row[0] for row in table(tmp_path)[1:]] == [*kept, "9"]
     assert (tmp_path / "progress.txt.damaged").read_text() == torn
+    path.unlink()
+    logged(tmp_path, {"Epoch": 9}, keep_rows=7)
+    assert "progress.txt: 7 of 7 rows are missing or damaged: 1, 2, 3, 4, 5, ...\n" in capsys.readouterr().out
+    assert table(tmp_path) == [["Epoch"], ["9"]]
 
 
 # ---- the configuration

@@ -20,7 +20,8 @@ EVALUATED = ["tests.envs:Uneven-v0", "-n", 32, "-b", 8, "--eval_every", 200, "--
 WAYS = {
     "gather": EVALUATED,
     "average": [*EVALUATED, "--parallel", "average"],
-    "segments": [EVALUATED[0], "--total_steps", 800, "--batch_steps", 200, "--num_envs", 4, *EVALUATED[5:]],
+    "segments": [EVALUATED[0], "--total_steps", 800, "--batch_steps", 200, "--num_envs", 4]
+    + [*EVALUATED[5:], "--on_env_error", "restart"],
 }
 
 
@@ -55,17 +56,20 @@ STOPS = {
     "in the evaluation": ("gather", ["evaluate 2"], [2, 3]),
     "before it, then in it": ("gather", ["update 3", "evaluate 3"], [1, 2, 1]),
     "in the last one, twice": ("gather", ["evaluate 4", "evaluate 4"], [3, 1, 2]),
+    "between segments": ("segments", ["evaluate 2", "update 3"], [3, 2, 1]),
     "averaging": ("average", ["evaluate 1", "update 2"], [2, 2, 2]),
 }
 
 
-@pytest.mark.parametrize("case", STOPS)
-def test_an_evaluation_that_a_stop_prevented_is_made_on_resume(tmp_path, undisturbed, case):
+@pytest.mark.parametrize(
+    "case, mpi", [(case, "openmpi" if case.startswith("before") else "mpich") for case in STOPS], indirect=["mpi"]
+)
+def test_an_evaluation_that_a_stop_prevented_is_made_on_resume(tmp_path, undisturbed, case, mpi):
     way, places, n = STOPS[case]
     folder = tmp_path / "run"
     start = [*WAYS[way], "--run_dir", folder]
     for place, n_ranks in zip(places, n):
-        stopped(place, *start, n=n_ranks)
+        stopped(place, *start, n=n_ranks, mpi=mpi)
         assert int(rows(folder)[-1]["Iteration"]) == int(place[-1])
         assert rows(folder)[-1]["AverageTestEpRet"] == "nan"  # of the one that was owed
         start = ["--resume", folder]
@@ -73,12 +77,6 @@ def test_an_evaluation_that_a_stop_prevented_is_made_on_resume(tmp_path, undistu
     expected = undisturbed(way)
     assert load(folder / CHECKPOINT)[0]["evaluate"] == 0  # it owes nothing
     assert results(folder) == expected and [row["AverageTestEpRet"] == "nan" for row in expected[0]] == [False] * 4
-
-
-def test_an_evaluation_is_made_up_between_segments_too(tmp_path, undisturbed, mpi):
-    stopped("evaluate 2", *WAYS["segments"], "--run_dir", tmp_path / "run", n=3, mpi=mpi)
-    train("--resume", tmp_path / "run", "--nprocs", 2, mpi=mpi)
-    assert rows(tmp_path / "run")[:2] == undisturbed("segments")[0][:2]
 
 
 # ---- checkpoints
@@ -184,10 +182,6 @@ def test_rows_that_are_missing_or_torn_are_named(tmp_path):
     assert f"{table}: 2 of 4 rows are missing or damaged: 2, 3\n" in out
     assert table.read_text() == "".join([*lines[:2], lines[4]])
     assert "half a r" in (folder / "progress.txt.damaged").read_text()
-    table.unlink()
-    out = train("--resume", folder, "-n", 40).out
-    assert "4 of 4 rows are missing or damaged: 1, 2, 3, 4\n" in out
-    assert [row["Iteration"] for row in rows(folder)] == ["5"]
 
 
 # ---- a disk that is full, a folder that is gone
@@ -282,8 +276,7 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path, started):
     process = started(folder, "--save_every", 0.2)
     shutil.rmtree(folder.parent.rename(tmp_path / "removed"))
     wait_for_row(process, 6)
-    while not (folder / CHECKPOINT).exists():
-        process.stdout.readline()
+    assert any((folder / CHECKPOINT).exists() for _ in range(1000) if process.stdout.readline())
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=20) and process.returncode == 143
     last = int(rows(folder)[-1]["Iteration"])

@@ -107,7 +107,7 @@ class Record:
         return self.time_before + time.perf_counter() - self.began
 
     def keep_best(self, policy: dict[str, np.ndarray]) -> None:
-        """Keeps the policy for `save_best` if the last row has the best evaluation so far.
+        """Keeps the policy for best.safetensors if the last row has the best evaluation so far.
 
         Args:
             policy: weights and observation scale.
@@ -117,24 +117,20 @@ class Record:
             copy = {key: array.copy() for key, array in policy.items()}
             self.unsaved_best = copy, self._notes() | {"test_ret": self.best}
 
-    def save_best(self) -> None:
-        """Writes best.safetensors, if there is a new one."""
-        if self.unsaved_best:
-            self.folder.save("best.safetensors", *self.unsaved_best)
-            self.unsaved_best = None
-
     def due(self) -> bool:
         """True if it is time for a checkpoint."""
         return time.perf_counter() - self.saved_at >= self.config.save_every
 
     def save(self, policy: dict[str, np.ndarray], arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
-        """Writes the policy, and everything that the rest of the run depends on.
+        """Writes the best policy, if it is a new one, this one, and everything that the rest of the run depends on.
 
         Args:
             policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
         self.saved_at = time.perf_counter()
-        self.save_best()
+        if self.unsaved_best:
+            self.folder.save("best.safetensors", *self.unsaved_best)
+            self.unsaved_best = None
         self.folder.save("policy.safetensors", policy, self._notes())
         notes = self._notes() | {"scalars": scalars | {"time": self._time(), "best": self.best}}
         if arrays["evaluate"][0]:

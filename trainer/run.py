@@ -92,13 +92,14 @@ class Run:
         logger.log_tabular("EpLen", average_only=True)
         for column, value in columns.items():
             logger.log_tabular(column, value)
-        self.report_tests(tests)
+        self.report_tests(tests, int(data.work[3]))
 
-    def report_tests(self, tests: dict[str, np.ndarray]) -> None:
+    def report_tests(self, tests: dict[str, np.ndarray], restarts: int) -> None:
         """Collective: completes the row, and keeps the policy if it was evaluated as the best so far.
 
         Args:
             tests: what Evaluator.evaluate returned; {} where there was no evaluation.
+            restarts: of environments, in training.
         """
         logger = self.logger
         if tests:
@@ -107,18 +108,17 @@ class Run:
             logger.log_tabular("TestEpRet", with_min_and_max=True)
             logger.log_tabular("TestEpLen", average_only=True)
         if self.config.on_env_error == "restart":
-            logger.log_tabular("EnvRestarts", int(data.work[3] + (tests["work"][:, 3].sum() if tests else 0)))
+            logger.log_tabular("EnvRestarts", restarts + (int(tests["work"][:, 3].sum()) if tests else 0))
         logger.dump_tabular()
         if self.record is not None:
             self.record.keep_best(self.actor.params | self.scaler.arrays)
-            logger.attempt("the best policy", self.record.save_best)
 
     def evaluate_owed(self, evaluator: Evaluator) -> None:
         """Collective: makes the evaluation that a stop has left undone, and writes its row again."""
-        if self.record is not None:
-            row = {key: value for key, value in self.record.row.items() if "TestEp" not in key}
-            self.logger.log_current_row = row
-        self.report_tests(evaluator.evaluate())
+        row = dict(self.record.row) if self.record is not None else {}
+        restarts = int(row.pop("EnvRestarts", 0))
+        self.logger.log_current_row = {key: value for key, value in row.items() if "TestEp" not in key}
+        self.report_tests(evaluator.evaluate(), restarts)
 
     def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
         """Collective: adds the times of this iteration; rank 0 prints the advice when it is complete.

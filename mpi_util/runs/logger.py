@@ -184,7 +184,8 @@ class Logger:
             atexit.register(self._end)
 
     def _end(self) -> None:
-        self.sync()
+        if self.unsaved:
+            self.sync()
         if self.unsaved:
             failure.fail(f"Logger: {'; '.join(self.unsaved.values())}")
 
