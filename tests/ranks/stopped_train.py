@@ -4,6 +4,7 @@ iteration 2, "update 2" before the update of iteration 2."""
 import os
 import signal
 import sys
+import time
 
 import mpi_util
 import train
@@ -25,8 +26,10 @@ def stopping(method):
 
 class StoppedEvaluator(Evaluator):
     def evaluate(self):
-        if (mpi_util.rank, PLACE, self.control.iteration) == (0, "evaluate", int(ITERATION)):
-            self.runner.run = stopping(self.runner.run)
+        if (PLACE, self.control.iteration) == ("evaluate", int(ITERATION)):
+            run = self.runner.run
+            # the others leave an episode to rank 0
+            self.runner.run = stopping(run) if mpi_util.rank == 0 else lambda **how: time.sleep(0.5) or run(**how)
         return super().evaluate()
 
 
