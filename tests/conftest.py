@@ -43,7 +43,7 @@ SLOW = [
     r"test_train_failures\.py::test_an_episode_that_fails_three_times_in_a_row_ends_the_run\[episodes",
     r"test_train_failures\.py::test_what_is_not_finite_ends_the_run_with_one_line\[reward",
     r"test_train_failures\.py::test_an_update_that_diverges_ends_the_run_with_one_line\[(--vf_lr|--lr-tf)",
-    r"test_train_saving\.py::test_an_evaluation_.*\[(in the evaluation|averaging)",
+    r"test_train_saving\.py::test_an_evaluation_.*\[(in the evaluation|averaging|between segments)",
     r"test_logx\.py::test_a_full_disk_does_not_end_the_program\[(openmpi-1|mpich-2)",
     r"test_train_modes\.py::test_both_ways_to_share_the_work_agree\[(ppo-kl|trpo)",
     r"test_train_modes\.py::test_each_algorithm_gives_the_same_bits_at_any_size\[vpg",

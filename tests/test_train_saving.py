@@ -71,7 +71,9 @@ def test_an_evaluation_that_a_stop_prevented_is_made_on_resume(tmp_path, undistu
     for place, n_ranks in zip(places, n):
         stopped(place, *start, n=n_ranks, mpi=mpi)
         assert int(rows(folder)[-1]["Iteration"]) == int(place[-1])
-        assert rows(folder)[-1]["AverageTestEpRet"] == "nan"  # of the one that was owed
+        owed = rows(folder)[-1]["AverageTestEpRet"] == "nan"
+        assert owed or (place.startswith("update") and n_ranks > 1)  # the others may have evaluated before rank 0 came
+        assert load(folder / CHECKPOINT)[0]["evaluate"] == owed
         start = ["--resume", folder]
     train(*start, "--nprocs", n[-1])
     expected = undisturbed(way)
