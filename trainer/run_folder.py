@@ -127,6 +127,7 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise ValueError(f"cannot load {path}: it is damaged (wrong checksum), or not a file of train.py")
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     arrays, notes = load_arrays(content), json.loads(header["__metadata__"][META])
+    del notes["checksum"]
     for name, value in (arrays | notes.get("scalars", {})).items():
         if not np.isfinite(value).all() and name != "best":  # which is -inf without an evaluation
             raise ValueError(f"cannot load {path}: {name} in it is not finite")
