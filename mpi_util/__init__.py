@@ -45,6 +45,7 @@ from .errors import (
 from .host.cores import usable_cores
 from .launch import identity as _identity
 from .launch.failure import during, fail
+from .launch.watchdog import watchdog
 from .program import tensorflow_setup as _tensorflow_setup
 from .program.console import msg, print0
 from .program.seeding import rank_seed, set_global_seeds, stream
@@ -64,7 +65,7 @@ __all__ = [
     "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum", "deal",
     "during", "fail", "merge_moments", "mpi_fork", "msg", "nworkers", "print0", "rank", "rank0_accum_batches",
     "rank0_bcast_wts", "rank0_gather", "rank_seed", "set_global_seeds", "setup_tensorflow_for_mpi", "share",
-    "steps_sec", "stream", "timeit", "usable_cores",
+    "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip
 
 

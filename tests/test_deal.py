@@ -1,8 +1,10 @@
 """Dealing and sharing in one process: what the collective tests cannot time."""
 
 import struct
+import sys
 
 import pytest
+from conftest import mpi_environment, run
 
 import mpi_util
 from mpi_util.collectives import dealing as module
@@ -37,6 +39,24 @@ def test_seeds_of_ranks_do_not_overlap(monkeypatch):
         for seed in range(20):
             seeds[seed, rank] = mpi_util.rank_seed(seed)
     assert len(set(seeds.values())) == len(seeds) and all(0 <= s < 2**31 for s in seeds.values())
+
+
+def test_a_deal_may_be_the_last_call_of_ranks_on_several_machines(tmp_path, mpi):
+    """Of all ranks, and of some: rank 0, or the first of them, then answers while it waits for the others' end."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time, mpi_util\nif mpi_util.mpi_fork(4) == 'parent': sys.exit()\n"
+        "from mpi4py import MPI\n"
+        "some = MPI.COMM_WORLD.Split(mpi_util.rank > 0)\n"
+        "for comm in (None, some)[:: 1 if sys.argv[1] == 'some' else -1]:\n"
+        "    for i in mpi_util.deal(12, comm=comm):\n"
+        "        print(i)\n"
+        "        if (comm or MPI.COMM_WORLD).Get_rank(): time.sleep(0.1)\n"
+    )
+    for last in ("some", "all"):
+        environment = mpi_environment(mpi) | {"MPI_UTIL_MACHINES": "4"}
+        done = run([sys.executable, program, last], 30, environment)
+        assert done.status == 0 and sorted(map(int, done.out.split())) == sorted([*range(12)] * 3), done.err
 
 
 def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):

@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import rank_mismatch
+from ..host.process import process
 from ..host.segments import align
 from ..host.waiting import wait_until
-from ..launch import failure
+from ..launch.watchdog import Watchdog
 from .channel import Channel
 from .transport import Place, lease, places
 
@@ -138,10 +139,7 @@ class _Wait:
 
     def sleep(self) -> None:
         """Until all have come."""
-        channel, missing = self._page.channel, self._came()
-        peer = missing.index(False) if False in missing else 0
-        overdue = partial(failure.report_missing, channel.rank, peer, channel.peers.infos[peer].pid)
-        wait_until(self._over, partial(self._page.nap, self._all_came), overdue, failure.watchdog_s())
+        wait_until(self._over, partial(self._page.nap, self._all_came), process.of(Watchdog))
 
     def _came(self) -> list[bool]:
         return [number == self._page.number for number, _ in _ENTRY.iter_unpack(self._posts)]

@@ -6,6 +6,7 @@ from ..host import threads
 from ..host.process import process
 from ..launch import failure
 from ..launch.identity import Comm, check_no_parent, world
+from ..launch.watchdog import Watchdog
 from .channel import Channel, OpenChannels
 
 
@@ -31,6 +32,8 @@ def channel_of(comm: Comm = None) -> Channel:
     if comm == MPI.COMM_WORLD:
         if (whole := kept.world) is None:
             whole = kept.world = Channel(comm)
+            peers = whole.peers
+            process.of(Watchdog).join(whole.rank, peers.note, [(info.pid, info.ticket) for info in peers.infos])
             others = [whole.peers.infos[k].pid for k in whole.here() if k != whole.rank]
             threads.start(whole.rank == 0, others)
         return whole
@@ -43,10 +46,14 @@ def channel_of(comm: Comm = None) -> Channel:
     return channel
 
 
-def _leave_all(status: int, seconds: float | None) -> bool:
-    """This process ends: announces it on every channel, and waits for the world."""
-    for channel in process.of(OpenChannels):
-        channel.messages.announce_end(status)
-    world = process.of(_Channels).world
+def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
+    """This process ends: announces it on every channel, and waits for the others there."""
+    failure.enter("the end of the program")
+    channels = process.of(OpenChannels)
+    for channel in channels:
+        channel.messages.announce_end(status, reason)
     end = None if seconds is None else time.perf_counter() + seconds
-    return world is not None and world.messages.wait_for_ends(end)
+    if process.of(_Channels).world is None or not all(each.messages.wait_for_ends(end) for each in channels):
+        return False
+    process.of(Watchdog).ended()
+    return True

@@ -55,6 +55,7 @@ class _Failure:
     code: int  # negative: a signal; 0: an end without MPI_Finalize
     reason: str = ""
     in_order: bool = False  # all ranks have agreed to end with it
+    told: bool = False  # the rank has reported it in one line
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -76,7 +77,8 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(status)  # rank 0, or the program that chose to end, has reported why
     if failure:
         reason = f" ({failure.reason})" if failure.reason else ""
-        return Verdict(status, f"mpi_util: rank {failure.rank} {_describe(code)}{reason}; {stopped}")
+        who = "" if failure.told else f"rank {failure.rank} {_describe(code)}{reason}; "
+        return Verdict(status, f"mpi_util: {who}{stopped}")
     if evidence.given_up:
         return Verdict(1, f"mpi_util: a helper process of the launcher died; {stopped}", evidence.banners)
     who = "the launcher" if code < 0 else "the job"
@@ -99,7 +101,7 @@ def _first_failure(evidence: Evidence) -> _Failure | None:
     record = failed_record(evidence.folder)
     if record:
         status, reason = int(record.get("status") or 1), str(record.get("reason", ""))
-        return _Failure(record["rank"], status, reason, bool(record.get("in_order")))
+        return _Failure(record["rank"], status, reason, bool(record.get("in_order")), bool(record.get("told")))
     if evidence.given_up and evidence.overlooked is not None:
         return _Failure(evidence.overlooked, 0)
     if evidence.launcher_code < 0 and not evidence.given_up:
