@@ -48,12 +48,11 @@ def channel_of(comm: Comm = None) -> Channel:
 
 def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
     """This process ends: announces it on every channel, and waits for the others there."""
-    failure.enter("the end of the program")
+    process.of(Watchdog).at_end()
     channels = process.of(OpenChannels)
     for channel in channels:
         channel.messages.announce_end(status, reason)
     end = None if seconds is None else time.perf_counter() + seconds
-    if process.of(_Channels).world is None or not all(each.messages.wait_for_ends(end) for each in channels):
-        return False
-    process.of(Watchdog).ended()
-    return True
+    together = process.of(_Channels).world is not None and all(each.messages.wait_for_ends(end) for each in channels)
+    process.of(Watchdog).at_end()
+    return together

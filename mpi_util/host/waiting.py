@@ -21,7 +21,7 @@ import os
 import select
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -68,28 +68,13 @@ class WakePipe:
             return
 
 
-class Watch(Protocol):
-    """What is called in a wait that lasts: `launch.watchdog.Watchdog`."""
-
-    def first_s(self) -> float:
-        """After how many seconds to call `due`."""
-
-    def due(self, waited: float) -> float:
-        """Called after so many seconds of waiting; returns after how many to call it again."""
-
-    def over(self) -> None:
-        """Called when a wait ends for which `due` was called."""
-
-
-def wait_until(
-    test: Callable[[], T | None], sleep: Callable[[float], bool] | None = None, watch: Watch | None = None
-) -> T:
+def wait_until(test: Callable[[], T | None], sleep: Callable[[float], bool] | None = None, watch: Any = None) -> T:
     """Calls `test` until it gives something other than None or False, and returns that.
 
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         sleep: sleeps for that many seconds, or until woken (then True) by the rank that makes `test` come true.
-        watch: called if the wait lasts.
+        watch: the process's `Watchdog` (launch/watchdog.py), which is called if the wait lasts.
     """
     start = spun_from = time.perf_counter()
     tests, watched = 0, False
