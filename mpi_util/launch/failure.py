@@ -13,6 +13,7 @@ import io
 import json
 import os
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -99,11 +100,7 @@ def during(phase: str, **details: Any) -> Iterator[None]:
 
 def stop_all(status: int, reason: str, told: bool = False) -> NoReturn:
     """Ends every rank now. The launcher's parent reports `reason`, unless it was `told`, and exits with `status`."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            OSError, ValueError, AttributeError, RuntimeError
-        ):  # RuntimeError: a signal came within a flush
-            stream.flush()
+    _flush()
     _write_record("failed", {"status": status, "reason": reason, "time": time.time(), "told": told})
     if mpi := _running_mpi():
         time.sleep(_LAST_WORDS_S)
@@ -141,7 +138,7 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     rank, known = process.of(Rank), isinstance(error, MpiUtilError)
     status = 130 if kind is KeyboardInterrupt else error.status if isinstance(error, MpiUtilError) else 1
     in_main = threading.current_thread() is threading.main_thread()
-    rank.status = status if in_main else 0  # if what follows fails, the end of the interpreter ends the job
+    rank.status = status if in_main else rank.status  # if what follows fails, the interpreter's end ends the job
     if os.getpid() != rank.pid:
         sys.__excepthook__(kind, error, trace)
         return
@@ -199,11 +196,17 @@ def has_parent() -> bool:
 
 def print_line(text: str) -> None:
     """One write, so that reports of several ranks do not mix within a line; none if stderr is closed, or not read."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.flush()
+    _flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+    _flush()
+
+
+def _flush() -> None:
+    """Writes what was printed, if it can be: AttributeError: there is no stream, RuntimeError: a signal came within."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+            stream.flush()
 
 
 def _note_exit_status() -> None:
@@ -239,8 +242,11 @@ def _note_exit_status() -> None:
 def _end_together() -> None:
     """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
     rank = process.of(Rank)
+    if os.getpid() != rank.pid and not _running_mpi():
+        return
     _write_open_files()
     if os.getpid() != rank.pid:
+        _flush()
         os._exit(rank.status)  # forked by a rank: MPI, which is the rank's, would wait for ever for its end
     gc.freeze()  # the interpreter's last collections take 0.7 s of processor time after `import tensorflow`
     _record_end()
@@ -264,7 +270,8 @@ def _write_open_files() -> None:
     for each in gc.get_objects():
         if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(OSError, ValueError):
-                each.flush()
+                if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe's reader may stall
+                    each.flush()
 
 
 def on_leave(leave: Callable[[int, str, float | None], bool]) -> None:
