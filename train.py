@@ -22,8 +22,9 @@ from trainer.startup import set_up
 def main() -> int:
     """One run, on every rank. Returns the exit status."""
     config = parse()
-    if mpi_util.mpi_fork(config.nprocs, threads=config.threads) == "parent":
+    if mpi_util.mpi_fork(config.nprocs, threads=config.threads, max_restarts=config.max_restarts) == "parent":
         return 0
+    config = config.again(mpi_util.last_saved)
     is_root = mpi_util.rank == 0
 
     # Environments and actor on every rank; learners on rank 0, or on all that learn; run folder and screen on rank 0.

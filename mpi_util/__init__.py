@@ -44,7 +44,9 @@ from .errors import (
 )
 from .host.cores import usable_cores
 from .launch import identity as _identity
+from .launch import restarts as _restarts
 from .launch.failure import during, fail
+from .launch.restarts import saved
 from .launch.watchdog import watchdog
 from .program import tensorflow_setup as _tensorflow_setup
 from .program.console import msg, print0
@@ -57,24 +59,28 @@ __version__ = "0.1.0"
 
 rank: int
 nworkers: int
+restarts: int  # how often mpi_fork has started this program again after a failure
+last_saved: Any  # what `saved` was given last before that, or None
 tf_config: Any  # a tf.compat.v1.ConfigProto
 
 __all__ = [
     "BatchError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases", "RankLeftError",
     "RankMismatchError", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError", "WorkerError",
     "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum", "deal",
-    "during", "fail", "merge_moments", "mpi_fork", "msg", "nworkers", "print0", "rank", "rank0_accum_batches",
-    "rank0_bcast_wts", "rank0_gather", "rank_seed", "set_global_seeds", "setup_tensorflow_for_mpi", "share",
-    "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
+    "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nworkers", "print0", "rank",
+    "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed", "restarts", "saved", "set_global_seeds",
+    "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
 
     def __getattr__(name: str) -> Any:
-        """`rank`, `nworkers`, `tf_config`: right whenever they are read, before and after MPI starts, or without."""
+        """What is right whenever it is read: `rank` and `nworkers` before and after MPI starts, or without."""
         if name in ("rank", "nworkers"):
             return getattr(_identity, name)()
+        if name in ("restarts", "last_saved"):
+            return getattr(_restarts, name)()
         if name == "tf_config":
             return _tensorflow_setup.tf_config()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

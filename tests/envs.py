@@ -36,13 +36,23 @@ class NotFinite(gym.Env):
 
 
 class Uneven(gym.Env):
-    """Episodes of very different lengths; observations are a dict, actions start at 2; some episodes are truncated."""
+    """Episodes of very different lengths; observations are a dict, actions start at 2; some episodes are truncated.
+
+    The file that MPI_UTIL_TEST_RAISE_ONCE names is made by an exception in the 40th episode of a process.
+    """
 
     observation_space = gym.spaces.Dict({"a": gym.spaces.Box(-9, 9, (2, 2)), "b": gym.spaces.Discrete(3)})
     action_space = gym.spaces.Discrete(3, start=2)
 
+    episodes = 0
+
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
+        self.episodes += 1
+        once = os.environ.get("MPI_UTIL_TEST_RAISE_ONCE")
+        if once and self.episodes == 40 and not os.path.exists(once):
+            open(once, "w").close()
+            raise RuntimeError("a flaw")
         self.left = int(self.np_random.integers(1, 60))
         self.truncates = bool(self.np_random.integers(2))
         return self.look(), {}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpi_util.weight_sync.connection import Deadline
 from mpi_util.weight_sync.subscriber import Subscriber
 
 
@@ -108,6 +109,8 @@ def die(scheme, worker: int, pipe, after: str) -> None:
 def stop_before_reading(scheme, worker: int, pipe) -> None:
     """Connects to the sender, and is stopped before it reads anything."""
     subscriber = Subscriber(scheme._address, worker, "the model 'policy'")
+    while not subscriber.proven:
+        subscriber.next(Deadline(0.01))
     pipe.send("connected")
     os.kill(os.getpid(), signal.SIGSTOP)
     subscriber.close()

@@ -9,18 +9,26 @@ from conftest import mpi_environment, run
 import mpi_util
 from mpi_util.collectives import dealing as module
 from mpi_util.errors import UsageError
+from mpi_util.host.process import process
 
 
-def as_rank(monkeypatch, rank, size):
-    monkeypatch.setenv("PMI_RANK", str(rank))
-    monkeypatch.setenv("PMI_SIZE", str(size))
+@pytest.fixture
+def as_rank(monkeypatch):
+    def become(rank, size):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        monkeypatch.setenv("PMI_SIZE", str(size))
+        process.reset()
+
+    yield become
+    monkeypatch.undo()
+    process.reset()
 
 
 @pytest.mark.parametrize(("n", "size"), [(10, 1), (10, 3), (2, 4), (0, 3), (4000, 7)])
-def test_shares_are_blocks_that_differ_by_one_at_most(monkeypatch, n, size):
+def test_shares_are_blocks_that_differ_by_one_at_most(as_rank, n, size):
     shares = []
     for rank in range(size):
-        as_rank(monkeypatch, rank, size)
+        as_rank(rank, size)
         shares.append(mpi_util.share(n))
     assert [i for part in shares for i in part] == list(range(n))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -32,10 +40,10 @@ def test_a_share_of_what_is_no_count(n):
         mpi_util.share(n)
 
 
-def test_seeds_of_ranks_do_not_overlap(monkeypatch):
+def test_seeds_of_ranks_do_not_overlap(as_rank):
     seeds = {}
     for rank in range(20):
-        as_rank(monkeypatch, rank, 20)
+        as_rank(rank, 20)
         for seed in range(20):
             seeds[seed, rank] = mpi_util.rank_seed(seed)
     assert len(set(seeds.values())) == len(seeds) and all(0 <= s < 2**31 for s in seeds.values())

@@ -89,7 +89,7 @@ def test_spinning_up_program(name, env, mpi, n, tmp_path):
     weights = load_weights(folder / WEIGHTS[name.partition("_")[2]])
     assert sum("pi" in key for key in weights) >= 6 and all(np.isfinite(array).all() for array in weights.values())
     if n == 1 and name in ("ppo_torch", "trpo_tf1"):
-        assert "MaxEpRet" in start("adopt_test_policy", folder, "--episodes", 2)
+        assert "MaxEpRet" in start("adopt_test_policy", folder, "--episodes", 2, "--trust")
 
 
 @pytest.mark.parametrize(("env", "n"), [("Pendulum-v1", 1), ("CartPole-v1", 2)])

@@ -127,18 +127,6 @@ def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
     assert "this process has started the ranks, which have ended, and has nothing to compute; write `if" in done.err
 
 
-def test_a_program_that_a_rank_starts_is_a_process_of_its_own(tmp_path):
-    inner = "import mpi_util; print(mpi_util.mpi_fork(1), mpi_util.all_sum(3)); mpi_util.mpi_fork(2)"
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import subprocess, sys\nimport mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
-        f"done = subprocess.run([sys.executable, '-c', {inner!r}], capture_output=True, text=True, timeout=20)\n"
-        "mpi_util.all_sum(1)\nmpi_util.print0(done.returncode, done.stdout, done.stderr)\n"
-    )
-    done = run([sys.executable, program], SOON_S)
-    assert done.status == 0 and done.out.startswith("1 child 3") and "it cannot start ranks" in done.out
-
-
 @pytest.mark.parametrize("who", [0, 2])
 def test_any_rank_may_be_killed(run_ranks, who):
     finished = run_ranks("fail.py", 3, who, "kill", timeout=SOON_S, status=137)

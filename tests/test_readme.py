@@ -103,6 +103,17 @@ def test_ctrl_c_ends_the_program_in_order(ending):
     assert process.returncode == 130 and re.fullmatch(r"saving after iteration \d+\n", out)
 
 
+def test_a_rank_that_is_killed_costs_no_iteration(steps, tmp_path):
+    head, loop = STEPS.split("for iteration in range(10):\n")
+    load, save = program(DOCS["adopting.md"], "Restarting after a crash").split("\n\n")
+    kill = "    if mpi_util.rank == iteration - 3 == 1 and not mpi_util.restarts: os.kill(os.getpid(), 9)\n"
+    text = "import os\n" + head.replace("else 4)", "else 4, max_restarts=3)") + load + "\n" + kill + loop + save
+    (tmp_path / "program.py").write_text(text)
+    done = run([sys.executable, "program.py", 3], 60, cwd=tmp_path)
+    assert done.status == 0 and done.err.endswith("all 3 ranks were stopped; restart 1 of 3\n"), done.err
+    assert sorted(set(done.out.splitlines())) == sorted(steps[1].splitlines())
+
+
 def test_an_error_names_its_episode_and_fail_takes_one_line(ending):
     broken = "def rollout(policy, rng):\n    raise ValueError('the simulation is unstable')\n"
     done = run([sys.executable, ending(broken), 3], 60)

@@ -37,7 +37,6 @@ from mpi_util.arrays.layout import KeptSlots, rounded, widened
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.host.sections import Reader, Section
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
-from mpi_util.weight_sync.connection import Kind, new_socket
 from mpi_util.weight_sync.layout import Weights
 from mpi_util.weight_sync.mpi import Ranks
 from mpi_util.weight_sync.publisher import alive
@@ -803,20 +802,6 @@ def test_a_section_that_was_given_back_is_not_read_from_another_of_its_number():
     reader.keep(())
 
 
-def test_strangers_do_not_keep_workers_out(monkeypatch):
-    scheme, mine = scheme_for(1), arrays(0.0)
-    publisher = scheme._sender.publisher
-    publisher.open()
-    hello = pickle.dumps((Kind.HELLO.value, publisher.address.key, 0, "the model 'policy'"))  # without an eventfd
-    with contextlib.ExitStack() as strangers:
-        for message in (b"junk", b"", pickle.dumps("junk"), pickle.dumps((0, b"key", 0, "the model 'policy'")), hello):
-            stranger = strangers.enter_context(new_socket())
-            stranger.connect(publisher.address.name)
-            stranger.send(message)
-        with local_receivers(scheme, [mine], "policy"):
-            assert (mine["layer"]["w"] == 1).all()
-
-
 def test_a_worker_that_was_too_early_may_try_again():
     scheme, mine = scheme_for(1), arrays(0.0)
     receiver = pickle.loads(pickle.dumps(scheme))
@@ -919,6 +904,7 @@ def test_two_arrays_of_one_name():
 def test_a_worker_that_does_not_read_a_large_layout_delays_no_other_call(start):
     model = {f"{i} {'long name ' * 500}": np.zeros(1) for i in range(400)}  # 2 MB of names, and little to compute
     scheme = scheme_for(1, model, timeout=1)
+    scheme._sender.publisher.open()
     process, pipe = start(stop_before_reading, scheme, 0)
     try:
         pipe.recv()

@@ -30,6 +30,7 @@ class Config:
     num_episodes: int | None = _opt(RUN, "stop after N episodes", None, int, ("-n",))
     total_steps: int | None = _opt(RUN, "stop after N environment steps", None, int)
     run_dir: str | None = _opt(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
+    max_restarts: int = _opt(RUN, "after a crash, start again from the last checkpoint, at most N times", 0, int)
     resume: str | None = _opt(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
     eval_every: int | None = _opt(RUN, "evaluate the policy deterministically every N steps", None, int)
     eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10, int)
@@ -116,6 +117,13 @@ class Config:
         values = asdict(self) | {name: getattr(self.hyper, name) for name in self._hyper_names}
         return values | dict.fromkeys(self.unused) | {"resume": None}
 
+    def again(self, saved: dict[str, Any] | None) -> "Config":
+        """The settings of this start, where `saved` is what an earlier one that crashed has given to mpi_util.saved."""
+        if not saved:
+            return self
+        has_checkpoint = (Path(saved["run_dir"]) / "checkpoint.safetensors").exists()
+        return replace(self, **{"resume" if has_checkpoint else "run_dir": saved["run_dir"]})
+
     def check(self) -> "Config":
         """Returns itself if every setting is in its range.
 
@@ -125,7 +133,7 @@ class Config:
         at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
         at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1, "eval_every": 1, "eval_episodes": 1}
         at_least |= {"minibatch_rows": 1, "vf_epochs": 1, "ent_coef": 0, "cg_iters": 1, "cg_damping": 0, "threads": 1}
-        at_least |= {"watchdog": 0}
+        at_least |= {"max_restarts": 0, "watchdog": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -236,8 +244,8 @@ def _resumed(given: dict[str, Any]) -> Config:
     Raises:
         ValueError: one line: there is no such run, or a setting was given that cannot change.
     """
-    may_change = {"nprocs", "num_episodes", "total_steps", "device", "render", "framework", "on_env_error"}
-    may_change |= {"watchdog", "watchdog_kill"}
+    may_change = {"nprocs", "max_restarts", "num_episodes", "total_steps", "device", "render", "framework"}
+    may_change |= {"on_env_error", "watchdog", "watchdog_kill"}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")

@@ -125,3 +125,8 @@ class Run:
             if self.record is not None:
                 self.logger.sync()  # the rows that the checkpoint counts on
                 self.record.save(self.actor.params | self.scaler.arrays, arrays | running, scalars)
+                self.note_saved()
+
+    def note_saved(self) -> None:
+        """On rank 0: what `--max_restarts` starts again from; before the first checkpoint, in the same folder."""
+        mpi_util.saved({"run_dir": str(self.record.folder.path), "iteration": self.control.iteration})

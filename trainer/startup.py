@@ -70,6 +70,7 @@ def build_training(run: Run) -> None:
     run.training = Training(run.config, run.spec, run.actor.params, run.scaler, run.control, share, threads)
     if is_root:
         run.record = Record(run.config, run.spec, mpi_util.nworkers, run.training.resumed)
+        run.note_saved()
 
 
 def build_logger(run: Run) -> None:

@@ -2,10 +2,11 @@
 
 import time
 
+from ..errors import LaunchError
 from ..host import threads
 from ..host.process import process
 from ..launch import failure
-from ..launch.identity import Comm, check_no_parent, world
+from ..launch.identity import Comm, check_launcher, check_no_parent, world
 from ..launch.watchdog import Watchdog
 from .channel import Channel, OpenChannels
 
@@ -20,6 +21,14 @@ class _Channels:
 
 def channel_of(comm: Comm = None) -> Channel:
     """Collective at its first call for a communicator: its channel. None: the world, or without MPI this process."""
+    try:
+        return _channel_of(comm)
+    except LaunchError:
+        failure.install()  # so that it is reported in one line
+        raise
+
+
+def _channel_of(comm: Comm) -> Channel:
     check_no_parent()
     comm = comm if comm is not None else world()
     kept = process.of(_Channels)
@@ -31,6 +40,7 @@ def channel_of(comm: Comm = None) -> Channel:
     failure.on_leave(_leave_all)
     if comm == MPI.COMM_WORLD:
         if (whole := kept.world) is None:
+            check_launcher(MPI.Get_library_version(), comm.Get_size())
             whole = kept.world = Channel(comm)
             peers = whole.peers
             process.of(Watchdog).join(whole.rank, peers.note, [(info.pid, info.ticket) for info in peers.infos])

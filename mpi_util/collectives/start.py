@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from ..errors import LaunchError
 from ..host import threads as pools
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..host.process import open_standard_streams, process
@@ -12,20 +13,22 @@ from .comm import channel_of
 
 
 def mpi_fork(
-    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None
+    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None, max_restarts: int = 0
 ) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
-    What is above the call runs in every rank, and in the process that waits. Under a launcher already (mpiexec, srun)
-    nothing is started, and the world's size counts instead of `n`. What the user has set (OMP_NUM_THREADS and the like,
-    torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a rank, with n = 1 too, it changes:
+    What is above the call runs in every rank, and in the process that waits. Where a launcher (mpiexec, srun) has
+    started several ranks nothing is started, and their number counts instead of `n`. A program that a rank has started,
+    as by subprocess, may start a job of its own; from its os.environ the launcher's variables are removed. What the
+    user has set (OMP_NUM_THREADS and the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a
+    rank, with n = 1 too, it changes:
 
     - sys.excepthook, threading.excepthook, sys.exit, atexit: an uncaught exception, or an exit with a non-zero status,
       ends all ranks; the others leave together.
     - BLAS, torch and TensorFlow: one thread; on rank 0 all cores from a gather to the next collective call.
-    - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS,
-      _RANK_PID and _GPU_PCT; from the
-      launcher also MPI_UTIL_JOB, _BOUND, _TTY, PYTHONUNBUFFERED, and for a terminal COLUMNS and LINES.
+    - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS, _RANK_PID and
+      _GPU_PCT; from the launcher also MPI_UTIL_JOB, _BOUND, _TTY, _RESTARTS, _SAVED, _DEPTH, PYTHONUNBUFFERED, and for
+      a terminal COLUMNS and LINES.
     - sys.meta_path: an entry that gives torch its threads when it is imported; it wraps torch.set_num_threads.
     - stdout and stderr: written line by line; /dev/null where they are closed. SIGRTMAX - 3: the watchdog's.
     - A rank is killed when its launcher dies (PR_SET_PDEATHSIG). Rank 0 may run on all cores of its machine's ranks.
@@ -39,6 +42,9 @@ def mpi_fork(
             for its update.
         threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: one for each usable core. Sums that are
             cut into other parts have other last bits, so give a number where results must not depend on the machine.
+        max_restarts: how often the ranks are started again, from the program's beginning, after a rank or MPI failed.
+            Not after a signal from the user, status 2, an end that all ranks agreed on, or the same failure twice in a
+            row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts them. With n = 1 too.
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
@@ -50,7 +56,11 @@ def mpi_fork(
             line on stderr that names it.
     """
     open_standard_streams()
-    side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads)
+    try:
+        side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts)
+    except LaunchError:
+        failure.install()  # so that it is reported in one line
+        raise
     if side == "child" and not in_child_of_rank():
         failure.install()
         channel_of()  # from here on each rank knows when another ends, however early

@@ -13,8 +13,9 @@ import numpy as np
 def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> None:
     """Writes a file, or has `content` write it; whatever happens, `path` holds what it held or the new content."""
     draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)  # left by a crash, or by another user as a link to a file of ours
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "xb") as file:
             content(file) if callable(content) else file.write(content)
         publish(draft, path)
     finally:
@@ -42,6 +43,15 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     draft.rename(path)
     sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def read_own(path: str) -> bytes:
+    """The content of a file that no other user can have written (but root). PermissionError: one can."""
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{path} belongs to user {found.st_uid}, mode {found.st_mode & 0o777:o}: not read")
+        return file.read()
 
 
 def sync(path: Path) -> None:

@@ -48,6 +48,7 @@ class Segment:
             raise OSError("this system has no memfd_create")
         fd = os.memfd_create("mpi_util")
         try:
+            os.fchmod(fd, 0o600)
             os.posix_fallocate(fd, 0, size + _MARK.size)  # fail here, not with a SIGBUS in the middle of a copy
             self.map = mmap.mmap(fd, size)
         except OSError:

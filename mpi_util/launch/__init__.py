@@ -1,7 +1,8 @@
 """Starts the ranks of a job, watches them, ends them together, and says which one failed and why.
 
 fork.py starts the program again under the launcher that launcher.py finds; supervise.py runs in the process that waits,
-collects evidence and cleans up (reap.py), and verdict.py names the rank that failed. failure.py is the other side: what
-a rank does when it fails; watchdog.py: when another one does not come. identity.py: which rank this is. May import
-`host` and `errors`; the process that waits never loads MPI. Read first: fork.py, failure.py.
+collects evidence and cleans up (reap.py), verdict.py names the rank that failed, and restarts.py starts it again.
+failure.py is the other side: what a rank does when it fails; watchdog.py: when another one does not come. identity.py:
+which rank this is. May import `host` and `errors`; the process that waits never loads MPI. Read first: fork.py,
+failure.py.
 """

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from ..errors import MpiUtilError
 from ..host.process import process
 from . import reap
-from .identity import RANK_PID, env_rank, in_child_of_rank, under_launcher
+from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
 
 _FIRST_REPORT_S = 1.0  # ranks that share an error wait this long for rank 0 to print it and to end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
@@ -70,7 +70,7 @@ def install() -> None:
     _note_exit_status()
     atexit.register(_end_together)
     process.undo.callback(atexit.unregister, _end_together)
-    if under_launcher():
+    if under_launcher() or process.of(Role).job:
         process.set_environment({RANK_PID: str(os.getpid())})
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
         die_with_parent()
@@ -98,11 +98,15 @@ def during(phase: str, **details: Any) -> Iterator[None]:
         rank.at(before)
 
 
-def stop_all(status: int, reason: str, told: bool = False) -> NoReturn:
-    """Ends every rank now. The launcher's parent reports `reason`, unless it was `told`, and exits with `status`."""
+def stop_all(status: int, reason: str, place: str = "", told: bool = False) -> NoReturn:
+    """Ends every rank now. The launcher's parent reports `reason`, unless it was `told`, and exits with `status`.
+
+    Args:
+        place: in the program, where it has failed.
+    """
     _flush()
-    _write_record("failed", {"status": status, "reason": reason, "time": time.time(), "told": told})
-    if mpi := _running_mpi():
+    _write_failure(status, reason, place=place, told=told)
+    if (mpi := _running_mpi()) and mpi.COMM_WORLD.size > 1:
         time.sleep(_LAST_WORDS_S)
         mpi.COMM_WORLD.Abort(status)
     os._exit(status)
@@ -117,7 +121,7 @@ def fail(line: str, status: int = 1) -> NoReturn:
 def _report(text: str) -> None:
     """Prints what ends the job. Where several ranks fail, the first report is the only one."""
     try:
-        if job := os.environ.get(reap.JOB_VARIABLE):
+        if job := process.of(Role).job:
             open(os.path.join(job, "reported"), "x").close()
     except FileExistsError:
         time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
@@ -142,7 +146,7 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     if os.getpid() != rank.pid:
         sys.__excepthook__(kind, error, trace)
         return
-    tag = f"rank {env_rank()}" if under_launcher() else "mpi_util"
+    tag = f"rank {process.of(Role).rank}" if under_launcher() else "mpi_util"
     if kind is KeyboardInterrupt:
         _report(f"{tag}: interrupted (Ctrl-C)")
     elif getattr(error, "silent", False):
@@ -153,8 +157,10 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
         where = ", ".join(f"{key} {value}" for key, value in getattr(error, _WHERE, rank.where).items())
         text = "".join(traceback.format_exception(kind, error, trace))
         _report(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
+    reason, place = describe(error), f"{_place(trace)}{getattr(error, _WHERE, rank.where)}"
     if under_launcher():
-        stop_all(status, describe(error), told=known)
+        stop_all(status, reason, place, told=known)
+    _write_failure(status, reason, place=place, told=known)
     if in_main:
         raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
 
@@ -254,15 +260,20 @@ def _end_together() -> None:
     if not _running_mpi():
         if status and under_launcher():
             stop_all(status, reason)
+        if status:
+            _write_failure(status, reason, in_order=True)
         return
-    record = {"status": status, "reason": reason, "time": time.time(), "in_order": False}
     if status:
-        _write_record("failed", record)
+        _write_failure(status, reason)
     together = rank.leave is not None and rank.leave(status, reason, _LEAVE_S if status else None)
     if status and not together:
         stop_all(status, reason)
     elif status:
-        _write_record("failed", record | {"in_order": True}, again=True)
+        _write_failure(status, reason, again=True, in_order=True)
+
+
+def _write_failure(status: int, reason: str, again: bool = False, **more: Any) -> None:
+    write_record("failed", {"status": status, "reason": reason, "time": time.time(), **more}, again)
 
 
 def _write_open_files() -> None:
@@ -293,9 +304,9 @@ def die_with_parent() -> None:
 
 def _register() -> None:
     """Records this rank's pid for the launcher's parent, and opens the FIFO whose closing shows that the rank ended."""
-    _write_record("rank", {"pid": os.getpid(), "shm": []})
-    with contextlib.suppress(OSError, KeyError):
-        path = os.path.join(os.environ[reap.JOB_VARIABLE], f"alive-{env_rank()}")
+    write_record("rank", {"pid": os.getpid(), "shm": []})
+    with contextlib.suppress(OSError):
+        path = os.path.join(process.of(Role).job, f"alive-{process.of(Role).rank}")
         fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
         # whose closing hydra kills the other ranks, or it is not clear which one died first.
@@ -308,23 +319,23 @@ def register_mpi() -> None:
     """After MPI has started: names its files in /dev/shm, which a killed job would leave, and watches for its end."""
     from mpi4py import MPI
 
-    _write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
+    write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
     # MPI_Finalize deletes the attributes of COMM_SELF first
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_record_end), True)
 
 
 def _record_end(*_: Any) -> None:
     """This rank ends in order: its death is not to be taken for a failure."""
-    _write_record("ended", {})
+    write_record("ended", {})
 
 
-def _write_record(kind: str, content: dict[str, Any], again: bool = False) -> None:
+def write_record(kind: str, content: Any, again: bool = False) -> None:
     """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
-    job = os.environ.get(reap.JOB_VARIABLE)
-    path = os.path.join(job or "", f"{kind}-{env_rank()}")
+    job = process.of(Role).job
+    path = os.path.join(job, f"{kind}-{process.of(Role).rank}")
     if not job or (kind == "failed" and not again and os.path.exists(path)):
         return  # the first reason that a rank gives is the cause; what follows from it is not
     with contextlib.suppress(OSError):
         with tempfile.NamedTemporaryFile("w", dir=job, prefix=".", delete=False) as file:
-            json.dump(content, file)
+            json.dump(content, file, default=lambda number: number.tolist())  # NumPy's
         os.replace(file.name, path)

@@ -14,46 +14,62 @@ from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS
 from ..host.process import process
 from ..host.threads import environment as threads_environment
-from .identity import Role, env_rank, env_size, in_child_of_rank, under_launcher
-from .launcher import Family, find_launcher, root_permission
+from .identity import RANK_PID, Role, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
+from .launcher import find_launcher, root_permission
+
+_DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
+# The ranks' command begins with it: so the parent knows of a rank that ends before it comes to mpi_fork.
+_NOTE_PID = """
+{ echo "{\\"pid\\": $$}" >"$MPI_UTIL_JOB/rank-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${PMIX_RANK:-0}}}"; } 2>/dev/null
+exec "$@"
+"""
 
 
 def mpi_fork(
-    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None
+    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None, max_restarts: int = 0
 ) -> Literal["parent", "child"]:
     """`mpi_util.mpi_fork` (collectives/start.py), without the preparation of the ranks."""
-    for name, value in {"n": n, "threads": 1 if threads is None else threads}.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-            raise LaunchError(f"mpi_fork: {name} is a whole number of at least 1; got {value!r}")
-    process.of(Role).is_parent = False  # in a notebook it may have been
+    for name, value, least in (
+        ("n", n, 1),
+        ("threads", 1 if threads is None else threads, 1),
+        ("max_restarts", max_restarts, 0),
+    ):
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+            raise LaunchError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
+    role = process.of(Role)
+    role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
     if in_child_of_rank():
-        if n == 1 or "multiprocessing.process" in sys.modules:  # which runs the program's top level once more
+        if n == 1 or is_multiprocess():
             return "child"
-        raise LaunchError(f"mpi_fork({n}) in a process that rank {env_rank()} has started: it cannot start ranks")
-    if under_launcher():
+        raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
+    if under_launcher() or role.job:
         _write_whole_lines()
-        if n != env_size() and env_rank() == 0:
-            print(f"mpi_util: already under an MPI launcher with {env_size()} ranks; n={n} is ignored", file=sys.stderr)
+        if role.rank == 0 and n != role.size != 0:
+            print(f"mpi_util: already under an MPI launcher with {role.size} ranks; n={n} is ignored", file=sys.stderr)
+        if role.rank == 0 and max_restarts and not role.job:
+            print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
         return "child"
-    if n == 1:
+    forget_launcher()
+    if n == 1 and not max_restarts:
         return "child"
-    program = [sys.executable, *_own_arguments()]
-    family, launcher = find_launcher()
-
-    from .supervise import Job  # only the parent needs it
-
+    if (depth := int(os.environ.get(_DEPTH, "0"))) > 1:
+        raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
+    program = ["/bin/sh", "-c", _NOTE_PID, "sh", sys.executable, *_own_arguments()]
+    environment = _rank_environment(gpu_pct, bind_to_core, threads) | {_DEPTH: str(depth + 1)}
+    if n > 1:
+        family, launcher = find_launcher()
+        program = [launcher, "-n", str(n), *(family.bound_flags if bind_to_core else family.flags), *program]
+        environment = family.environment | environment
     sys.stdout.flush()
     sys.stderr.flush()
-    flags = family.bound_flags if bind_to_core else family.flags
-    command = [launcher, "-n", str(n), *flags, *program]
-    verdict = Job(n).run(command, rank_environment(family, gpu_pct, bind_to_core, threads), _stdin_for_ranks())
-    for text in filter(None, (verdict.last_words.strip("\n"), verdict.line)):
-        print(text, file=sys.stderr, flush=True)
-    if verdict.status:
-        sys.exit(verdict.status)
-    process.of(Role).is_parent = True
+
+    from .restarts import run  # only the parent needs it
+
+    if status := run(n, program, environment, _stdin_for_ranks(), max_restarts):
+        sys.exit(status)
+    role.is_parent = True
     return "parent"
 
 
@@ -91,10 +107,11 @@ def _stdin_for_ranks() -> int | None:
     return subprocess.DEVNULL if in_background else None
 
 
-def rank_environment(family: Family, gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
-    """The environment of the launcher and the ranks."""
-    environment = family.environment | dict(os.environ) | root_permission() | threads_environment(os.environ)
+def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
+    """The environment of the launcher and the ranks, but for what the launcher's family needs."""
+    environment = dict(os.environ) | root_permission() | threads_environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
+    environment.pop(RANK_PID, None)
     if threads:
         environment |= {UPDATE_THREADS: str(threads)}
     if bind_to_core:

@@ -21,8 +21,11 @@ _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
 # Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
 # its file.
+# Without "", or a file of the current directory would be imported in place of json.
 _PROBE = """
-import json, sys
+import sys
+sys.path[:] = filter(None, sys.path)
+import json
 sys.path[:] = json.loads(sys.argv[1])
 import mpi4py
 mpi4py.rc.initialize = False
@@ -58,7 +61,7 @@ _FAMILIES = (
         launcher=r"Intel\(R\) MPI",
         flags=(),
         bound_flags=("-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"),
-        environment={"I_MPI_PIN": "off"},
+        environment={"I_MPI_PIN": "off", "SLURM_OVERLAP": "1"},
         package="impi-rt",
     ),
     Family(
@@ -67,7 +70,7 @@ _FAMILIES = (
         launcher=r"HYDRA build details",
         flags=("-bind-to", "none"),
         bound_flags=("-bind-to", "core"),
-        environment={},
+        environment={"SLURM_OVERLAP": "1"},  # in a shell of srun hydra's own srun would wait for that one's cores
         package="mpich",
     ),
     Family(
@@ -142,7 +145,7 @@ def _launcher_candidates(library: str) -> list[str]:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ) | root_permission()
-    return subprocess.run(
+    return subprocess.run(  # noqa: S603  # this interpreter, or a launcher beside it or on PATH
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
     )
 

@@ -35,17 +35,25 @@ _PIDFD_INFO_BYTES = 64
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
-_SHM = "/dev/shm"
-_MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)\S+)")
+# Nothing is made there, nor in /tmp; files of MPI are removed that this job's own processes had open.
+_SHM = "/dev/shm"  # noqa: S108
+_MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
+_MOST_LISTS = 10
 _EXEC_PATIENCE_S = 1.0
 _KERNEL_THREAD = 0x200000  # PF_KTHREAD of linux/sched.h: such a thread has no environment
 
 
 def belongs(pid: int, job_dir: str) -> bool:
-    """True if a living process is one of this job's."""
-    return f"{JOB_VARIABLE}={job_dir}".encode() in _environment(pid).split(b"\0")
+    """True if a living process is one of this job's, and this user's: another one's may only pretend to be."""
+    return f"{JOB_VARIABLE}={job_dir}".encode() in _environment(pid).split(b"\0") and _user(pid) == os.getuid()
+
+
+def _user(pid: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[0])
+    return None
 
 
 def _environment(pid: int) -> bytes:
@@ -61,14 +69,24 @@ def _environment(pid: int) -> bytes:
 
 def _is_in_exec(pid: int) -> bool:
     flags = stat_field(pid, STAT_FLAGS)
-    is_program = flags is not None and not flags & _KERNEL_THREAD and stat_field(pid, STAT_FLAGS, "Z") is None
+    is_program = flags is not None and not flags & _KERNEL_THREAD and is_alive(pid)
     return is_program and not stat_field(pid, STAT_ENVIRONMENT_END)
 
 
 def job_processes(job_dir: str) -> list[int]:
-    """The ids of the job's living processes: launcher, proxies, ranks, and what these have started."""
-    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if pid != os.getpid() and belongs(pid, job_dir)]
+    """The ids of the job's living processes: launcher, proxies, ranks, and what these have started.
+
+    One that ends before it is looked at may have started another one: so until a list has no new ones. On a machine on
+    which others start processes all the time every list has.
+    """
+    found, seen = [], {os.getpid()}
+    for _ in range(_MOST_LISTS):
+        new = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen
+        found += [pid for pid in new if belongs(pid, job_dir)]
+        seen |= new
+        if found or not new:
+            break
+    return found
 
 
 def stat_field(pid: int, number: int, state: str = "") -> int | None:
@@ -81,6 +99,17 @@ def stat_field(pid: int, number: int, state: str = "") -> int | None:
     except OSError:
         return None
     return int(fields[number - 3]) if fields[0].startswith(state) else None
+
+
+def is_alive(pid: int) -> bool:
+    """True if there is such a process, and it has not ended."""
+    return stat_field(pid, STAT_FLAGS) is not None and stat_field(pid, STAT_FLAGS, "Z") is None
+
+
+def exit_status(pid: int, pidfd: int) -> int | None:
+    """The wait status of a process that has ended; None if its parent has reaped it and Linux is older than 6.15."""
+    status = stat_field(pid, STAT_EXIT_STATUS, state="Z")
+    return reaped_exit_status(pidfd) if status is None else status
 
 
 def reaped_exit_status(pidfd: int) -> int | None:
@@ -147,7 +176,7 @@ def _topology_files(pid: int) -> set[str]:
     """Hydra's descriptions of the machine for its ranks, which its proxy holds open."""
     with contextlib.suppress(OSError):
         links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        return {path for path in links if path.startswith("/tmp/hydra_hwloc_xmlfile_")}
+        return {path for path in links if re.fullmatch(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+", path)}  # noqa: S108
     return set()
 
 

@@ -63,6 +63,7 @@ class Job:
         self._streams: list[Stream] = []
         self._registered: set[int] = set()
         self._proxies: set[int] = set()
+        self.saved = ""  # at the end, what the ranks wrote in saved-0 (restarts.saved)
         self._descriptors: list[int] = []
         self._ended: dict[int, int | None] = {}  # rank -> wait status or None, in the order in which the ranks ended
         self._rank_pidfds: dict[int, int] = {}
@@ -81,14 +82,15 @@ class Job:
 
         Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
         """
-        guard = subprocess.Popen(
+        guard = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing of the user's folder or environment
             [sys.executable, "-I", "-S", reap.__file__, self.folder],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if this is a rank's
         )  # fmt: skip
         try:
             with self._selector, self._signals_caught():
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
-                self._launcher = subprocess.Popen(
+                self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=environment | dict.fromkeys(_FOLDER_VARIABLES, self.folder), stdin=stdin,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
@@ -115,6 +117,11 @@ class Job:
         reap.kill_processes(self.folder)
         self._evidence.launcher_code = self._launcher.wait()
         self._drain()
+        if self._signals is not None:
+            with contextlib.suppress(BlockingIOError):  # else there is one that came too late for rank 0
+                self._evidence.forwarded |= max(set(os.read(self._signals, 64)) & set(_SIGNALS), default=0)
+        with contextlib.suppress(OSError):
+            self.saved = (self._evidence.folder / "saved-0").read_text()
         self._evidence.deaths = self._deaths()
         self._evidence.banners = "".join(stream.filter.banners for stream in self._streams)
         return judge(self._evidence)
@@ -144,7 +151,7 @@ class Job:
         """Opens each rank's FIFO, which reaches its end when the rank, its only writer, ends."""
         for rank in range(self._evidence.n_ranks):
             path = self._evidence.folder / f"alive-{rank}"
-            os.mkfifo(path)
+            os.mkfifo(path, 0o600)
             fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             self._at_end(fifo, functools.partial(self._ended.setdefault, rank, None))
 
@@ -154,13 +161,23 @@ class Job:
             pid = reap.read_record(self._evidence.folder / f"rank-{rank}").get("pid")
             if not isinstance(pid, int):
                 continue
-            self._registered.add(rank)
-            if reap.belongs(pid, self.folder):
-                self._watch(pid, functools.partial(self._record_death, rank, pid))
-                parent = reap.stat_field(pid, reap.STAT_PARENT)
-                if parent and parent != self._launcher.pid and parent not in self._proxies:
-                    self._proxies.add(parent)
-                    self._watch(parent, self._mark_broken)
+            if pid == self._launcher.pid:
+                self._registered.add(rank)
+            elif not reap.belongs(pid, self.folder):
+                if not reap.is_alive(pid):  # else it is just changing from the shell to the program
+                    self._registered.add(rank)
+                    self._record_death(rank, pid)
+            else:
+                self._registered.add(rank)
+                self._watch_rank(rank, pid)
+
+    def _watch_rank(self, rank: int, pid: int) -> None:
+        """Watches a rank, and the launcher's helper that started it."""
+        self._watch(pid, functools.partial(self._record_death, rank, pid))
+        parent = reap.stat_field(pid, reap.STAT_PARENT)
+        if parent and parent != self._launcher.pid and parent not in self._proxies:
+            self._proxies.add(parent)
+            self._watch(parent, functools.partial(self._record_helper, parent))
 
     def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
@@ -180,17 +197,22 @@ class Job:
         self._descriptors.append(descriptor)
         self._selector.register(descriptor, selectors.EVENT_READ, ended)
 
-    def _record_death(self, rank: int, pid: int, pidfd: int) -> None:
-        """Records that a rank has ended, and how, where the launcher has not yet reaped it."""
-        status = reap.stat_field(pid, reap.STAT_EXIT_STATUS, state="Z")
-        self._ended[rank] = status
+    def _record_death(self, rank: int, pid: int, pidfd: int = -1) -> None:
+        """Records that a rank has ended, and how, if that can be known."""
+        self._ended[rank] = status = reap.exit_status(pid, pidfd)
         self._rank_pidfds[rank] = pidfd
-        if status:
-            self._mark_broken()
-        elif not (self._evidence.folder / f"ended-{rank}").exists():
-            if self._broken_at is None:
-                self._evidence.overlooked = rank
-            self._mark_broken()
+        if not status and (self._evidence.folder / f"ended-{rank}").exists():
+            return
+        if self._broken_at is None and not status:
+            self._evidence.overlooked = rank
+        self._mark_broken()
+        if "shm" not in reap.read_record(self._evidence.folder / f"rank-{rank}"):
+            self._broken_at = -_LAUNCHER_PATIENCE_S  # above mpi_fork: the launcher waits for its MPI_Init, for ever
+
+    def _record_helper(self, pid: int, pidfd: int) -> None:
+        """Records that a helper process of the launcher has ended, and how. When it is killed, its ranks end too."""
+        self._evidence.helper_code = os.waitstatus_to_exitcode(reap.exit_status(pid, pidfd) or 0)
+        self._mark_broken()
 
     def _deaths(self) -> list[tuple[int, int | None]]:
         """The ranks in the order in which they ended, each with its exit code if it is known."""
@@ -272,11 +294,12 @@ class Job:
                 continue
             if self._signalled_at is not None and now - self._signalled_at < _SAME_SIGNAL_S:
                 continue
-            root = reap.read_record(self._evidence.folder / "rank-0").get("pid")
-            if self._signalled_at is not None or not isinstance(root, int) or not reap.belongs(root, self.folder):
+            root = reap.read_record(self._evidence.folder / "rank-0")
+            ready = "shm" in root and reap.belongs(root["pid"], self.folder)
+            if self._signalled_at is not None or not ready:
                 line = f"mpi_util: {describe_signal(signum)}; all {self._evidence.n_ranks} ranks were stopped"
                 raise _StopError(Verdict(128 + signum, line))
             self._signalled_at = None if signum == signal.SIGHUP else now
             self._evidence.forwarded = self._evidence.forwarded or signum
             with contextlib.suppress(ProcessLookupError):
-                os.kill(root, signum)
+                os.kill(root["pid"], signum)

@@ -19,6 +19,9 @@ _REPORTS = (
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exiting\s+improperly"),
 )
 _KILLED_CODES = (signal.SIGKILL, 128 + signal.SIGKILL)  # a launcher's, for a rank that was killed
+# statuses after which the job is not started again: a usage error, SIGHUP, SIGINT, SIGTERM
+_FINAL = (2, 129, 130, 143)
+_HELPER = "a helper process of the launcher"
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 
 
@@ -29,6 +32,7 @@ class Verdict:
     status: int  # for the parent to exit with, 0 to 255; 128 + signal for a signal
     line: str = ""  # for the user; "" if there is nothing to report
     last_words: str = ""  # the launcher's output, where nothing better is known
+    cause: str = ""  # of a failure after which another start may help; the same where the failure is the same
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Evidence:
     launcher_code: int = 0
     forwarded: int = 0  # the signal that was passed on to rank 0
     decided: Verdict | None = None  # if the parent itself ended the job
+    helper_code: int = 0  # exit code of a helper process of the launcher, if it is known
     given_up: bool = False  # the parent ended the job because the launcher did not
     overlooked: int | None = None  # the rank that had then ended first, with status 0 and no record
 
@@ -54,6 +59,7 @@ class _Failure:
     rank: int
     code: int  # negative: a signal; 0: an end without MPI_Finalize
     reason: str = ""
+    place: str = ""  # in the program, as the rank saw it
     in_order: bool = False  # all ranks have agreed to end with it
     told: bool = False  # the rank has reported it in one line
 
@@ -68,21 +74,31 @@ def judge(evidence: Evidence) -> Verdict:
         return evidence.decided
     failure = _first_failure(evidence)
     code = failure.code if failure else evidence.launcher_code
-    stopped = f"all {evidence.n_ranks} ranks were stopped"
     if failure is None and code == 0:
         return Verdict(0)
     status = 128 - code if code < 0 else min(code, 255) or 1
     asked = evidence.forwarded and status == 128 + evidence.forwarded
     if asked or (failure and failure.in_order):
         return Verdict(status)  # rank 0, or the program that chose to end, has reported why
+    what, place, last_words = _describe(code), "", evidence.banners
     if failure:
-        reason = f" ({failure.reason})" if failure.reason else ""
-        who = "" if failure.told else f"rank {failure.rank} {_describe(code)}{reason}; "
-        return Verdict(status, f"mpi_util: {who}{stopped}")
-    if evidence.given_up:
-        return Verdict(1, f"mpi_util: a helper process of the launcher died; {stopped}", evidence.banners)
-    who = "the launcher" if code < 0 else "the job"
-    return Verdict(status, f"mpi_util: {who} {_describe(code)}; {stopped}", evidence.banners)
+        record = read_record(evidence.folder / f"rank-{failure.rank}")
+        reason = failure.reason or "above mpi_fork" * (bool(record) and "shm" not in record)
+        who, place, last_words = f"rank {failure.rank}", failure.place, ""
+        what += f" ({reason})" if reason else ""
+    elif evidence.n_ranks == 1:
+        who = "the program"  # started without a launcher
+    elif evidence.helper_code < 0:
+        status, who, what, last_words = 1, _HELPER, _describe(evidence.helper_code), ""
+    elif evidence.given_up:
+        status, who, what = 1, _HELPER, "died"
+    else:
+        who = "the launcher" if code < 0 else "the job"
+    stopped = f"all {evidence.n_ranks} ranks were stopped" * (evidence.n_ranks > 1)
+    parts = ["" if failure and failure.told and stopped else f"{who} {what}", stopped]
+    final = evidence.forwarded or status in _FINAL
+    cause = "" if final else f"{what} {place}"
+    return Verdict(status, f"mpi_util: {'; '.join(filter(None, parts))}", last_words, cause)
 
 
 def failed_record(folder: Path) -> dict[str, Any] | None:
@@ -101,7 +117,10 @@ def _first_failure(evidence: Evidence) -> _Failure | None:
     record = failed_record(evidence.folder)
     if record:
         status, reason = int(record.get("status") or 1), str(record.get("reason", ""))
-        return _Failure(record["rank"], status, reason, bool(record.get("in_order")), bool(record.get("told")))
+        place, in_order, told = str(record.get("place", "")), bool(record.get("in_order")), bool(record.get("told"))
+        return _Failure(record["rank"], status, reason, place, in_order, told)
+    if evidence.helper_code < 0:  # its ranks die with it
+        return None
     if evidence.given_up and evidence.overlooked is not None:
         return _Failure(evidence.overlooked, 0)
     if evidence.launcher_code < 0 and not evidence.given_up:

@@ -19,7 +19,7 @@ from ..arrays.frameworks import framework
 from ..collectives.start import mpi_fork
 from ..errors import UsageError
 from ..host.cores import usable_cores
-from ..host.files import replace_file
+from ..host.files import read_own, replace_file
 from ..host.process import process
 from ..launch import failure
 from ..launch.identity import under_launcher
@@ -27,7 +27,9 @@ from .to_json import convert_json
 
 _MARKER = "finished.json"
 # What the subprocess runs. sys.path is set first: this package need not be installed.
-_START = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[3]); "
+# Without "", or a file of the current directory would be imported in place of json.
+_START = "import sys; sys.path[:] = filter(None, sys.path); import importlib, json; "
+_START += "sys.path[:] = json.loads(sys.argv[3]); "
 _START += "importlib.import_module(sys.argv[1]).run_packed(sys.argv[2])"
 
 
@@ -117,13 +119,14 @@ class Experiment:
         (self.folder / _MARKER).unlink(missing_ok=True)
         # A file in memory: nothing is left of it however this process ends, and the run and its ranks end with it.
         self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
+        os.fchmod(self._job.fileno(), 0o600)
         self._job.write(pickle.dumps((self.num_cpu, self._packed)))
         self._job.flush()
         path = json.dumps([os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)])
         job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
         self._began = time.monotonic()
         with open(output, "ab") if output else contextlib.nullcontext() as file:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603  # this interpreter
                 [sys.executable, "-c", _START, __name__, job, path],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -174,12 +177,13 @@ def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
     failure.die_with_parent()
-    num_cpu, (packed, preparation) = pickle.loads(Path(path).read_bytes())
+    # of this user's own launcher: nobody else can have written the file
+    num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
         sys.exit()
     process.of(_Loading).now = True
     spawn.prepare(preparation)
-    thunk, kwargs = pickle.loads(packed)
+    thunk, kwargs = pickle.loads(packed)  # noqa: S301
     process.of(_Loading).now = False
     if "env_name" in kwargs:
         kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))

@@ -80,7 +80,8 @@ class Logger:
         if not self._is_root:
             return
         try:
-            self._folder = Path(output_dir) if output_dir else _new_temporary_folder()
+            # not in a folder of a known name, which another user may have made
+            self._folder = Path(output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-")))
             self._folder.mkdir(parents=True, exist_ok=True)
             table = self._folder / output_fname
             if keep_rows is None and table.exists() and table.stat().st_size:
@@ -224,12 +225,6 @@ def _box(columns: list[str], row: dict[str, float]) -> str:
     line = "-" * (width + 22)
     cells = [(key, f"{row[key]:8.3g}" if key in row else "") for key in columns]
     return "\n".join([line, *(f"| {key:>{width}} | {value:>15} |" for key, value in cells), line, ""])
-
-
-def _new_temporary_folder() -> Path:
-    folder = Path(tempfile.gettempdir(), "experiments")
-    folder.mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=folder))
 
 
 class Progress:

@@ -7,7 +7,6 @@ iteration). It may return a warning.
 import json
 import pickle
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def load_weights(path: str | Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged file raises a dozen kinds
         raise UsageError(f"cannot load weights from {path}: {' '.join(str(error).split())}") from None
 
 
@@ -112,19 +111,32 @@ def save_session(sess: Any, inputs: dict[str, Any], outputs: dict[str, Any], fol
     replace_folder(folder / f"tf1_save{itr}", fill)
 
 
-def restore_tf_graph(sess: Any, fpath: str | Path) -> dict[str, Any]:
+def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> dict[str, Any]:
     """Loads what `Logger.save_state` wrote for a session, tf1_save<itr>, into a tf.compat.v1 session and its graph.
+
+    A graph is a program, which may also read and write files when it is run: load your own.
 
     Args:
         sess: the session; its graph is as a rule empty.
         fpath: the folder, of this package or of Spinning Up.
+        trust: True unpickles model_info.pkl if there is no model_info.json, as in Spinning Up's folders. A pickle runs
+            whatever code is in it.
 
     Returns:
         The tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
+
+    Raises:
+        UsageError: there is only a pickle, and `trust` is False.
     """
+    info = Path(fpath, "model_info.json")
+    if not info.exists() and not trust:
+        raise UsageError(
+            f"{fpath} has no model_info.json, and model_info.pkl is a pickle, which can run any code; if the folder is "
+            "your own: restore_tf_graph(..., trust=True)"
+        )
     tf = framework("tensorflow")
-    info, pickled = Path(fpath, "model_info.json"), Path(fpath, "model_info.pkl")
-    names = json.loads(info.read_text()) if info.exists() else pickle.loads(pickled.read_bytes())
+    text = (info if info.exists() else info.with_suffix(".pkl")).read_bytes()
+    names = json.loads(text) if info.exists() else pickle.loads(text)  # noqa: S301  # the caller trusts it
     saved_model = tf.compat.v1.saved_model
     with sess.graph.as_default():
         saved_model.loader.load(sess, [saved_model.SERVING], str(fpath))

@@ -6,11 +6,10 @@ what that imports. Read first: scheme.py, then sender.py and receiver.py.
 
     scheme.py        the two phases and the calls;  source.py: the arguments of `init_on_sender`
     sender.py        makes a version, delivers it, waits for the answers;  worker.py: the record of each worker
-    receiver.py      applies what arrives; `frozen()`
+    receiver.py      applies what arrives, or points a torch module at it; `frozen()`
     layout.py        a model's weights by name, in a block of bytes and back
-    sharing.py       receivers without copies of their own
     publisher.py     writes a version into shared memory and announces it;  subscriber.py: a worker's end
-    connection.py    the messages between these two
+    connection.py    the messages between these two, none of them a pickle (docs/security.md)
     multiprocess.py  the scheme between processes of one machine
     mpi.py           the scheme between ranks, on one machine or several;  relay.py: forwarding between machines
     torchrl.py       the scheme as a weight-sync backend of torchrl (optional)

@@ -1,44 +1,74 @@
 """Messages between two processes of one machine, over an abstract Unix socket that keeps them apart (SEQPACKET).
 
+Nothing is unpickled: a message has a header, fixed items, and a text or numbers, each of a length that is checked.
+Before a byte is sent or read each end checks that the other one belongs to its own user. Then each proves that it has
+the key, which is never sent:
+
+    subscriber  HELLO      nonce, worker, name of the model
+    publisher   CHALLENGE  nonce, proof
+    subscriber  PROOF      proof; its eventfd comes with it
+
 The kernel reports at once when the other process has died. A forked child would keep its parent's end open, so it
 closes the sockets that it inherits.
 """
 
 import contextlib
 import enum
+import hmac
 import math
 import os
-import pickle
 import select
 import socket
 import struct
 import time
 import weakref
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 FRAME_BYTES = 1 << 16
+_PROTOCOL = 1
+_HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
+_TEXT_BYTES = FRAME_BYTES - 256  # of a longer text the end is sent
+_TRANSCRIPT = struct.Struct("=10s32s32s3q")
+_MOST = 256  # messages received at once: one that never stops sending holds nobody up
 _FD_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _READ_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # once: such an `|` takes microseconds
 _inherited: Any = None  # sockets that a forked process has to close
 
 
 class Kind(enum.Enum):
-    """First item of a message, who sends it, and the items that follow."""
+    """Number of a message; its fixed items, as in `struct`; what follows them: "s" (text), "q" (numbers) or nothing."""
 
-    HELLO = 0  # subscriber: key, worker, name of the model; its eventfd comes with it
-    REFUSED = 1  # publisher: why
-    UPDATE = 2  # publisher: version, ticket of its section, serial numbers of all sections
-    STOP = 3  # publisher: shuts down
-    ACK = 4  # subscriber: version
-    ERROR = 5  # subscriber: version (0: not even the first could be applied), traceback
-    BYE = 6  # subscriber: shuts down
+    HELLO = 1, "32sq", "s"  # subscriber: nonce, worker, name of the model
+    CHALLENGE = 2, "32s32s", ""  # publisher: nonce, proof
+    PROOF = 3, "32s", ""  # subscriber: proof
+    REFUSED = 4, "", "s"  # publisher: why
+    UPDATE = 5, "4q", "q"  # publisher: version, its section's fd, serial, size; serials of all sections
+    STOP = 6, "", ""  # publisher: shuts down
+    ACK = 7, "q", ""  # subscriber: version
+    ERROR = 8, "q", "s"  # subscriber: version (0: not even the first could be applied), traceback
+    BYE = 9, "", ""  # subscriber: shuts down
+
+    def __init__(self, number: int, items: str, rest: str):
+        self.number, self.items, self.rest = number, struct.Struct("=" + items), rest
+
+
+_KINDS = {kind.number: kind for kind in Kind}
+
+
+class ProtocolError(Exception):
+    """The other end sent what it should not."""
 
 
 class Address(NamedTuple):
-    """Where a publisher listens. It accepts only a process that has the key."""
+    """Where the process `pid` listens as a publisher. It accepts only a process that has the key."""
 
     name: str
     key: bytes
+    pid: int
+
+    def __repr__(self) -> str:  # without the key
+        return f"Address({self.name!r}, pid={self.pid})"
 
 
 class Deadline:
@@ -50,7 +80,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds, at least 0; math.inf if there is no limit."""
+        """Seconds, at least 0."""
         return max(0.0, self._end - time.perf_counter())
 
     @property
@@ -79,9 +109,44 @@ def _close_inherited() -> None:
         sock.close()
 
 
-def frame(kind: Kind, *content: Any) -> bytes:
+def frame(kind: Kind, *items: Any) -> bytes:
     """A message as it is sent, at most `FRAME_BYTES`."""
-    return pickle.dumps((kind.value, *content), pickle.HIGHEST_PROTOCOL)
+    rest = b""
+    if kind.rest:
+        *items, last = items  # type: ignore[assignment]
+        is_text = kind.rest == "s"
+        rest = last.encode(errors="replace")[-_TEXT_BYTES:] if is_text else struct.pack(f"={len(last)}q", *last)
+    return _HEADER.pack(kind.number, _PROTOCOL, kind.items.size + len(rest)) + kind.items.pack(*items) + rest
+
+
+def parse(data: bytes, expected: Collection[Kind]) -> tuple[Any, ...]:
+    """(kind, items ...) of what `frame` made. ProtocolError: it is no whole message of these kinds."""
+    if not _HEADER.size <= len(data) <= FRAME_BYTES:
+        raise ProtocolError(f"{len(data)} bytes that are no message")
+    number, protocol, length = _HEADER.unpack_from(data)
+    kind = _KINDS.get(number)
+    if protocol != _PROTOCOL:
+        raise ProtocolError(f"a message of protocol {protocol}; that of this version of mpi_util is {_PROTOCOL}")
+    if kind not in expected or kind is None:
+        raise ProtocolError(f"{kind.name if kind else f'an unknown message ({number})'} out of turn")
+    extra = length - kind.items.size
+    fits = extra >= 0 and extra % struct.calcsize(kind.rest) == 0 if kind.rest else extra == 0
+    if length != len(data) - _HEADER.size or not fits:
+        raise ProtocolError(f"{kind.name} of a wrong length")
+    items = kind.items.unpack_from(data, _HEADER.size)
+    if not kind.rest:
+        return kind, *items
+    rest = data[len(data) - extra :]
+    return kind, *items, rest.decode(errors="replace") if kind.rest == "s" else struct.unpack(f"={extra // 8}q", rest)
+
+
+def proof(address: Address, role: bytes, nonces: tuple[bytes, bytes], subscriber: int, worker: int, name: str) -> bytes:
+    """Shows that the one in `role` (b"publisher" or b"subscriber") has the key, for this connection only.
+
+    Args: nonces: the subscriber's and the publisher's. subscriber: its process id.
+    """
+    content = _TRANSCRIPT.pack(role, *nonces, address.pid, subscriber, worker) + name.encode(errors="replace")
+    return hmac.digest(address.key, content, "sha256")
 
 
 class Connection:
@@ -91,46 +156,47 @@ class Connection:
     write to a socket wakes its reader on the writer's own core, so that several readers would run one after another
     while other cores are idle; sending to all and then waking them lets them run side by side.
 
-    Args:
-        wakeup: make an eventfd to sleep on, and send it with the first message.
-
     Attributes:
         fd: descriptor of the socket.
-        peer_wakeup: the other end's eventfd, which comes with its first message; None if it has none.
+        pid: of the other end. PermissionError: that belongs to another user.
+        peer_wakeup: the other end's eventfd, which comes with its PROOF; None if it has none.
     """
 
-    def __init__(self, sock: socket.socket, wakeup: bool = False):
+    def __init__(self, sock: socket.socket):
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid, user, _ = struct.unpack("3i", credentials)
+        if user != os.geteuid():
+            sock.close()
+            raise PermissionError(f"process {self.pid} belongs to user {user}, not to {os.geteuid()}")
         self._sock = close_in_forks(sock)
         self.fd = sock.fileno()
         self.peer_wakeup: int | None = None
-        self._wakeup = self._own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) if wakeup else None
+        self._wakeup: int | None = None
 
     def _own(self, fd: int) -> int:
         """Closed when nothing refers to this end any more: until then a thread may sleep on it."""
         weakref.finalize(self, os.close, fd).atexit = False
         return fd
 
-    def send(self, kind: Kind, *content: Any) -> None:
-        """Sends a message. A subscriber waits for room in the socket, a publisher does not.
-
-        Raises:
-            OSError: the other process has ended, or (BlockingIOError) is not reading.
-        """
-        self.send_frame(frame(kind, *content))
+    def send(self, kind: Kind, *items: Any) -> None:
+        """Sends a message. A subscriber waits for room, a publisher gets BlockingIOError. OSError: there is no peer."""
+        self.send_frame(frame(kind, *items))
         self.wake()
 
     def send_frame(self, data: bytes) -> None:
         """Sends what `frame` made, which may go to several; the caller calls `wake`."""
         self._sock.send(data, socket.MSG_DONTWAIT if self._wakeup is None else 0)
 
-    def send_hello(self, *content: Any) -> None:
-        """Sends a subscriber's first message, with its eventfd."""
-        socket.send_fds(self._sock, [frame(Kind.HELLO, *content)], [] if self._wakeup is None else [self._wakeup])
+    def send_proof(self, value: bytes) -> None:
+        """Sends a subscriber's PROOF; from now on this end sleeps on an eventfd, which goes with it."""
+        self._wakeup = self._own(os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK))  # 1: something may be there already
+        socket.send_fds(self._sock, [frame(Kind.PROOF, value)], [self._wakeup])
 
     def wake(self) -> None:
         """Wakes the other end."""
         if self.peer_wakeup is not None:
-            os.eventfd_write(self.peer_wakeup, 1)
+            with contextlib.suppress(BlockingIOError):  # it has not looked for long
+                os.eventfd_write(self.peer_wakeup, 1)
 
     def wait(self, timeout: float) -> bool:
         """Sleeps until there is something to receive, or the other end is closed; False after `timeout` seconds."""
@@ -140,11 +206,10 @@ class Connection:
             sleeping.register(self._wakeup, select.POLLIN)
         return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))
 
-    def receive(self, timeout: float) -> list[tuple[Any, ...]]:
-        """Waits up to `timeout` seconds for messages, and returns all that are there: (kind, ...).
+    def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
+        """Waits up to `timeout` seconds for messages, and returns what is there: (kind, ...).
 
-        Raises:
-            EOFError: the other end is closed, and everything has been received.
+        Raises: EOFError: the other end is closed, and everything has been received. ProtocolError: see `parse`.
         """
         if self._sock.fileno() < 0:
             raise EOFError
@@ -154,9 +219,9 @@ class Connection:
             with contextlib.suppress(BlockingIOError):  # the other end is closed
                 os.eventfd_read(self._wakeup)
         messages: list[tuple[Any, ...]] = []
-        while True:
+        while len(messages) < _MOST:
             try:
-                data = self._read()
+                data = self._read(Kind.PROOF in expected)
             except BlockingIOError:
                 return messages
             except ConnectionResetError:  # reported once, before what was sent until then
@@ -167,22 +232,30 @@ class Connection:
                 raise EOFError
             if not data:
                 return messages
-            kind, *content = pickle.loads(data)
-            messages.append((Kind(kind), *content))
+            messages.append(parse(data, expected))
+        if self._wakeup is not None:
+            os.eventfd_write(self._wakeup, 1)  # for the rest
+        return messages
 
-    def _read(self) -> bytes:
-        if self._wakeup is not None or self.peer_wakeup is not None:
-            return self._sock.recv(FRAME_BYTES, socket.MSG_DONTWAIT)
+    def receive_one(self, kind: Kind, timeout: float) -> tuple[Any, ...]:
+        """The items of the one message that is to come."""
+        messages = self.receive(timeout, (kind,))
+        if len(messages) != 1:
+            raise ProtocolError(f"{len(messages) or 'no'} messages within {timeout:g} s in place of one {kind.name}")
+        return messages[0][1:]
+
+    def _read(self, with_wakeup: bool) -> bytes:
+        if not with_wakeup:
+            return self._sock.recv(FRAME_BYTES + 1, socket.MSG_DONTWAIT)  # one more: a longer one is noticed
         # not socket.recv_fds, which ignores its flags
-        data, received, *_ = self._sock.recvmsg(FRAME_BYTES, _FD_BYTES, _READ_FLAGS)
+        data, received, *_ = self._sock.recvmsg(FRAME_BYTES + 1, _FD_BYTES, _READ_FLAGS)
         for *_, descriptor in received:
-            self.peer_wakeup = self._own(*struct.unpack("i", descriptor))
+            fd = self._own(*struct.unpack("i", descriptor))
+            if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":
+                raise ProtocolError("a descriptor that is no eventfd")
+            os.set_blocking(fd, False)
+            self.peer_wakeup = fd
         return data
-
-    def peer(self) -> tuple[int, int]:
-        """(process, user) of the other end."""
-        pid, uid, _ = struct.unpack("3i", self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return pid, uid
 
     def close(self) -> None:
         """Ends `receive` at the other end, and in a thread that waits in it here."""

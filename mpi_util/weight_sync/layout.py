@@ -4,30 +4,28 @@ Names are those of a torch module's parameters and buffers (`0.weight`); the pat
 `("a", "b")` of a TensorDict are both `a.b`, so that either may be sent to either.
 """
 
+import functools
+import json
+import math
 from typing import Any
 
 import numpy as np
 
 from ..arrays import adapters, tree
 from ..arrays.adapters.arrays import slots_of
-from ..arrays.layout import Entry, Layout, Plan, Slot, derived, portable
+from ..arrays.layout import NARROW, Entry, Layout, Plan, Slot, derived, portable
 from ..errors import WeightsError
 
 
 class Weights:
-    """Anything that has weights, by name.
-
-    Attributes:
-        slots: by name.
-        aliases: other names of the same array (tied parameters) -> its name in `slots`.
-    """
+    """Anything that has weights, by name."""
 
     def __init__(self, found: list[Slot]):
-        self.slots = {slot.name.replace("/", "."): slot for slot in found}
-        if len(self.slots) < len(found):
-            names = [slot.name.replace("/", ".") for slot in found]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise WeightsError(f"there are two arrays whose path is '{twice}'; rename one")
+        self.slots: dict[str, Slot] = {}
+        for slot in found:
+            if self.slots.setdefault(name := slot.name.replace("/", "."), slot) is not slot:
+                raise WeightsError(f"there are two arrays whose path is '{name}'; rename one")
+        # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self._plan = Plan(Layout(), [])  # the last one
 
@@ -49,17 +47,16 @@ class Weights:
         """Each entry of the layout with the slot that has its values; the last plan if it was for this layout.
 
         Args:
-            who, other: whose weights these are, and whose the layout is, for the message.
+            who, other: whose weights these are, and whose the layout is, for the WeightsError if these differ.
             base: of the layout; has the values that a state dict lacks.
-
-        Raises:
-            WeightsError: names, dtypes or shapes differ.
         """
 
-        def differ(name: str, slot: Slot | None, entry: Entry | None) -> WeightsError:
+        def check(name: str, slot: Slot | None, entry: Entry | None) -> tuple[Entry, Slot]:
+            if slot is not None and entry is not None and (portable(slot.dtype), slot.shape) == entry[1:3]:
+                return entry, slot
             mine = "no such array" if slot is None else f"{slot.dtype} {slot.shape}"
             theirs = "no such array" if entry is None else f"{np.dtype(entry.dtype)} {entry.shape}"
-            return WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
+            raise WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
 
         if self._plan.layout is layout:
             return self._plan
@@ -72,32 +69,73 @@ class Weights:
             former = base.get(entry.name) if base else None
             if slot is None and former is not None and former.optional:
                 slot = former
-            if slot is None or not _fits(slot, entry):
-                raise differ(entry.name, slot, entry)
-            pairs.append((entry, slot))
+            pairs.append(check(entry.name, slot, entry))
         used, tied = {id(slot) for _, slot in pairs}, dict(layout.aliases)
         for name, slot in slots.items():  # what is one array there may be two here
             if id(slot) not in used and not slot.optional:
-                twin = entries.get(tied.get(name, ""))
-                if twin is None or not _fits(slot, twin):
-                    raise differ(name, slot, twin)
-                pairs.append((twin, slot))
+                pairs.append(check(name, slot, entries.get(tied.get(name, ""))))
         self._plan = Plan(layout, pairs)
         return self._plan
 
 
-def _fits(slot: Slot, entry: Entry) -> bool:
-    return (portable(slot.dtype), slot.shape) == (entry.dtype, entry.shape)
+@functools.lru_cache(maxsize=32)  # of many arrays it takes longer than to send these
+def packed(layout: Layout) -> bytes:
+    """A layout as JSON, for another process."""
+    entries = [(*entry[:1], _described(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
+    return json.dumps([entries, layout.nbytes, layout.aliases]).encode()
 
 
-def is_tensordict(thing: Any) -> bool:
-    """True for a TensorDict, also one that is a module (TensorDictParams)."""
-    return any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__)
+def unpacked(text: bytes, room: int) -> Layout:
+    """The layout that `packed` described. WeightsError: it describes none whose arrays fit.
+
+    Args: room: bytes of the block; arrays lie in it one after another, so they are not larger together.
+    """
+    try:
+        described, nbytes, aliases = json.loads(text)
+        entries, end = [], 0
+        for name, kind, shape, start, narrow in described:
+            dtype = _dtype_of(kind)
+            if not (
+                isinstance(name, str) and isinstance(narrow, bool) and all(type(n) is int for n in [start, *shape])
+            ):
+                raise ValueError(f"{name!r} is not described")
+            size = math.prod(shape) * (NARROW if narrow else dtype).itemsize
+            if start < end or min(shape, default=0) < 0 or dtype.hasobject or (narrow and dtype != np.float32):
+                raise ValueError(f"'{name}' is {dtype} {shape} at byte {start}")
+            end = start + size
+            entries.append(Entry(name, portable(dtype), tuple(shape), start, narrow))
+        if not end <= nbytes <= room or len({entry.name for entry in entries}) < len(entries):
+            raise ValueError(f"arrays of {end} bytes in {nbytes} of {room}")
+        pairs = tuple((str(alias), str(name)) for alias, name in aliases)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
+        raise WeightsError(f"the sender's description of its weights is damaged: {error}") from None
+    return Layout(tuple(entries), nbytes, pairs)
+
+
+def _described(dtype: np.dtype) -> Any:
+    """A dtype as JSON: its text, {"base", "shape"} of an array within another, or the dict that `np.dtype` takes."""
+    if dtype.subdtype:
+        return {"base": _described(dtype.base), "shape": dtype.shape}
+    if dtype.fields is None or dtype.names is None:
+        return dtype.str
+    fields = [dtype.fields[name] for name in dtype.names]
+    formats, offsets = [_described(field[0]) for field in fields], [field[1] for field in fields]
+    return {"names": dtype.names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
+
+
+def _dtype_of(described: Any) -> np.dtype:
+    if isinstance(described, str):
+        return np.dtype(described)
+    if "base" in described:
+        return np.dtype((_dtype_of(described["base"]), tuple(described["shape"])))
+    fields: Any = {**described, "formats": [_dtype_of(kind) for kind in described["formats"]]}
+    dtype: np.dtype = np.dtype(fields)
+    return dtype
 
 
 def _slots(thing: Any) -> list[Slot]:
     """What holds writable arrays can be written too, all else can only be read."""
-    if is_tensordict(thing):
+    if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
         found = slots_of(_leaves(thing), read_only=True)
     elif isinstance(thing, (dict, list, tuple)):
         found = slots_of(tree.walk(thing), read_only=True)

@@ -59,8 +59,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
 
     def _start_role(self, call: str) -> None:
         super()._start_role(call)
-        is_sender = self._channel.rank == self._root
-        if is_sender != (call == "init_on_sender"):
+        if (self._channel.rank == self._root) != (call == "init_on_sender"):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
@@ -70,9 +69,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         return worker
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Ranks":
-        if len(workers) != self._ranks:
-            text = f"{len(workers)} workers, and {self._ranks} ranks beside the sender"
-            raise UsageError(f"init_on_sender: {text}; each rank is one worker")
+        if (n := len(workers)) != self._ranks:
+            raise UsageError(f"init_on_sender: {n} workers, and {self._ranks} ranks beside the sender: one worker each")
         return Ranks(self._channel, self._comm, self._root, workers, name)
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:
@@ -82,9 +80,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     def _find_publisher(self, name: str) -> Address:
         rank, machine = self._channel.rank, self._channel.machine
         here = machine[rank]
-        is_relay = here == rank and here != machine[self._root]
         address, name = self._receive_address(here if here not in (rank, machine[self._root]) else self._root, name)
-        if is_relay:
+        if here == rank and here != machine[self._root]:
             members = [k for k in range(self._channel.size) if machine[k] == here]
             self._relay = Relay(self._comm, self._root, [_worker_of(k, self._root) for k in members], name)
             address = self._relay.publisher.address
@@ -105,19 +102,13 @@ class MPIWeightSyncScheme(WeightSyncScheme):
 
 @dataclass
 class RelayRecord:
-    """What the sender knows of another machine's relay.
-
-    Attributes:
-        state: ABSENT, READY, or DEAD: it does not respond.
-        cut_off: workers that were marked dead with it.
-        heard: when it sent something last, or should have (time.perf_counter).
-    """
+    """What the sender knows of another machine's relay."""
 
     rank: int
     workers: list[Worker] = field(default_factory=list)
-    state: State = State.ABSENT
-    cut_off: list[Worker] = field(default_factory=list)
-    heard: float = 0.0
+    state: State = State.ABSENT  # or READY, or DEAD: it does not respond
+    cut_off: list[Worker] = field(default_factory=list)  # workers that were marked dead with it
+    heard: float = 0.0  # when it sent something last, or should have (time.perf_counter)
 
 
 class Ranks(Publisher):
@@ -145,13 +136,10 @@ class Ranks(Publisher):
     def publish(self, workers: list[Worker], version: Version) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
         section = super().publish([worker for worker in workers if worker.relay is None], version)
-        forward = []
-        for worker in workers:
-            if worker.relay is not None:
-                worker.sent, worker.latest = version.number, section  # until its relay has it
-                if self._relays[worker.relay].state is not State.ABSENT:
-                    forward.append(worker)
-        if forward:
+        distant = [(worker, self._relays[worker.relay]) for worker in workers if worker.relay is not None]
+        for worker, _ in distant:
+            worker.sent, worker.latest = version.number, section  # until its relay has it
+        if forward := [worker for worker, relay in distant if relay.state is not State.ABSENT]:
             self._last = section, version.number, forward
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or deadline.over)
@@ -233,10 +221,8 @@ class Ranks(Publisher):
             return
         from mpi4py import MPI
 
-        status = MPI.Status()
-        while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT, status):
-            message.recv()
-            self._ended.add(status.source)
+        while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT):
+            self._ended.add(message.recv())
         for worker in workers:
             if (rank := _rank_of(worker.index, self._root)) in self._ended:
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
@@ -254,7 +240,7 @@ class Ranks(Publisher):
 def _say_left(pid: int, comm: Any, sender: int) -> None:
     """At the end of the program: a sender that still waits for this rank need not."""
     if os.getpid() == pid:  # a process that was forked from a rank is none
-        keep(comm.isend(None, sender, LEFT))
+        keep(comm.isend(comm.Get_rank(), sender, LEFT))
 
 
 def _worker_of(rank: int, root: int) -> int:

@@ -17,28 +17,11 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
     """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
 
     The scheme itself is given to the workers, after `init_on_sender` and before they start; what travels with it is an
-    address. The bytes of an update are written once, into shared memory, however many workers there are.
-
-    Args: see `WeightSyncScheme`.
-
-    Example:
-        scheme = MultiProcessWeightSyncScheme()
-        scheme.init_on_sender(model_id="policy", model=policy, num_workers=2)
-        for i in range(2):
-            multiprocessing.Process(target=worker, args=(scheme, i), daemon=True).start()
-        scheme.connect()
-        ...
-        scheme.send()
-
-        def worker(scheme, i):
-            scheme.init_on_receiver(model_id="policy", worker_idx=i, model=make_policy())
-            scheme.connect()
-            while True:
-                with scheme.frozen():
-                    rollout()
+    address with a key. The bytes of an update are written once, into shared memory. Arguments: `WeightSyncScheme`.
+    An example: docs/weight_sync.md.
     """
 
-    _address = Address("", b"")  # of the sender's publisher, once there is one
+    _address = Address("", b"", 0)  # of the sender's publisher, once there is one
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_address")

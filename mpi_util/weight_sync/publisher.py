@@ -18,49 +18,45 @@ from typing import NamedTuple
 import numpy as np
 
 from ..host.sections import Section
-from .connection import Address, Connection, Kind, close_in_forks, frame, new_socket
+from ..launch import reap
+from .connection import Address, Connection, Deadline, Kind, ProtocolError, close_in_forks, frame, new_socket, proof
 from .worker import Event, Report, State, Worker
 
 _ACCEPT_AGAIN_S = 0.05
-_HELLO_S = 5.0  # for a process that connects and sends nothing
+_HELLO_S = 30.0  # for a process that connects and sends nothing; others are accepted meanwhile
+_BACKLOG = 4096  # workers that connect before the sender does
+_GUESTS = 128  # such processes at once; the oldest makes room
 _UNREAD = 64  # messages to one worker; a socket holds some 270
 _SPARE = 2  # sections that are kept besides those in use
 _CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers live
-_EVENTS = {Kind.ACK: Event.ACK, Kind.ERROR: Event.ERROR}
+_ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
 class Version(NamedTuple):
-    """One version of the weights.
-
-    Attributes:
-        nbytes: of its block.
-        layout: of the block, as receivers get it.
-        fill: writes the values into a block, uint8 of shape (nbytes,).
-    """
+    """One version of the weights."""
 
     number: int
-    nbytes: int
-    layout: bytes
-    fill: Callable[[np.ndarray], None]
+    nbytes: int  # of its block
+    layout: bytes  # of the block, as receivers get it
+    fill: Callable[[np.ndarray], None]  # writes the values into a block, uint8 of shape (nbytes,)
 
 
 class Publisher:
-    """Sends one model to workers of this machine, and updates their records.
+    """Sends one model (`name`) to workers of this machine, and updates their records; others have a relay.
 
-    Args:
-        workers: records by index; those with a relay are on other machines.
-        name: of the model, for messages.
-        slow: writing takes long: never into a section that a worker is about to read, and would wait for.
+    Args: slow: writing takes long: never into a section that a worker is about to read, and would wait for.
     """
 
     def __init__(self, workers: dict[int, Worker], name: str, slow: bool = False):
         self.workers, self.name, self._slow = workers, name, slow
-        self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(16))
+        self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(32), os.getpid())
+        self.turned_away = ""  # the last one that was, and why
         self._listener = close_in_forks(new_socket())
         self._listener.bind(self.address.name)
-        self._listener.listen(128)
+        self._listener.listen(_BACKLOG)
         self._lock = threading.RLock()
         self._epoll = select.epoll()
+        self._guests: dict[Connection, None] = {}  # those that have not proven who they are, oldest first
         self._by_fd: dict[int, Worker] = {}  # workers that get updates
         self._reports: list[Report] = []
         self._sections: list[Section] = []
@@ -79,32 +75,47 @@ class Publisher:
     def _accept(self) -> None:
         while not self.closed:
             try:
-                sock, _ = self._listener.accept()
-            except OSError:  # closed; or no descriptor is free just now
+                connection = Connection(self._listener.accept()[0])
+                self._guests[connection] = None
+                if len(self._guests) > _GUESTS + len(self.workers):
+                    self._guests.pop(oldest := next(iter(self._guests)), None)
+                    oldest.close()
+                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            except PermissionError as error:
+                self.turned_away = str(error)
+            except (OSError, RuntimeError):  # closed; or no descriptor or thread is free just now
                 time.sleep(_ACCEPT_AGAIN_S)
-                continue
-            connection = Connection(sock)
-            try:
-                self._greet(connection)
-            except Exception:  # a stranger may send anything
-                connection.close()
 
     def _greet(self, connection: Connection) -> None:
-        pid, user = connection.peer()
-        if user != os.getuid():
-            raise PermissionError  # what it sends is not even read: it would be unpickled
-        messages = connection.receive(_HELLO_S)
-        kind, key, index, name = messages[0]
-        if kind is not Kind.HELLO or connection.peer_wakeup is None or not hmac.compare_digest(key, self.address.key):
-            raise PermissionError
+        try:
+            self._admit(connection, *self._identify(connection))
+        except Exception as error:  # a stranger may send anything
+            self.turned_away = f"process {connection.pid}: {str(error) or type(error).__name__}"
+            connection.close()
+        finally:
+            self._guests.pop(connection, None)
+
+    def _identify(self, connection: Connection) -> tuple[int, str]:
+        """The handshake. Returns the worker's index and the name of its model."""
+        deadline, nonce = Deadline(_HELLO_S), secrets.token_bytes(32)
+        theirs, index, name = connection.receive_one(Kind.HELLO, _HELLO_S)
+        known = (theirs, nonce), connection.pid, index, name
+        connection.send(Kind.CHALLENGE, nonce, proof(self.address, b"publisher", *known))
+        (proven,) = connection.receive_one(Kind.PROOF, deadline.left)
+        wanted = proof(self.address, b"subscriber", *known)
+        if not hmac.compare_digest(proven, wanted) or connection.peer_wakeup is None:
+            raise ProtocolError("it does not have the key")
+        return index, name
+
+    def _admit(self, connection: Connection, index: int, name: str) -> None:
         with self._lock:
-            if self.closed or len(messages) > 1:  # more than the first: it has gone already
-                raise EOFError
+            if self.closed or connection.receive(0, _ANSWERS):
+                raise EOFError("it has left")
             if refusal := self._refusal(index, name):
                 connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
-                raise PermissionError
+                raise ProtocolError(refusal)
             worker = self.workers[index]
-            worker.pid, worker.connection = pid, connection
+            worker.pid, worker.connection = connection.pid, connection
             if worker.latest is None:
                 self._report(worker, Event.CONNECTED)
             else:
@@ -122,10 +133,7 @@ class Publisher:
         return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
 
     def _check(self, worker: Worker) -> None:
-        """Disconnects a worker whose process has ended or shut down: another process may replace it.
-
-        A process that it has started may still hold its end of the socket open.
-        """
+        """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
         if worker.connection is not None and alive(worker.pid):
             self._receive(worker, worker.connection)
         else:
@@ -155,8 +163,7 @@ class Publisher:
     def publish(self, workers: list[Worker], version: Version) -> Section:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
 
-        Returns:
-            Where it is; valid until the next call, or as long as one of its `users` needs it.
+        Returns: where it is; valid until the next call, or as long as one of its `users` needs it.
         """
         self.open()
         with self._lock:
@@ -179,9 +186,8 @@ class Publisher:
             return section
 
     def _update(self, section: Section) -> bytes:
-        # plain tuples: they unpickle faster than named ones
-        serials = tuple(section.ticket.serial for section in self._sections)
-        return frame(Kind.UPDATE, section.version, tuple(section.ticket), serials)
+        serials = [section.ticket.serial for section in self._sections]
+        return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _deliver(self, worker: Worker, section: Section, message: bytes) -> None:
         if worker.state is State.WAITING:
@@ -243,13 +249,10 @@ class Publisher:
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
         """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.
 
-        Args:
-            of: wait for this worker: a sender that needs the answers of several is then not woken by each.
+        Args: of: wait for this worker: a sender that needs the answers of several is then not woken by each.
         """
-        waits = timeout > 0
-        with self._lock:
-            timeout, connection = 0 if self._reports else timeout, of.connection if of is not None else None
-        if timeout and connection is not None:
+        waits, timeout = timeout > 0, 0 if self._reports else timeout
+        if timeout and of is not None and (connection := of.connection) is not None:
             connection.wait(timeout)
             timeout = 0
         for fd, _ in self._epoll.poll(timeout):
@@ -268,17 +271,26 @@ class Publisher:
 
     def _receive(self, worker: Worker, connection: Connection) -> None:
         try:
-            messages = connection.receive(0)
+            for kind, *answer in connection.receive(0, _ANSWERS):
+                if kind is Kind.BYE:
+                    return self._disconnect(worker)
+                self._answered(worker, *answer)
         except EOFError:
             return self._disconnect(worker, f"its process ({worker.pid}) ended")
-        for kind, version, text in messages:
-            if kind is Kind.BYE:
-                return self._disconnect(worker)
-            worker.unread = {v: section for v, section in worker.unread.items() if v > version}
-            self._report(worker, _EVENTS[kind], version, text)
+        except ProtocolError as error:
+            return self._disconnect(worker, f"its process ({worker.pid}) sent {error}")
         if worker.deferred and worker.unread:
             self._send(worker, connection, worker.unread[max(worker.unread)])
             connection.wake()
+
+    def _answered(self, worker: Worker, version: int, *error: str) -> None:
+        if not 0 <= version <= worker.sent:
+            raise ProtocolError(f"an answer to version {version}; {worker.sent} is the last")
+        worker.unread = {v: section for v, section in worker.unread.items() if v > version}
+        if not error:
+            self._report(worker, Event.ACK, version)
+        elif worker.answered < (version or worker.sent):  # one for each version: they are kept until they are raised
+            self._report(worker, Event.ERROR, version, *error)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those of these workers, which have not connected, that never will."""
@@ -292,6 +304,8 @@ class Publisher:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
+            for guest in list(self._guests):
+                guest.close()
             for connection in [worker.connection for worker in self.workers.values() if worker.connection is not None]:
                 with contextlib.suppress(OSError):
                     connection.send(Kind.STOP)
@@ -306,8 +320,4 @@ class Publisher:
 
 def alive(pid: int) -> bool:
     """False for a process that has ended, whether its parent has noticed or not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return not os.path.exists("/proc/self")
+    return reap.stat_field(pid, reap.STAT_PARENT) is not None and reap.stat_field(pid, reap.STAT_PARENT, "Z") is None

@@ -1,7 +1,6 @@
 """The receiver's side of a scheme: applies updates, whole or not at all, while no thread reads the weights."""
 
 import contextlib
-import pickle
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -9,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.adapters.pytorch import forget
+from ..arrays.frameworks import framework
 from ..arrays.layout import Layout, Plan
 from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from ..host.sections import Content
 from .connection import Deadline, Kind
-from .layout import Weights
-from .sharing import Sharing
+from .layout import Weights, unpacked
 from .subscriber import Subscriber, Update
 
 _JOIN_S = 5.0
@@ -56,11 +56,7 @@ class ReadersWriterLock:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        """No other thread is inside. Yields True if it had to wait for that.
-
-        Raises:
-            UsageError: this thread itself reads. LockClosed: the lock is closed.
-        """
+        """No other thread is inside. Yields True if it had to wait. UsageError: it reads. LockClosed: too late."""
         if getattr(self._thread, "depth", 0):
             raise UsageError("inside frozen() the thread that called it cannot change the weights")
         with self._changed:
@@ -89,22 +85,46 @@ class ReadersWriterLock:
             self._changed.notify_all()
 
 
-class Receiver:
-    """One worker's weights. Arguments and attributes as in `WeightSyncScheme` and its `init_on_receiver`.
+class Sharing:
+    """Lets the tensors of a torch module on the CPU point into a block, and from one block to the next.
 
-    Args:
-        worker: its index.
-        name: of the model, for messages.
+    The objects (Parameter, buffer) stay the same: who holds them sees the new values. Tied ones stay tied.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        name: str,
-        model: Any,
-        share: bool,
-        on_update: Callable[[int], None] | None,
-    ):
+    def __init__(self, model: Any):
+        if not hasattr(model, "named_parameters"):
+            raise UsageError(f"share=True needs a torch module, not a {type(model).__name__}")
+        self._model = model
+        found = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+        self._tensors = {name: tensor for named in found for name, tensor in named}
+        for name, tensor in self._tensors.items():
+            if tensor.device.type != "cpu":
+                raise UsageError(f"share=True needs a module on the CPU; '{name}' is on {tensor.device}")
+
+    def point_into(self, layout: Layout, block: np.ndarray) -> None:
+        """Every tensor's values are those in `block`, which must stay as it is until the next call."""
+        torch = framework("torch")
+        forget(self._model)  # what the adapter remembers of it would keep its former memory
+        tied = {name: other for other, name in layout.aliases}
+        views: dict[Any, Any] = {}
+        for entry in layout.entries:
+            values = torch.from_numpy(entry.view(block))
+            for tensor in (self._tensors.get(entry.name), self._tensors.get(tied.get(entry.name, ""))):
+                if tensor is not None:
+                    views.setdefault(tensor, values if values.dtype == tensor.dtype else values.view(tensor.dtype))
+        for tensor, view in views.items():
+            tensor.data = view
+
+    def part(self) -> None:
+        """Every tensor gets memory of its own."""
+        for tensor in set(self._tensors.values()):
+            tensor.data = tensor.data.clone()
+
+
+class Receiver:
+    """One worker's weights. Arguments and attributes as in `WeightSyncScheme` and its `init_on_receiver`."""
+
+    def __init__(self, worker: int, name: str, model: Any, share: bool, on_update: Callable[[int], None] | None):
         self.worker, self.name, self.model = worker, name, model
         self.lock = ReadersWriterLock()
         self.version = 0
@@ -117,12 +137,7 @@ class Receiver:
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
 
     def connect(self, subscriber: Subscriber, timeout: float | None) -> None:
-        """Compares the models, and applies the first weights.
-
-        Raises:
-            WeightsError: the models differ; the sender raises it too. SyncTimeoutError: the sender is not ready; it
-                may be tried again.
-        """
+        """Compares the models, and applies the first weights. Errors as `WeightSyncScheme.connect`."""
         self._subscriber = subscriber
         if self.receive(Deadline(timeout)) is None:
             if subscriber.stopped:
@@ -142,11 +157,7 @@ class Receiver:
         return Weights.of(self.model).plan(layout, f"worker {self.worker}'s model", "the sender's")
 
     def receive(self, deadline: Deadline) -> int | None:
-        """Waits for weights newer than the model's, and applies them.
-
-        Returns:
-            Their version; None if none came in time, or the sender has shut down.
-        """
+        """Applies weights newer than the model's. Returns their version; None: none came in time, or will come."""
         while self._subscriber is not None and (update := self._subscriber.next(deadline)) is not None:
             if self._take(update, self._subscriber):
                 return self.version
@@ -183,7 +194,7 @@ class Receiver:
                 f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
             )
         if self._layout is None:
-            self._layout = self._compare(pickle.loads(content.description.data))
+            self._layout = self._compare(unpacked(bytes(content.description), len(block)))
         if self._sharing is None:
             self._plan(self._layout).take(block, undo=True)
         else:

@@ -44,20 +44,14 @@ def all_sent() -> bool:
 
 
 class Header(NamedTuple):
-    """Goes ahead of the bytes of an update.
+    """Goes ahead of the bytes of an update."""
 
-    Attributes:
-        tag: of the bytes; late ones of an update that was given up are not taken for another's.
-        workers: that get it.
-        path: ranks that pass it on, the sender first.
-    """
-
-    tag: int
+    tag: int  # of the bytes; late ones of an update that was given up are not taken for another's
     version: int
     nbytes: int
     layout: bytes
-    workers: list[int]
-    path: list[int]
+    workers: list[int]  # that get it
+    path: list[int]  # ranks that pass it on, the sender first
 
 
 class Forwarding:
@@ -85,14 +79,7 @@ class _StalledError(Exception):
 
 
 class Relay:
-    """The rank that passes on updates to its machine's workers and to other relays; a thread, usually asleep.
-
-    Args:
-        comm: the scheme's own.
-        root: the sender's rank.
-        workers: indices of those on this machine.
-        name: of the model, for messages.
-    """
+    """The rank that passes on updates to its machine's `workers` and to other relays; a thread, usually asleep."""
 
     def __init__(self, comm: Any, root: int, workers: list[int], name: str):
         self.publisher = Publisher({index: Worker(index) for index in workers}, name, slow=True)

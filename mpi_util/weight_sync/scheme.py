@@ -19,13 +19,12 @@ class WeightSyncScheme:
 
     Args:
         strategy: "state_dict" or "tensordict", as in TorchRL; both are sent in the same way.
-        sync: `send` returns when every worker it was sent to has the weights. False: at once.
+        sync: `send` returns when every worker has the weights. False: at once.
         timeout: longest wait of `connect`, `send` and `wait_async`, in seconds; None: no limit.
-        coalesce: of several versions a receiver applies only the newest. False: it applies every one, and the sender
-            waits for it before it sends the next.
+        coalesce: a receiver applies only the newest version. False: every one, and the sender waits for that.
         on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
-        wire_dtype: "bfloat16": float32 is sent as bfloat16, rounded to the nearest (ties to even; relative error at
-            most 2**-9), in half the bytes. Other dtypes, and the sender's own values, stay as they are.
+        wire_dtype: "bfloat16": float32 is sent in half the bytes, rounded to the nearest (relative error at most
+            2**-9). Other dtypes, and the sender's own values, stay as they are.
 
     A receiver that shuts down in order leaves the scheme: `send` to all continues without it.
     """
@@ -79,14 +78,12 @@ class WeightSyncScheme:
             model_id: names the model; receivers must give the same. Needed with `context`.
             model: torch module, Keras model, ...: anything that `rank0_bcast_wts` takes.
             weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; excludes `model`.
-            context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`;
-                excludes all others but `model_id`.
-            params_map: worker -> its own weights; excludes all others but `model_id`.
-            devices: one for each worker, as in TorchRL; only their number is used: values are copied into each worker's
-                own model, on whatever device it is. Excludes `device_map_fn`.
+            context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`.
+            params_map: worker -> its own weights. Both exclude all others but `model_id`.
+            devices: one for each worker; only their number is used. Excludes `device_map_fn`.
             device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
             num_workers: number of receivers.
-            ctx: as in TorchRL, and not used: workers may be started in any way.
+            ctx: not used: workers may be started in any way.
 
         Raises:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
@@ -108,21 +105,18 @@ class WeightSyncScheme:
         share: bool = False,
         on_update: Callable[[int], None] | None = None,
     ) -> None:
-        """Phase 1 of a receiver: which model of this process gets the weights.
+        """Phase 1 of a receiver: which model of this process gets the weights. UsageError: as in `init_on_sender`.
 
         Args:
             model_id: as on the sender's side.
             worker_idx: this worker's index, 0 to num_workers - 1, each used by one process.
-            model: written in place; it need not be of the sender's framework: a dict of arrays with the same names is
-                enough. None: attribute `model` becomes such a dict.
+            model: written in place; of any framework, such as a dict of arrays with the same names. None: attribute
+                `model` becomes such a dict.
             context: has `worker_idx`, and the model (see `init_on_sender`).
-            share: for a torch module on the CPU: no copy. Its tensors point into the shared memory that the sender
-                wrote. What this process writes into them is private to it, and lost at the next update. Not with
-                `wire_dtype`, nor where others hold views of the tensors (`.data`).
+            share: for a torch module on the CPU: no copy, its tensors point into the sender's shared memory. What this
+                process writes into them is its own, and lost at the next update. Not with `wire_dtype`, nor where
+                others hold views of the tensors (`.data`).
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
-
-        Raises:
-            UsageError: `model` and `context` are both given, the index is not known, or there is no sender.
         """
         self._start_role("init_on_receiver")
         model, worker_idx = own_model(model_id, model, context, worker_idx)
@@ -147,8 +141,7 @@ class WeightSyncScheme:
 
         Raises:
             WeightsError: names, dtypes or shapes differ; on the receiver, and on the sender as WorkerError.
-            UsageError: called twice, before phase 1, or by a worker that the sender does not know.
-            SyncTimeoutError, WorkerLeftError: as in `send`.
+            UsageError: called twice, before phase 1, or by an unknown worker. Others: as in `send`.
         """
         if self._connected:
             raise UsageError("connect() was called already")
@@ -156,14 +149,15 @@ class WeightSyncScheme:
             self._connected = True
             self.send(weights)
             return
-        if self._receiver is None:
+        receiver = self._receiver
+        if receiver is None:
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
         if worker_idx is not None:
-            self._receiver.worker = self._worker_index(worker_idx)
-        self._receiver.connect(self._subscribe(self._receiver.worker, self._receiver.name), self.timeout)
+            receiver.worker = self._worker_index(worker_idx)
+        receiver.connect(self._subscribe(receiver.worker, receiver.name), self.timeout)
         self._connected = True
         if background:
-            self._receiver.listen()
+            receiver.listen()
 
     synchronize_weights = connect
 
@@ -185,8 +179,8 @@ class WeightSyncScheme:
 
         Raises:
             WeightsError: names, dtypes or shapes differ from the model's; nothing was sent.
-            WorkerError: a worker could not apply them, with its traceback; the others have them. With `sync=False`, or
-                after `send_async`, the next call raises it, and then sends nothing.
+            WorkerError: a worker could not apply them, with its traceback; the others have them. Without `sync` the
+                next call raises it, and then sends nothing.
             WorkerLeftError: a worker has died (`on_dead="raise"`), or none is left.
             SyncTimeoutError: names the workers that have not answered in time; they may still do.
         """
@@ -229,42 +223,29 @@ class WeightSyncScheme:
     def receive(self, timeout: float | None = None) -> int | None:
         """Waits for new weights and applies them; for receivers without the thread of `connect(background=True)`.
 
-        Args:
-            timeout: seconds; 0: apply what is there; None: no limit.
+        Args: timeout: seconds; 0: apply what is there; None: no limit.
 
-        Returns:
-            The version that the model has now, or None if nothing new came in time or the sender has shut down.
+        Returns: the version that the model has now; None: nothing new came in time, or the sender has shut down.
 
-        Raises:
-            WorkerLeftError: the sender has died. UsageError: the thread of `connect` receives.
+        Raises: WorkerLeftError: the sender has died. UsageError: not connected, or its thread receives.
         """
         receiver = self._need_receiver("receive()")
-        if not self._connected or self._closed:
-            raise UsageError("receive() before connect(), or after shutdown()")
-        if receiver.thread is not None:
-            raise UsageError("receive(): a background thread receives; use connect(background=False)")
+        if not self._connected or self._closed or receiver.thread is not None:
+            raise UsageError("receive() needs connect(background=False) before, and no shutdown()")
         return receiver.receive(Deadline(timeout))
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Receiver: sets the model's values, whole or not at all. The version stays.
-
-        Args:
-            weights: as in `send`.
-            inplace: as in TorchRL; only True is possible.
-        """
+        """Receiver: sets the model's values, whole or not at all. The version stays. Arguments: as in TorchRL."""
         if not inplace:
             raise UsageError("apply_weights: weights are always written in place")
         self._need_receiver("apply_weights()").apply(weights)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[int]:
-        """Receiver: the weights do not change inside the block, such as during a rollout.
+        """Receiver: the weights do not change inside the block, such as during a rollout. Yields their version.
 
         An update that arrives meanwhile waits, and so does a sender that waits for its acknowledgement. Any number of
-        threads may be inside. A forward pass inside sees one version only.
-
-        Yields:
-            The version.
+        threads may be inside.
         """
         receiver = self._need_receiver("frozen()")
         with receiver.lock.reading():

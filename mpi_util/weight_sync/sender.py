@@ -1,13 +1,12 @@
 """The sender's side of a scheme: makes each version, has it published, and waits for the answers."""
 
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
 from ..arrays.layout import Layout
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
-from .layout import Weights
+from .layout import Weights, packed
 from .publisher import Publisher, Version
 from .source import WeightSource
 from .worker import Event, State, Worker
@@ -40,8 +39,7 @@ class Sender:
     ) -> list[Worker]:
         """Sends a new version. Returns the workers that it was sent to.
 
-        Args:
-            one_by_one: where workers get different weights, one has its own before the next one's are made.
+        Args: one_by_one: where workers get different weights, one has its own before the next one's are made.
         """
         self._poll(0)
         self._raise_errors()
@@ -51,10 +49,10 @@ class Sender:
             self.wait(workers, deadline)
         version = self.version + 1
         for group, thing in self.source.shares(weights, workers):
-            for layout, members in self._by_layout(group, thing):
+            for layout, members in self._by_layout(group, thing).items():
                 base = None if weights is None else self._base_of(thing)
                 plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
-                self.publisher.publish(members, Version(version, layout.nbytes, members[0].packed, plan.write_all))
+                self.publisher.publish(members, Version(version, layout.nbytes, packed(layout), plan.write_all))
                 self.version = version
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)
@@ -83,19 +81,13 @@ class Sender:
             raise self._left_error(gone)
         return workers
 
-    def _by_layout(self, group: list[Worker], thing: Any) -> list[tuple[Layout, list[Worker]]]:
+    def _by_layout(self, group: list[Worker], thing: Any) -> dict[Layout, list[Worker]]:
         """Workers by the layout of what they get; the first weights of a worker determine that."""
-        new = [worker for worker in group if worker.layout is None]
-        if new:
-            layout = Weights.of(thing).layout(self._wire_dtype)
-            packed = pickle.dumps(layout, pickle.HIGHEST_PROTOCOL)
-            for worker in new:
-                worker.layout, worker.packed = layout, packed
-        found: dict[int, tuple[Layout, list[Worker]]] = {}
+        found: dict[Layout, list[Worker]] = {}
         for worker in group:
-            if worker.layout is not None:
-                found.setdefault(id(worker.layout), (worker.layout, []))[1].append(worker)
-        return list(found.values())
+            worker.layout = worker.layout or Weights.of(thing).layout(self._wire_dtype)
+            found.setdefault(worker.layout, []).append(worker)
+        return found
 
     def wait(self, workers: Iterable[Worker], deadline: Deadline) -> None:
         """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
@@ -151,5 +143,7 @@ class Sender:
             else f"worker {worker.index} has not connected"
             for worker in workers
         )
+        if self.publisher.turned_away:
+            text += f"; turned away: {self.publisher.turned_away}"
         name = self.publisher.name
         return SyncTimeoutError(f"{name}, version {self.version}: no answer within {timeout:g} s: {text}")

@@ -1,8 +1,7 @@
 """The arguments of phase 1, checked: whose weights are sent, and to which workers; which model gets them."""
 
 import functools
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UsageError
@@ -17,15 +16,9 @@ _EXCLUDES = {  # argument -> those that would say the same as a part of it
 
 
 class WeightSource:
-    """Gives each worker's weights when they are sent.
+    """Gives each worker's weights when they are sent. Attribute `workers`: their indices.
 
-    Args:
-        model_id: as in `WeightSyncScheme.init_on_sender`.
-        given: its other arguments, by name.
-        ranks: number of workers, where no argument says that.
-
-    Attributes:
-        workers: their indices.
+    Args: of `WeightSyncScheme.init_on_sender`, and ranks: number of workers, where no argument says that.
     """
 
     def __init__(self, model_id: str | None, given: dict[str, Any], ranks: int | None):
@@ -43,20 +36,16 @@ class WeightSource:
             raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
         self._model_id, self._device_map_fn = model_id or "", given.get("device_map_fn")
         self._thing = given.get("model", given.get("weights"))
-        self._context = _weak(given["context"]) if "context" in given else None
+        self._context = given.get("context")
         count = _count(given, ranks)
         self.workers = list(range(count)) if self._params_map is None else sorted(self._params_map)
 
     def model(self) -> Any:
         """What has the weights now."""
-        return self._thing if self._context is None else resolve(self._context(), self._model_id)
+        return self._thing if self._context is None else resolve(self._context, self._model_id)
 
     def shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
-        """(workers, what they get), one after another: a copy for one is freed before the next is made.
-
-        Args:
-            weights: the argument of `send`; None: the model's own.
-        """
+        """(workers, what they get), one after another: a copy for one is freed before the next is made."""
         if self._device_map_fn is not None:
             base = self.model() if weights is None else weights
             for worker in workers:
@@ -75,10 +64,7 @@ def _count(given: dict[str, Any], ranks: int | None) -> int:
     """The number of workers, which several arguments may give."""
     known = {"num_workers": given["num_workers"]} if "num_workers" in given else {}
     known |= {name: len(given[name]) for name in ("devices", "params_map") if name in given}
-    context = given.get("context")
-    devices = getattr(context, "policy_device", None)
-    count = getattr(context, "num_workers", len(devices) if isinstance(devices, (list, tuple)) else None)
-    if count is not None:
+    if (count := getattr(given.get("context"), "num_workers", None)) is not None:
         known["context"] = count
     if not known and ranks is not None:
         return ranks
@@ -111,19 +97,9 @@ def own_model(model_id: str | None, model: Any, context: Any, worker_idx: int | 
 
 def resolve(context: Any, model_id: str) -> Any:
     """The model of that name in a context: the result of its `get_model`, or the attribute at the dotted path."""
-    if context is None:
-        raise UsageError(f"the context that held the model '{model_id}' no longer exists")
     if hasattr(context, "get_model"):
         return context.get_model(model_id)
     try:
         return functools.reduce(getattr, model_id.split("."), context)
     except AttributeError as error:
         raise UsageError(f"no model '{model_id}' in the context: {error}") from None
-
-
-def _weak(context: Any) -> Callable[[], Any]:
-    """A context usually holds the scheme; the two should not keep each other alive."""
-    try:
-        return weakref.ref(context)
-    except TypeError:
-        return lambda: context

@@ -1,57 +1,60 @@
 """A worker's connection to a publisher: receives where the newest update is, reads it there, and answers."""
 
 import contextlib
+import hmac
+import os
+import secrets
+import socket
+import struct
 from typing import NamedTuple
 
 from ..errors import UsageError, WorkerLeftError
 from ..host.sections import Content, Reader
 from ..host.segments import Ticket
-from .connection import FRAME_BYTES, Address, Connection, Deadline, Kind, new_socket
+from .connection import Address, Connection, Deadline, Kind, ProtocolError, new_socket, proof
 
-_TEXT = FRAME_BYTES // 5  # characters
+_CONNECT_S = 10  # for whoever listens at the address and accepts nobody
 
 
 class Update(NamedTuple):
-    """Where a version is.
-
-    Attributes:
-        live: serial numbers of all sections that the publisher has.
-    """
+    """Where a version is."""
 
     version: int
     ticket: Ticket
-    live: tuple[int, ...]
+    live: tuple[int, ...]  # serial numbers of all sections that the publisher has
 
 
 class Subscriber:
-    """Connects to the publisher at `address`.
+    """Connects to the publisher at `address`. WorkerLeftError: there is none, or another process has taken its place.
 
     Attributes:
+        proven: both ends have shown that they have the key; only now do updates count.
         stopped: True if no more updates come: this side or the sender has shut down.
-
-    Raises:
-        WorkerLeftError: there is no publisher.
     """
 
     def __init__(self, address: Address, worker: int, name: str):
+        self._address, self._worker, self._name = address, worker, name
+        self._nonce = secrets.token_bytes(32)
+        self._reader = Reader()
+        self._newest: Update | None = None
+        self.proven = self.stopped = False
         sock = new_socket()
         try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_S, 0))
             sock.connect(address.name)
-            self._connection = Connection(sock, wakeup=True)
-            self._connection.send_hello(address.key, worker, name)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+            self._connection = Connection(sock)
+            if self._connection.pid != address.pid:
+                raise PermissionError(f"process {self._connection.pid} has taken its address")
+            self._connection.send(Kind.HELLO, self._nonce, worker, name)
         except OSError as error:
             sock.close()
             raise WorkerLeftError(f"worker {worker} finds no sender of {name}: it has ended ({error})") from None
-        self._name = name
-        self._reader = Reader()
-        self._newest: Update | None = None
-        self.stopped = False
 
     def next(self, deadline: Deadline) -> Update | None:
         """The newest update that was not returned yet; None if none comes in time, or ever (`stopped`).
 
-        Raises:
-            UsageError: the publisher refuses this worker. WorkerLeftError: the sender has died.
+        Raises: UsageError: the publisher refuses this worker. WorkerLeftError: the sender has died, or is no sender.
         """
         while self._newest is None and not self.stopped:
             self._receive(deadline.left)
@@ -61,30 +64,44 @@ class Subscriber:
         return update
 
     def _receive(self, timeout: float) -> None:
+        expected = (Kind.UPDATE, Kind.REFUSED, Kind.STOP) if self.proven else (Kind.CHALLENGE,)
         try:
-            messages = self._connection.receive(timeout)
-        except EOFError:
+            messages = self._connection.receive(timeout, expected)
+            if messages and not self.proven:
+                return self._prove(*messages[0][1:])
+        except (EOFError, OSError):
             if self.stopped:
                 return
             raise WorkerLeftError(f"the sender of {self._name} has ended without shutdown()") from None
+        except ProtocolError as error:
+            self._connection.close()
+            raise WorkerLeftError(f"worker {self._worker}: the sender of {self._name} sent {error}") from None
         for kind, *content in messages:
             if kind is Kind.UPDATE:
-                version, ticket, live = content
-                self._newest = Update(version, Ticket(*ticket), live)
+                version, fd, serial, size, live = content
+                self._newest = Update(version, Ticket(self._connection.pid, fd, serial, size), live)
             elif kind is Kind.REFUSED:
                 raise UsageError(content[0])
             else:
                 self.stopped = True
+
+    def _prove(self, nonce: bytes, theirs: bytes) -> None:
+        known = (self._nonce, nonce), os.getpid(), self._worker, self._name
+        if not hmac.compare_digest(theirs, proof(self._address, b"publisher", *known)):
+            raise ProtocolError("a proof that is not made with the key of this scheme")
+        self._connection.send_proof(proof(self._address, b"subscriber", *known))
+        self.proven = True
 
     def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
         """An update, or a newer one in its place. See `Reader.reading`."""
         self._reader.keep(update.live)
         return self._reader.reading(update.ticket, discard)
 
-    def answer(self, kind: Kind, version: int = 0, text: str = "") -> None:
-        """Sends ACK, ERROR or BYE."""
+    def answer(self, kind: Kind, *content: object) -> None:
+        """Sends ACK, ERROR or BYE, once it has proven who it is."""
         with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
-            self._connection.send(kind, version, text[-_TEXT:])
+            if self.proven:
+                self._connection.send(kind, *content)
 
     def close(self) -> None:
         """Leaves in order. Wakes a thread that waits in `next`."""

@@ -22,15 +22,7 @@ base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
 
 @base.register_weight_sync_backend("mpi_util")
 class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # it has no types
-    """A `MultiProcessWeightSyncScheme` behind torchrl's interface.
-
-    Args:
-        strategy: as in torchrl.
-        options: of `MultiProcessWeightSyncScheme`: sync, timeout, coalesce, on_dead, wire_dtype.
-
-    Attributes:
-        scheme: the scheme itself: `frozen()`, `version`, `versions`, ...
-    """
+    """A `MultiProcessWeightSyncScheme` (attribute `scheme`) behind torchrl's interface; `options`: its arguments."""
 
     def __init__(self, strategy: str = "tensordict", **options: Any):
         super().__init__(strategy)

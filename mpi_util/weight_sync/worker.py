@@ -43,36 +43,22 @@ class Report(NamedTuple):
 
 @dataclass(eq=False)
 class Worker:
-    """One worker. The sender has a record of each; a relay has one of each worker of its machine.
-
-    Attributes:
-        index: the worker's.
-        relay: rank that passes on its updates; None if it connects to the publisher of this process.
-        state, reason: whether it gets updates; why it left or died.
-        layout, packed: of what it gets, and the same as receivers get it; kept by the sender only.
-        sent, acked, answered: versions: sent last, acknowledged last, and acknowledged or reported as failed last.
-        unreported: why it died before it answered, until that is raised: another process may have replaced it.
-        pid, connection: of its process.
-        latest: where the last update sent to it is, until it has left.
-        unread: version -> where it is, of updates that it has not answered.
-        deferred: too many of these: it gets the newest when it answers.
-    """
+    """One worker. The sender has a record of each; a relay has one of each worker of its machine."""
 
     index: int
-    relay: int | None = None
+    relay: int | None = None  # rank that passes on its updates; None: it connects to the publisher of this process
     state: State = State.ABSENT
-    reason: str = ""
-    layout: Layout | None = None
-    packed: bytes = b""
-    sent: int = 0
-    acked: int = 0
-    answered: int = 0
-    unreported: str = ""
+    reason: str = ""  # why it left or died
+    layout: Layout | None = None  # of what it gets; kept by the sender only
+    sent: int = 0  # the last version
+    acked: int = 0  # the last one that it has acknowledged
+    answered: int = 0  # the last one that it has acknowledged or reported as failed
+    unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
     pid: int = 0
     connection: Connection | None = None
-    latest: Section | None = None
-    unread: dict[int, Section] = field(default_factory=dict)
-    deferred: bool = False
+    latest: Section | None = None  # where the last update sent to it is, until it has left
+    unread: dict[int, Section] = field(default_factory=dict)  # by version: where those are that it has not answered
+    deferred: bool = False  # too many of these: it gets the newest when it answers
 
     @property
     def gone(self) -> bool:
@@ -80,11 +66,7 @@ class Worker:
         return self.state in (State.LEFT, State.DEAD)
 
     def apply(self, event: Event, version: int = 0, text: str = "") -> None:
-        """The only place where the state and the versions that it has answered change.
-
-        Args:
-            text: why it died.
-        """
+        """The only place where the state and the versions that it has answered change. text: why it died."""
         if event is Event.CONNECTED:
             self.state, self.answered = State.WAITING, self.sent  # another process: it owes no answer
         elif event is Event.WITHDREW:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from mpi_util import UsageError
 from mpi_util.logx import EpochLogger, load_weights, restore_tf_graph
 
 tf1 = tf.compat.v1
@@ -30,7 +31,11 @@ for name in ("tf1_save", "tf1_save7"):
         assert np.array_equal(sess.run(model["pi"], {model["x"]: np.eye(3)}), expected)
     (folder / name / "model_info.json").unlink()  # as Spinning Up itself leaves it
     with tf.Graph().as_default(), tf1.Session() as sess:
-        assert set(restore_tf_graph(sess, folder / name)) == {"x", "pi"}
+        try:
+            raise SystemExit(f"unpickled: {restore_tf_graph(sess, folder / name)}")
+        except UsageError as error:
+            assert "model_info.pkl is a pickle" in str(error)
+        assert set(restore_tf_graph(sess, folder / name, trust=True)) == {"x", "pi"}
 assert np.array_equal(load_weights(folder / "tf1_save" / "weights.npz")["w"], expected)
 assert not [p for p in folder.iterdir() if p.name.startswith(".")]
 

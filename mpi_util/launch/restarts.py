@@ -1,0 +1,52 @@
+"""Starts a failed job again, and gives the next start what the last one has saved."""
+
+import json
+import os
+from typing import IO, Any
+
+from .failure import print_line, write_record
+from .supervise import Job
+
+_RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
+
+
+def restarts() -> int:
+    """How often mpi_fork has started this program again after a failure."""
+    return int(os.environ.get(_RESTARTS, "0"))
+
+
+def last_saved() -> Any:
+    """What `saved` was given last before the restart; None at the first start, or if nothing was saved."""
+    return json.loads(os.environ.get(_SAVED, "null"))
+
+
+def saved(note: Any) -> None:
+    """Tells `mpi_fork(n, max_restarts=...)` what this program can go on from: see `mpi_util.last_saved`.
+
+    Call it on rank 0 after each checkpoint. Not collective; elsewhere, and without max_restarts, it has no effect. A
+    failure that repeats itself while the note stays the same ends the job.
+
+    Args:
+        note: what JSON can hold, such as {"path": "policy.npz", "iteration": 20}; up to 100 KB.
+    """
+    write_record("saved", note)
+
+
+def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None, max_restarts: int) -> int:
+    """Runs the job, and again after failures; returns the status of the last start."""
+    last, note = ("", ""), "null"
+    for restart in range(1, max_restarts + 2):
+        job = Job(n)
+        verdict = job.run(command, environment | {_RESTARTS: str(restart - 1), _SAVED: note}, stdin)
+        note = job.saved or note
+        then = ""
+        if verdict.cause and max_restarts:
+            then = f"; restart {restart} of {max_restarts}" if restart <= max_restarts else "; not restarted once more"
+            if (verdict.cause, note) == last:
+                then = "; not restarted: it has failed in the same way twice, without progress"
+        for text in filter(None, (verdict.last_words.strip("\n"), verdict.line and verdict.line + then)):
+            print_line(text)
+        if not then.startswith("; restart"):
+            break
+        last = verdict.cause, note
+    return verdict.status

@@ -1,0 +1,138 @@
+"""Variables of a launcher that are another's, or left over; ranks that never come to mpi_fork."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import OPEN_MPI, mpi_environment, run
+from test_launch import CLEAN_ENVIRONMENT, TIMEOUT_S
+
+from mpi_util.launch.launcher import root_permission
+from mpi_util.launch.reap import JOB_VARIABLE, end_job, job_processes
+
+SHOW = "import mpi_util as m; print(m.rank, m.nworkers, int(m.all_sum(1)), flush=True)"
+FORK = "import sys, mpi_util\nif mpi_util.mpi_fork({}) == 'parent': sys.exit()\n" + SHOW
+
+
+def mpiexec(mpi, n, *command, library=None):
+    """Runs a command on n ranks, started by hand by the launcher of an MPI."""
+    prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(sys.executable).parents[1]
+    oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    return subprocess.run(
+        [prefix / "bin" / "mpiexec", "-n", str(n), *command], capture_output=True, text=True, timeout=TIMEOUT_S,
+        env=CLEAN_ENVIRONMENT | root_permission() | oversubscribe | mpi_environment(library or mpi),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("program", [SHOW, FORK.format(2), "import mpi4py.MPI\n" + SHOW], ids=["", "fork", "mpi4py"])
+def test_the_launcher_of_another_mpi(mpi, program):
+    if mpi == "openmpi" and "mpi4py" in program:
+        pytest.skip("MPICH ends it in MPI_Init, with a message of its own")
+    other = {"mpich": "openmpi", "openmpi": "mpich"}[mpi]
+    done = mpiexec(mpi, 2, sys.executable, "-W", "ignore", "-c", program, library=other)
+    names = {"mpich": "MPICH", "openmpi": "Open MPI"}
+    ours = [line for line in done.stderr.splitlines() if "LaunchError" in line]
+    assert done.returncode == 1 and done.stdout == "" and len(ours) == 1, done.stderr
+    assert f"{names[mpi]}'s mpiexec has started 2 processes, but with mpi4py's library, {names[other]} " in ours[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "left",
+    [{"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_FD": "9"}, {"PMI_RANK": "0", "PMI_SIZE": "4"},
+     {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}],
+)  # fmt: skip
+@pytest.mark.parametrize("program", [SHOW, FORK.format(4)], ids=["", "fork"])
+def test_variables_that_a_launcher_has_left(mpi, left, program):
+    done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | mpi_environment(mpi) | left)
+    assert done.status == 1 and done.out == ""
+    (line,) = done.err.splitlines()
+    assert "has started 4 processes" in line and "if you did: `unset " in line
+
+
+@pytest.mark.parametrize("n", [None, 1, 3])
+@pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
+def test_a_program_that_a_rank_starts(mpi, n, outer):
+    """It is a single process, or a job of its own; also where the rank has never called mpi_util."""
+    program = f"""
+import subprocess, sys
+if {outer == "mpi_util"}:
+    import mpi_util
+    if mpi_util.mpi_fork(2) == "parent": sys.exit()
+from mpi4py.MPI import COMM_WORLD
+if COMM_WORLD.rank == 1:
+    subprocess.run([sys.executable, "-c", {FORK.format(n) if n else SHOW!r}], timeout=20, check=True)
+COMM_WORLD.Barrier()
+"""
+    if outer == "mpi_util":
+        done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | mpi_environment(mpi))
+        status, out, err = done.status, done.out, done.err
+    else:
+        done = mpiexec(mpi, 2, sys.executable, "-c", program)
+        status, out, err = done.returncode, done.stdout, done.stderr
+    size = n or 1
+    assert (status, err) == (0, ""), err
+    assert sorted(out.splitlines()) == [f"{rank} {size} {size}" for rank in range(size)]
+
+
+def test_a_program_that_starts_itself_in_each_rank_is_stopped(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import subprocess, sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "if mpi_util.rank == 0: sys.exit(subprocess.run([sys.executable, __file__]).returncode)\n"
+    )
+    done = run([sys.executable, program], TIMEOUT_S)
+    assert done.status == 1 and "does the program start itself?" in done.err
+
+
+def test_a_shell_of_srun_is_no_rank(mpi):
+    """`srun --pty bash`: the first program in it gets PMI's socket; the next ones cannot use it again."""
+    for step in ({"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_FD": "9"}, {"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}):
+        environment = CLEAN_ENVIRONMENT | mpi_environment(mpi) | step | {"SLURM_PROCID": "0"}
+        assert run([sys.executable, "-c", SHOW], TIMEOUT_S, environment).out == "0 1 1\n"
+        done = run([sys.executable, "-c", FORK.format(3)], TIMEOUT_S, environment)
+        assert sorted(done.out.splitlines()) == ["0 3 3", "1 3 3", "2 3 3"] and done.err == ""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "text"),
+    [("import", 1, "status 1"), ("0", 1, "before MPI_Finalize"), ("5", 5, "status 5"), ("kill", 137, "signal 9")],
+)
+def test_a_rank_that_ends_above_mpi_fork(run_ranks, tmp_path, how, status, text):
+    done = run_ranks("early.py", 3, how, tmp_path / "ended", timeout=TIMEOUT_S, status=status)
+    assert time.time() - float((tmp_path / "ended").read_text()) < 4  # 0.3 s on an idle machine
+    ours = [line for line in done.err.splitlines() if line.startswith("mpi_util:")]
+    assert len(ours) == 1 and ours[0].startswith("mpi_util: rank 1 ") and text in ours[0], done.err
+    assert "(above mpi_fork); all 3 ranks were stopped" in ours[0]
+    assert done.err.count("Traceback") == (how == "import")
+
+
+@pytest.mark.parametrize("n", ["0", "'3'", "2.5"])
+def test_a_bad_count_is_reported_in_one_line(n):
+    done = run([sys.executable, "-c", f"import mpi_util; mpi_util.mpi_fork({n})"], TIMEOUT_S)
+    (line,) = done.err.splitlines()
+    assert done.status == 1 and "LaunchError: mpi_fork: n is a whole number" in line
+
+
+def test_the_parent_prints_and_reads_rank_0(tmp_path):
+    """`mpi_util.rank` is 0 there as in any single process; a collective call is refused."""
+    program = tmp_path / "program.py"
+    program.write_text("import mpi_util as m\nif m.mpi_fork(2) == 'parent': m.print0('end', m.rank, m.nworkers)\n")
+    assert run([sys.executable, program], TIMEOUT_S).out == "end 0 1\n"
+
+
+def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
+    """Each starts the next one and exits, so a list of processes may hold only those that are about to end."""
+    chain = tmp_path / "chain.sh"
+    chain.write_text(f"[ -e {tmp_path}/stop ] || {{ sh {chain} & }}\n")
+    for attempt in range(20):
+        job = str(tmp_path / str(attempt))
+        for _ in range(3):
+            subprocess.Popen(["sh", chain], env={JOB_VARIABLE: job, "PATH": "/bin:/usr/bin"}).wait()
+        end_job(job)
+        time.sleep(0.05)
+        left = job_processes(job)
+        (tmp_path / "stop").touch() if left else None
+        assert not left, f"attempt {attempt}"
