@@ -25,6 +25,7 @@ PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has 
 def set_up(config: Config) -> Run:
     """Collective: this rank's part of the run, or the end of the job with one line that says what is wrong."""
     stop = mpi_util.StopRequest()
+    mpi_util.watchdog(config.watchdog, config.watchdog_kill)
     average = config.parallel == "average" and mpi_util.nworkers > 1
     envs, spec = all_or_none(lambda: build_envs(config))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
