@@ -37,6 +37,9 @@ def main() -> int:
     if is_root:
         record.announce()
     advice, phases, log = Advice(config, mpi_util.nworkers, mpi_util.usable_cores()), mpi_util.Phases(), {}
+    if control.evaluate:  # the run was stopped before it had evaluated the policy
+        with mpi_util.during("evaluate"):
+            run.evaluate_owed(evaluator)
 
     while not control.stop:
         run.actor.refresh()
@@ -68,14 +71,14 @@ def main() -> int:
 
     run.save(collector)
     if is_root:
-        record.finish("stopped" if run.stop else "done", control.iteration, control.steps)
+        record.finish("stopped" if run.stop else "done", control.iteration, control.steps, not run.logger.unsaved)
     return run.stop.status
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (FloatingPointError, OSError) as error:  # a reward or a gradient is not finite; the disk is full
+    except (FloatingPointError, OSError) as error:  # a reward or a gradient is not finite
         mpi_util.fail(f"train.py: {error}")
     except TooFewRows as error:
         mpi_util.fail(f"train.py: {error}", status=2)

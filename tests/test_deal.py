@@ -1,24 +1,34 @@
 """Dealing and sharing in one process: what the collective tests cannot time."""
 
 import struct
+import sys
 
 import pytest
+from conftest import mpi_environment, run
 
 import mpi_util
 from mpi_util.collectives import dealing as module
 from mpi_util.errors import UsageError
+from mpi_util.host.process import process
 
 
-def as_rank(monkeypatch, rank, size):
-    monkeypatch.setenv("PMI_RANK", str(rank))
-    monkeypatch.setenv("PMI_SIZE", str(size))
+@pytest.fixture
+def as_rank(monkeypatch):
+    def become(rank, size):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        monkeypatch.setenv("PMI_SIZE", str(size))
+        process.reset()
+
+    yield become
+    monkeypatch.undo()
+    process.reset()
 
 
 @pytest.mark.parametrize(("n", "size"), [(10, 1), (10, 3), (2, 4), (0, 3), (4000, 7)])
-def test_shares_are_blocks_that_differ_by_one_at_most(monkeypatch, n, size):
+def test_shares_are_blocks_that_differ_by_one_at_most(as_rank, n, size):
     shares = []
     for rank in range(size):
-        as_rank(monkeypatch, rank, size)
+        as_rank(rank, size)
         shares.append(mpi_util.share(n))
     assert [i for part in shares for i in part] == list(range(n))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -30,13 +40,31 @@ def test_a_share_of_what_is_no_count(n):
         mpi_util.share(n)
 
 
-def test_seeds_of_ranks_do_not_overlap(monkeypatch):
+def test_seeds_of_ranks_do_not_overlap(as_rank):
     seeds = {}
     for rank in range(20):
-        as_rank(monkeypatch, rank, 20)
+        as_rank(rank, 20)
         for seed in range(20):
             seeds[seed, rank] = mpi_util.rank_seed(seed)
     assert len(set(seeds.values())) == len(seeds) and all(0 <= s < 2**31 for s in seeds.values())
+
+
+def test_a_deal_may_be_the_last_call_of_ranks_on_several_machines(tmp_path, mpi):
+    """Of all ranks, and of some: rank 0, or the first of them, then answers while it waits for the others' end."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time, mpi_util\nif mpi_util.mpi_fork(4) == 'parent': sys.exit()\n"
+        "from mpi4py import MPI\n"
+        "some = MPI.COMM_WORLD.Split(mpi_util.rank > 0)\n"
+        "for comm in (None, some)[:: 1 if sys.argv[1] == 'some' else -1]:\n"
+        "    for i in mpi_util.deal(12, comm=comm):\n"
+        "        print(i)\n"
+        "        if (comm or MPI.COMM_WORLD).Get_rank(): time.sleep(0.1)\n"
+    )
+    for last in ("some", "all"):
+        environment = mpi_environment(mpi) | {"MPI_UTIL_MACHINES": "4"}
+        done = run([sys.executable, program, last], 30, environment)
+        assert done.status == 0 and sorted(map(int, done.out.split())) == sorted([*range(12)] * 3), done.err
 
 
 def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):

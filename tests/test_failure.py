@@ -1,12 +1,21 @@
 """A rank that raises, exits, is killed, ends early or hangs: the whole job ends soon, says why, and leaves nothing."""
 
 import os
+import pty
+import re
+import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from conftest import RANKS, mpi_environment, run
+from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
+
+import mpi_util
+from mpi_util.host.waiting import wait_until
+from mpi_util.launch.launcher import root_permission
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
 SOON_S = 20
@@ -27,12 +36,17 @@ def survivors(token: str) -> list[psutil.Process]:
 CASES = {
     # how: (status, text on stderr)
     "raise": (1, ["rank 1 (phase rollout, episode 17): uncaught exception", "ZeroDivisionError: a bug"]),
-    "exit": (3, ["status 3"]),
-    "raise-exit": (1, ["rank 1 has ended while rank 0 waits for it"]),
+    "exit": (3, ["mpi_util: rank 1 ended with status 3; all 3 ranks were stopped\n"]),
+    "raise-exit": (4, ["mpi_util: rank 1 ended with status 4; all 3 ranks were stopped\n"]),
+    "site-exit": (5, ["mpi_util: rank 1 ended with status 5; all 3 ranks were stopped\n"]),
+    "exit-text": (1, ["no luck\nmpi_util: rank 1 ended with status 1 (no luck); all 3 ranks were stopped\n"]),
     "os-exit": (3, ["rank 1"]),
     "kill": (137, ["rank 1 was killed by signal 9"]),
+    "crash": (139, ["mpi_util: rank 1 was killed by signal 11 (SIGSEGV); all 3 ranks were stopped\n"]),
+    "long": (1, ["ZeroDivisionError: a bug a bug", "characters left out", "rank 1 ended with status 1 (ZeroDivision"]),
+    "no-str": (1, ["mpi_util: rank 1 ended with status 1 (NoText: its __str__ fails); all 3 ranks were stopped\n"]),
     "interrupt": (130, ["rank 1: interrupted"]),
-    "fail": (1, ["train: reward is nan"]),
+    "fail": (1, ["train: reward is nan\nmpi_util: all 3 ranks were stopped\n"]),
     "thread": (1, ["ZeroDivisionError"]),
     "return": (1, ["rank0_accum_batches: rank 1 has ended while rank 0 waits for it"]),
 }
@@ -45,7 +59,10 @@ def test_a_rank_that_fails_ends_the_job(run_ranks, how):
     finished = run_ranks("fail.py", 3, 1, how, timeout=SOON_S, status=status, env={"MPI_UTIL_TEST_TOKEN": token})
     for text in texts:
         assert text in finished.err
-    assert finished.err.count("Traceback") == ("ZeroDivisionError" in finished.err)  # one report, of one rank
+    traces = "ZeroDivisionError" in finished.err or how == "no-str"
+    assert finished.err.count("Traceback") == traces  # one report, of one rank
+    assert traces or len(finished.err.splitlines()) <= 2
+    assert len(finished.err) < 10_000
     assert not survivors(token)
 
 
@@ -59,7 +76,8 @@ from mpi_util.host.process import process
 from mpi_util.program.console import print0_once
 
 def interpreter():
-    return sys.excepthook, threading.excepthook, sys.exit, sys.meta_path[:], dict(os.environ)
+    hooks = sys.excepthook, threading.excepthook, sys.exit, SystemExit.__dict__["code"]
+    return *hooks, sys.meta_path[:], dict(os.environ)
 
 before = interpreter()
 for _ in range(2):
@@ -121,14 +139,179 @@ def test_rank_0_that_ends_early_is_told_from_a_slow_one(run_ranks):
 
 
 @pytest.mark.parametrize(("mpi", "who"), [("mpich", 0), ("openmpi", 1)], indirect=["mpi"])
-def test_the_watchdog_names_the_missing_rank_and_shows_its_stack(run_ranks, who):
-    env = {"MPI_UTIL_WATCHDOG": "1"}
-    finished = run_ranks("fail.py", 2, who, "hang", timeout=60, env=env)
-    assert f"has waited 1 s for rank {who} in rank0_accum_batches" in finished.err
+def test_the_watchdog_says_who_waits_and_who_is_missing(run_ranks, who):
+    finished = run_ranks("fail.py", 3, who, "hang", timeout=60, env={"MPI_UTIL_WATCHDOG": "1.7"})
     program = (RANKS / "fail.py").read_text().splitlines()
     hangs = 1 + next(i for i, line in enumerate(program) if "time.sleep(4)" in line)
-    assert f'fail.py", line {hangs} in <module>' in finished.err  # the other rank's stack
-    assert f'fail.py", line {len(program)} in <module>' in finished.err  # where this one waits
+    others = [k for k in range(3) if k != who]
+    assert finished.err.count("mpi_util: ") == finished.err.count(f"mpi_util: rank {others[0]} has waited for") <= 2
+    where = rf"ranks {others[0]}, {others[1]}: waiting in rank0_accum_batches at fail.py:{len(program)} since [\d:]+\n"
+    assert re.search(where, finished.err)
+    assert re.search(rf"rank {who}: missing, phase rollout, episode 17 since [\d:]+ \(process \d+", finished.err)
+    assert re.search(rf'stack of rank {who}:\n.*\n  File ".*fail.py", line {hangs} in <module>', finished.err)
+    assert finished.err.count("stack of") == 2 * finished.err.count("has waited")  # the others' are the same
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
+@pytest.mark.parametrize(("who", "machines"), [(0, 1), (2, 1), (1, 3)])
+def test_the_watchdog_may_end_the_job_of_a_rank_that_is_stopped(run_ranks, who, machines):
+    env = {"MPI_UTIL_WATCHDOG": "1", "KILL": "1", "MPI_UTIL_MACHINES": str(machines)}
+    finished = run_ranks("fail.py", 3, who, "stop", timeout=SOON_S, status=1, env=env)
+    assert f"rank {who}: missing, phase rollout, episode 17" in finished.err
+    assert "stopped: it has no stack to show, and `kill -CONT" in finished.err
+    last = finished.err.splitlines()[-2:]
+    assert re.match(rf"mpi_util: the watchdog ends the job after 1[.\d]* s: rank {who}: missing, phase roll", last[0])
+    assert last[1] == "mpi_util: all 3 ranks were stopped"
+
+
+def test_the_watchdog_sees_a_wait_for_the_lock_of_deal(run_ranks):
+    finished = run_ranks("fail.py", 2, 1, "lock", timeout=SOON_S, env={"MPI_UTIL_WATCHDOG": "1"})
+    assert "rank 0: waiting in deal at fail.py" in finished.err and "rank 1: missing" in finished.err
+
+
+@pytest.mark.parametrize("seconds", [-1, "soon", float("nan")])
+def test_the_watchdog_takes_seconds(seconds):
+    with pytest.raises(mpi_util.UsageError, match="is a number of seconds, 0 or more"):
+        mpi_util.watchdog(seconds)
+
+
+def test_a_short_wait_is_not_even_noted():
+    times = []
+
+    class Watch:
+        first_s, due, over = (lambda _: 1.0), times.append, times.append
+
+    started = time.perf_counter()
+    wait_until(lambda: time.perf_counter() > started + 0.2, None, Watch())
+    assert not times
+
+
+UNDER = {"mpich": Path(sys.prefix) / "bin", "openmpi": OPEN_MPI.parents[1] / "bin"}
+
+
+def mpiexec(mpi, n, *program):
+    """(command, environment) of a plain mpiexec."""
+    oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    command = [UNDER[mpi] / "mpiexec", "-n", n, sys.executable, *program]
+    return command, mpi_environment(mpi) | root_permission() | oversubscribe
+
+
+@pytest.mark.parametrize("how", ["raise-exit", "no-str"])
+def test_the_status_is_right_under_mpiexec_too(mpi, how):
+    command, environment = mpiexec(mpi, 3, RANKS / "fail.py", 3, 1, how)
+    done = run(command, SOON_S, environment)
+    assert done.status == CASES[how][0] and "RankLeftError: rank 0" not in done.err
+    assert how != "raise-exit" or mpi == "openmpi" or "rank 1 has ended with status 4 while rank 0" in done.err
+
+
+STOPS = """
+import sys, time, mpi_util
+if mpi_util.mpi_fork(int(sys.argv[1])) == "parent": sys.exit()
+import os
+stop, i = mpi_util.StopRequest(), 0
+while not mpi_util.all_sum(bool(stop)):
+    mpi_util.print0("pid", os.getpid(), flush=True) if i == 3 else mpi_util.msg("at work")
+    time.sleep(0.05)
+    i += 1
+time.sleep(1.5)
+if mpi_util.rank == 0:
+    open("saved", "w").write(str(stop.signum))
+    try: print("saved", flush=True)
+    except OSError: pass
+sys.exit(stop.status)
+"""
+
+
+def read_pid(out) -> int:
+    """Of rank 0, which prints it when the program is under way."""
+    while not (found := re.search(rb"pid (\d+)", line := out.readline())):
+        assert line
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("n", "how", "before", "sent", "status"),
+    [
+        (3, "mpi_fork", "", ["HUP"], 129),
+        (1, "mpi_fork", "", ["HUP"], 129),
+        (3, "mpi_fork", "", ["HUP", "HUP", "TERM"], 129),
+        (2, "mpi_fork", "trap '' HUP;", ["HUP", "TERM"], 143),
+        (2, "mpiexec", "", ["HUP", "TERM"], 129),
+    ],
+)
+def test_a_hang_up_stops_in_order_and_is_no_first_signal(tmp_path, mpi, n, how, before, sent, status):
+    (tmp_path / "program.py").write_text(STOPS)
+    command, env = [sys.executable, "program.py", str(n)], mpi_environment(mpi)
+    if how == "mpiexec":
+        command, env = mpiexec(mpi, str(n), "program.py", str(n))
+    shell = ["bash", "-c", f'{before} exec "$@"', "bash", *map(str, command)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    process = subprocess.Popen(shell, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with process:
+        pid = read_pid(process.stdout)
+        for name in sent:
+            os.kill(pid if how == "mpiexec" else process.pid, getattr(signal, f"SIG{name}"))
+            time.sleep(0.4)
+        process.stdout.read()
+    assert (process.returncode, (tmp_path / "saved").read_text()) == (status, str(status - 128))
+
+
+@pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
+def test_a_terminal_that_closes_stops_the_program_in_order(tmp_path, mpi, n):
+    (tmp_path / "program.py").write_text(
+        STOPS.replace('mpi_util.msg("at work")', "None" if n == 1 else "mpi_util.msg(i)")
+    )
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.environ |= {"PYTHONPATH": str(ROOT), **mpi_environment(mpi)}
+        os.execv(sys.executable, [sys.executable, "program.py", str(n)])
+    with open(terminal, "rb", buffering=0) as shown:
+        read_pid(shown)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
+    assert (tmp_path / "saved").read_text() == "1"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("streams", [">&-", ">&- 2>&- <&-", "| head -1", "2>&1 | head -1", "> /dev/full"])
+def test_a_program_needs_no_output(tmp_path, n, streams):
+    if n == 1 and "-" not in streams.replace("-1", ""):
+        pytest.skip("in a single process print() raises what it always does")
+    (tmp_path / "program.py").write_text(
+        "import sys, mpi_util\nif mpi_util.mpi_fork(int(sys.argv[1])) == 'parent': sys.exit()\n"
+        "for i in range(300): mpi_util.msg('line', i, 'x' * 1000)\n"
+        "mpi_util.print0('sum', mpi_util.all_sum(1))\nif mpi_util.rank == 0: open('done', 'w').close()\n"
+    )
+    shell = f'set -o pipefail; "$0" program.py {n} {streams}'
+    done = run(["bash", "-c", shell, sys.executable], SOON_S, cwd=tmp_path)
+    assert done.status == 0 and not done.err and (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize(("ends", "status"), [("sys.exit(3)", 3), ("raise ValueError('of the child')", 1), ("", 0)])
+def test_a_forked_process_of_a_rank_may_end_as_it_likes(tmp_path, mpi, ends, status):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, os, sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\nmpi_util.all_sum(1)\n"
+        "if mpi_util.rank == 1:\n"
+        "    if (child := os.fork()) == 0:\n"
+        "        atexit.register(print, 'its own atexit')\n"
+        f"        {ends}\n        sys.exit()\n"
+        "    print('status', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "mpi_util.all_sum(1)\n"
+    )
+    done = run([sys.executable, program], SOON_S, mpi_environment(mpi))
+    assert done.status == 0 and done.out.splitlines() == ["its own atexit", f"status {status}"], done.err
+
+
+def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import mpi_util\nmpi_util.mpi_fork(1)\n"
+        "class Log:\n    def __init__(self, path): self.file, self.me = open(path, 'w'), self\n"
+        "log, other = Log('in a circle'), open('global', 'w')\n"
+        "log.file.write('a'), other.write('b')\n"
+    )
+    run([sys.executable, "program.py"], SOON_S, cwd=tmp_path)
+    assert ((tmp_path / "in a circle").read_text(), (tmp_path / "global").read_text()) == ("a", "b")
 
 
 @pytest.mark.parametrize("interrupted", [0, 1])

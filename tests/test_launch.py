@@ -331,9 +331,9 @@ def test_reader_of_the_output_goes_away(python):
     run = Run(python, 2, "in_order")
     run.wait_for("READY")
     run.process.stdout.close()
-    run.process.send_signal(signal.SIGINT)  # rank 0 prints a line about it, which nobody reads
-    assert run.process.wait(TIMEOUT_S) == 128 + signal.SIGPIPE
-    assert run.process.stderr.read() == ""
+    run.process.send_signal(signal.SIGINT)  # rank 0 prints a line about it, which no one reads, and ends in order
+    assert run.process.wait(TIMEOUT_S) == 128 + signal.SIGINT
+    assert not re.search("mpi_util:|Traceback", run.process.stderr.read())  # Open MPI may write of its own
     run.assert_nothing_left()
 
 

@@ -1,7 +1,9 @@
 """mpi_util.logx: tables, configurations, saved states and models."""
 
 import dataclasses
+import errno
 import functools
+import io
 import json
 import pickle
 import sys
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from mpi_util.errors import UsageError
 from mpi_util.logx import EpochLogger, Logger, colorize, load_weights
+from mpi_util.runs import savers
 from mpi_util.runs.logger import Progress
 from mpi_util.serialization_utils import convert_json
 
@@ -87,17 +90,20 @@ def test_any_rows_come_back_as_they_were_written(tmp_path_factory, rows, kept, m
     path = tmp_path_factory.mktemp("run") / "progress.txt"
     progress = Progress(path)
     for row in rows:
-        progress.add(row)
+        progress.rows.append(row)
+        progress.write()
     with open(path, "a") as file:
         file.write("half a li")
     progress = Progress(path, keep_rows=kept)
     for row in more:
-        progress.add(row)
+        progress.rows.append(row)
+        progress.write()
     header, *lines = table(path.parent) or [[]]
     back = [{key: cell for key, cell in zip(header, line) if cell} for line in lines]
     assert back == [{key: repr(value) for key, value in row.items()} for row in rows[:kept] + more]
     assert all(len(line) == len(header) for line in lines)
-    assert list(path.parent.iterdir()) == [path]
+    damaged = [path.with_name("progress.txt.damaged")] * (kept > len(rows))
+    assert sorted(path.parent.iterdir()) == [path, *damaged] and bool(progress.damage) == bool(damaged)
 
 
 def test_a_resumed_run_keeps_rows_and_a_new_one_puts_results_aside(tmp_path, capsys):
@@ -161,6 +167,46 @@ def test_samples_of_any_kind_are_copied(tmp_path):
     assert np.allclose(logger.get_stats("X"), (np.mean(everything), np.std(everything)))
     with pytest.raises(UsageError, match="store: 'X' takes real numbers"):
         logger.store(X="word")
+
+
+@pytest.mark.parametrize("n, way", [(1, "recovers"), (2, "stays")])
+def test_a_full_disk_does_not_end_the_program(run_ranks, tmp_path, n, way):
+    done = run_ranks("full_disk.py", n, tmp_path, way, status=int(way == "stays"))
+    failed = [line for line in done.out.splitlines() if line.startswith("cannot write")]
+    assert [line.split(":")[0] for line in failed] == [
+        "cannot write a row",
+        *["cannot write the state and the models"] * 2,
+    ]
+    assert all(f": {tmp_path}" in line and "File too large" in line for line in failed)
+    assert done.out.count("is done") == n and "Traceback" not in done.err
+    if way == "recovers":
+        assert table(tmp_path)[0] == ["Epoch", "AverageRet", "StdRet", "New"]
+        assert [line[0] for line in table(tmp_path)[1:]] == ["1", "2", "3", "4"]
+        assert pickle.loads((tmp_path / "vars.pkl").read_bytes()) == {"i": 4} and done.err == ""
+    else:
+        assert done.err.count("Logger: cannot write a row") == 1 and "the state and the models" in done.err
+        assert len(load_weights(tmp_path / "pyt_save" / "model.npz")) == 2
+
+
+@pytest.mark.parametrize("where", [0, 1, 2, 3])
+def test_a_row_that_is_torn_or_missing_is_named(tmp_path, capsys, where):
+    logged(tmp_path, *({"Epoch": i, "Loss": i / 7} for i in (1, 2, 3, 4)))
+    path = tmp_path / "progress.txt"
+    lines = path.read_text().split("\n")
+    torn = "\n".join([*lines[:where], lines[where][:1] + "\0" * 20, *lines[where + 1 :]])
+    lost = {0: "2 of 2 rows are missing or damaged: 1, 2", 3: "1 of 3 rows are missing or damaged: 3"}
+    path.write_text(torn)
+    capsys.readouterr()
+    rows = []
+    logged(tmp_path, {"Epoch": 9, "Loss": 0}, keep_rows=3 if where == 3 else 2, show=rows.append)
+    assert lost.get(where, f"1 of 2 rows are missing or damaged: {where}") in capsys.readouterr().out
+    kept = {0: "", 1: "2", 2: "1", 3: "12"}[where]
+    assert [row[0] for row in table(tmp_path)[1:]] == [*kept, "9"]
+    assert (tmp_path / "progress.txt.damaged").read_text() == torn
+    path.unlink()
+    logged(tmp_path, {"Epoch": 9}, keep_rows=7)
+    assert "progress.txt: 7 of 7 rows are missing or damaged: 1, 2, 3, 4, 5, ...\n" in capsys.readouterr().out
+    assert table(tmp_path) == [["Epoch"], ["9"]]
 
 
 # ---- the configuration
@@ -265,6 +311,19 @@ def test_a_save_that_fails_leaves_the_last_good_one(tmp_path):
     logger.save_state({"good": 1})
     logger.save_state({"bad": lambda: 0})
     assert pickle.loads((tmp_path / "vars.pkl").read_bytes()) == {"good": 1}
+
+
+def test_torch_on_a_full_disk_raises_the_systems_error(tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, content):
+            if self.tell() > 100:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(content)
+
+    monkeypatch.setattr(savers, "_save_weights", lambda *_: None)
+    monkeypatch.setattr(savers, "replace_file", lambda path, write: write(Full()))
+    with pytest.raises(OSError, match="No space left on device"):
+        savers.save_torch(torch.nn.Linear(100, 100), tmp_path, "")
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 broken"])

@@ -47,7 +47,7 @@ def test_after_a_failure_the_program_goes_on_from_what_it_has_saved(n, how, line
         (2, "kill2", 137, 2, "not restarted: it has failed in the same way twice, without progress"),
         (1, "raise2", 1, 2, "not restarted: it has failed in the same way twice, without progress"),
         (2, "progress", 0, 4, "restart 3 of 3"),
-        (2, "usage", 2, 1, "rank 1 ended with status 2 (a bad setting); all 2 ranks were stopped"),
+        (2, "usage", 2, 1, "mpi_util: all 2 ranks were stopped"),
         (2, "signal", 143, 1, "rank 1 was killed by signal 15 (SIGTERM); all 2 ranks were stopped"),
         (2, "together", 4, 1, ""),
         (1, "together", 4, 1, ""),

@@ -15,6 +15,7 @@ from conftest import RANKS, ROOT, mpi_environment, run
 
 from mpi_util.errors import UsageError
 from mpi_util.host.cores import usable_cores
+from mpi_util.host.process import process
 from mpi_util.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
 from mpi_util.runs.experiment import Experiment
 
@@ -115,9 +116,12 @@ def test_runs_that_make_no_sense(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=text):
             grid.run(data_dir=tmp_path, **arguments)
     monkeypatch.setenv("PMI_RANK", "0")
+    process.reset()
     with pytest.raises(UsageError, match="without mpiexec"):
         grid.run(max)
     assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    process.reset()
 
 
 def test_auto_shares_the_cores(tmp_path):

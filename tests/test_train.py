@@ -166,7 +166,7 @@ def wait_for_row(process: subprocess.Popen, iteration: int) -> None:
         assert line, process.stderr.read()
 
 
-@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
     folder = tmp_path / "run"
@@ -187,6 +187,16 @@ def test_a_background_job_of_a_script_passes_over_the_ctrl_c_of_its_shell(tmp_pa
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 143
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_run_needs_no_output(tmp_path, n):
+    """Its reader has gone after the first line; or there is none, and the disk of the other stream is full."""
+    streams = "2>&- | head -1" if n == 1 else ">/dev/full 2>&-"
+    folder = tmp_path / "run"
+    command = [sys.executable, "train.py", "InvertedPendulum-v4", "--nprocs", n, "-n", 60, "--run_dir", folder]
+    done = run(["bash", "-c", f'set -o pipefail; "$@" {streams}', "-", *command], 60)
+    assert done.status == 0 and not done.err and len(rows(folder)) == 3
 
 
 def test_a_run_that_was_killed_at_once_can_be_resumed(tmp_path):
@@ -235,6 +245,7 @@ BAD_INPUT = {
     "no such device": (["Hopper-v4", "--device", "cuda:77"], 2, "--device cuda:77"),
     "deviation beyond all numbers": (["Hopper-v4", "--log_std", "nan"], 2, "--log_std is nan"),
     "negative count": (["Hopper-v4", "-n", -3], 2, "--num_episodes"),
+    "negative time": (["Hopper-v4", "--watchdog", -1], 2, "--watchdog is -1.0; it must be 0 or more"),
     "nothing": ([], 2, "environment"),
     "nothing to resume": (["--resume", "/nowhere/run"], 2, "/nowhere/run"),
 }

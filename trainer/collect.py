@@ -146,11 +146,14 @@ class Evaluator:
 
         Returns:
             On rank 0 ep_ret, ep_len and work of all episodes, as Runner's, in their order; {} elsewhere, and where the
-            run was stopped.
+            run was stopped before: `control.evaluate` then stays set on rank 0.
         """
         self.runner.actor.refresh()
         keys = [(self.control.iteration, i) for i in range(self.config.eval_episodes)]
         batches, places = run_episodes(self.runner, keys, self.stop)
         results = [{key: batch[key] for key in ("ep_ret", "ep_len", "work")} for batch in batches]
         results = mpi_util.rank0_accum_batches(results, index=places)
-        return results if mpi_util.rank == 0 and not self.stop else {}
+        if mpi_util.rank:
+            return {}
+        self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)
+        return {} if self.control.evaluate else results

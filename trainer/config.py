@@ -41,7 +41,16 @@ class Config:
         RUN, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most", "abort",
         choices=("abort", "restart"),
     )  # fmt: skip
+    save_every: float = _opt(
+        RUN, "seconds between checkpoints; 0: after every iteration", 30.0, float, metavar="SECONDS"
+    )
+    keep: int = _opt(RUN, "number of checkpoints to keep, 1 or more: the last one, and those before it", 2, int)
     device: str = _opt(RUN, "device of the updates, such as cuda", "cpu")
+    watchdog: float | None = _opt(
+        RUN, "report who is missing when a process has waited so long; 0: never (default: 300)", None, float,
+        metavar="SECONDS",
+    )  # fmt: skip
+    watchdog_kill: bool = _opt(RUN, "end the run at the first such report", False, bool)
     render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
 
     batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, int, ("-b",))
@@ -97,6 +106,7 @@ class Config:
             "without --batch_steps": ("num_envs",) * (not segments),
             "with --batch_steps": ("batch_size",) * segments,
             "without --eval_every": ("eval_episodes",) * (self.eval_every is None),
+            "with --watchdog 0": ("watchdog_kill",) * (self.watchdog == 0),
             f"with --minibatches {self.minibatches}": ("minibatch_rows",) * bool(self.minibatches),
             f"with --algo {algo}": ("clip",) * (algo != "ppo")
             + ("lr", "epochs") * (algo == "trpo")
@@ -115,7 +125,7 @@ class Config:
         """The settings of this start, where `saved` is what an earlier one that crashed has given to mpi_util.saved."""
         if not saved:
             return self
-        has_checkpoint = (Path(saved["run_dir"]) / "checkpoint.safetensors").exists()
+        has_checkpoint = any(Path(saved["run_dir"]).glob("checkpoint*.safetensors"))
         return replace(self, **{"resume" if has_checkpoint else "run_dir": saved["run_dir"]})
 
     def check(self) -> "Config":
@@ -127,7 +137,7 @@ class Config:
         at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
         at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1, "eval_every": 1, "eval_episodes": 1}
         at_least |= {"minibatch_rows": 1, "vf_epochs": 1, "ent_coef": 0, "cg_iters": 1, "cg_damping": 0, "threads": 1}
-        at_least["max_restarts"] = 0
+        at_least |= {"save_every": 0, "keep": 1, "max_restarts": 0, "watchdog": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -239,7 +249,7 @@ def _resumed(given: dict[str, Any]) -> Config:
         ValueError: one line: there is no such run, or a setting was given that cannot change.
     """
     may_change = {"nprocs", "max_restarts", "num_episodes", "total_steps", "device", "render", "framework"}
-    may_change.add("on_env_error")
+    may_change |= {"on_env_error", "save_every", "keep", "watchdog", "watchdog_kill"}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")

@@ -23,7 +23,7 @@ class Control:
 
     Attributes:
         stop: 0, STOP or DROPPED.
-        evaluate: 1: evaluate the policy after this iteration.
+        evaluate: 1: evaluate the policy after this iteration. In a checkpoint: a stop came before that was done.
         save: 1: write a checkpoint after this iteration.
         iteration, episodes, steps: so far, of all ranks; steps of the environments.
         rew_scale: float64 (1,), the factor of the rewards.

@@ -26,6 +26,24 @@ COLUMNS = (
 ROWS_PER_HEADING = 30
 
 
+class _Screen:
+    """Standard output of a run that goes on when there is none any more: a closed terminal, `| head`, a full disk."""
+
+    def __init__(self) -> None:
+        self._out = sys.stdout  # which rich replaces
+
+    def write(self, text: str) -> None:
+        """Writes at once."""
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
 class Display:
     """Prints rows, and on a terminal keeps a status line below them."""
 
@@ -33,7 +51,7 @@ class Display:
         # under a launcher stdout is always a pipe or a pty; only the launching process knows about the terminal
         launched = "MPI_UTIL_JOB" in os.environ
         terminal = os.environ.get("MPI_UTIL_TTY") == "1" if launched else sys.stdout.isatty()
-        self.console = Console(force_terminal=terminal, highlight=False, soft_wrap=True)
+        self.console = Console(file=_Screen(), force_terminal=terminal, highlight=False, soft_wrap=True)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if terminal else None
         self.rows = 0
         if self.live:

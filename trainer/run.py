@@ -75,18 +75,16 @@ class Run:
         return Runner(env, self.actor, self.scaler, self.config, self.control, greedy)
 
     def report(self, data: Pooled, tests: dict[str, np.ndarray], columns: dict[str, float]) -> None:
-        """Collective: writes a row of progress.txt, and keeps the policy if it was evaluated as the best so far.
+        """Collective: writes a row of progress.txt.
 
         Args:
             data: what this rank learned from.
-            tests: what Evaluator.evaluate returned; {} where there was no evaluation.
+            tests: as `report_tests` takes them.
             columns: of the learners and of the times; those of rank 0 are written.
         """
         logger, control = self.logger, self.control
         if data.batch is not None:
             logger.store(EpRet=data.batch["ep_ret"], EpLen=data.batch["ep_len"])
-        if tests:
-            logger.store(TestEpRet=tests["ep_ret"], TestEpLen=tests["ep_len"])
         logger.log_tabular("Iteration", control.iteration)
         logger.log_tabular("Episodes", control.episodes)
         logger.log_tabular("TotalEnvInteracts", control.steps)
@@ -94,14 +92,33 @@ class Run:
         logger.log_tabular("EpLen", average_only=True)
         for column, value in columns.items():
             logger.log_tabular(column, value)
+        self.report_tests(tests, int(data.work[3]))
+
+    def report_tests(self, tests: dict[str, np.ndarray], restarts: int) -> None:
+        """Collective: completes the row, and keeps the policy if it was evaluated as the best so far.
+
+        Args:
+            tests: what Evaluator.evaluate returned; {} where there was no evaluation.
+            restarts: of environments, in training.
+        """
+        logger = self.logger
+        if tests:
+            logger.store(TestEpRet=tests["ep_ret"], TestEpLen=tests["ep_len"])
         if self.config.eval_every:
             logger.log_tabular("TestEpRet", with_min_and_max=True)
             logger.log_tabular("TestEpLen", average_only=True)
         if self.config.on_env_error == "restart":
-            logger.log_tabular("EnvRestarts", int(data.work[3] + (tests["work"][:, 3].sum() if tests else 0)))
+            logger.log_tabular("EnvRestarts", restarts + (int(tests["work"][:, 3].sum()) if tests else 0))
         logger.dump_tabular()
         if self.record is not None:
             self.record.keep_best(self.actor.params | self.scaler.arrays)
+
+    def evaluate_owed(self, evaluator: Evaluator) -> None:
+        """Collective: makes the evaluation that a stop has left undone, and writes its row again."""
+        row = dict(self.record.row) if self.record is not None else {}
+        restarts = int(row.pop("EnvRestarts", 0))
+        self.logger.log_current_row = {key: value for key, value in row.items() if "TestEp" not in key}
+        self.report_tests(evaluator.evaluate(), restarts)
 
     def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
         """Collective: adds the times of this iteration; rank 0 prints the advice when it is complete.
@@ -124,8 +141,11 @@ class Run:
             arrays, scalars = self.training.state()
             if self.record is not None:
                 self.logger.sync()  # the rows that the checkpoint counts on
-                self.record.save(self.actor.params | self.scaler.arrays, arrays | running, scalars)
-                self.note_saved()
+                self.logger.attempt("a checkpoint", lambda: self._write_checkpoint(arrays | running, scalars))
+
+    def _write_checkpoint(self, arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
+        self.record.save(self.actor.params | self.scaler.arrays, arrays, scalars)
+        self.note_saved()
 
     def note_saved(self) -> None:
         """On rank 0: what `--max_restarts` starts again from; before the first checkpoint, in the same folder."""

@@ -1,16 +1,23 @@
-"""The files of a run: weights, and a checkpoint to resume from."""
+"""The files of a run: weights, and checkpoints to resume from. Each carries a checksum of all its bytes."""
 
+import hashlib
+import itertools
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save
 
 META = "mpi_util"  # the only key: the order of several would vary from one save to the next
+CHECKPOINT = "checkpoint.safetensors"
+# As it stands in the file's header, where the notes are a JSON string; it is computed with zeros in its own place.
+CHECKSUM = re.compile(rb'(?<=\\"checksum\\": \\")[0-9a-f]{64}')
+NO_CHECKSUM = b"0" * 64
 
 
 class RunFolder:
@@ -27,7 +34,7 @@ class RunFolder:
             ValueError: one line: not writable, or it holds a run already, or none.
         """
         self.path = path
-        holds_run = (path / "checkpoint.safetensors").exists()
+        holds_run = bool(checkpoints(path))
         if new and holds_run:
             raise ValueError(f"{path} holds a run already; give another --run_dir, or --resume {path} to continue it")
         if not new and not holds_run:
@@ -50,26 +57,60 @@ class RunFolder:
             path = base.with_name(f"{base.name}-{number}")
         return path
 
-    def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any]) -> None:
+    def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any], keep: int = 1) -> None:
         """Writes arrays and a description as one safetensors file.
 
         Args:
             arrays: by name.
             notes: what JSON can store; written to the file's header.
+            keep: number of checkpoints to keep: this one, and those before it as checkpoint-1.safetensors, -2, ...
         """
         whole = {key: np.ascontiguousarray(arrays[key]) for key in sorted(arrays)}
-        self._replace(name, save(whole, {META: json.dumps(notes, sort_keys=True)}))
-
-    def _replace(self, name: str, content: bytes) -> None:
-        temporary = self.path / f".{name}.new"
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path / name)
+        content = save(whole, {META: json.dumps(notes | {"checksum": NO_CHECKSUM.decode()}, sort_keys=True)})
+        path, draft = self.path / name, self.path / f".{name}.new"
+        try:
+            with open(draft, "wb") as file:
+                file.write(CHECKSUM.sub(_checksum(content), content, 1))
+                file.flush()
+                os.fsync(file.fileno())
+            kept = [path, *(path.with_stem(f"{path.stem}-{k}") for k in range(1, keep))]
+            if keep > 1 and path.exists() and _intact(path.read_bytes()):  # a damaged one pushes no good one out
+                for newer, older in reversed(list(itertools.pairwise(kept))):
+                    if newer.exists():
+                        os.replace(newer, older)
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)  # half of it, where the disk is full
+        for old in checkpoints(self.path) if name == CHECKPOINT else []:
+            if old not in kept:
+                old.unlink()
         folder = os.open(self.path, os.O_RDONLY)
         os.fsync(folder)  # makes the renaming durable
         os.close(folder)
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints in a run's folder, the newest first."""
+    found = [p for p in path.glob("checkpoint*.safetensors") if re.fullmatch(r"checkpoint(-\d+)?", p.stem)]
+    return sorted(found, key=lambda p: (len(p.name), p.name))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+    """The newest checkpoint in a run's folder that is not damaged.
+
+    Returns:
+        (arrays, notes, one line on those that are damaged, or "").
+
+    Raises:
+        ValueError: one line: there is none.
+    """
+    damaged = []
+    for checkpoint in checkpoints(path) or [path / CHECKPOINT]:
+        try:
+            return *load(checkpoint), "; ".join([*damaged, f"resuming from {checkpoint.name}"] * bool(damaged))
+        except ValueError as error:
+            damaged.append(str(error))
+    raise ValueError("; ".join(damaged))
 
 
 def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -79,12 +120,24 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         ValueError: one line: the file is missing, damaged, not finite, or was not written by it.
     """
     try:
-        with safe_open(path, "np") as file:
-            notes = json.loads((file.metadata() or {})[META])
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot load {path}: {' '.join(str(error).split())}") from None
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot load {path}: {error.strerror}") from None
+    if not _intact(content):
+        raise ValueError(f"cannot load {path}: it is damaged (wrong checksum), or not a file of train.py")
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    arrays, notes = load_arrays(content), json.loads(header["__metadata__"][META])
+    del notes["checksum"]
     for name, value in (arrays | notes.get("scalars", {})).items():
         if not np.isfinite(value).all() and name != "best":  # which is -inf without an evaluation
             raise ValueError(f"cannot load {path}: {name} in it is not finite")
     return arrays, notes
+
+
+def _intact(content: bytes) -> bool:
+    found = CHECKSUM.search(content)
+    return found is not None and found[0] == _checksum(content)
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(CHECKSUM.sub(NO_CHECKSUM, content, 1)).hexdigest().encode()

@@ -25,6 +25,7 @@ PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has 
 def set_up(config: Config) -> Run:
     """Collective: this rank's part of the run, or the end of the job with one line that says what is wrong."""
     stop = mpi_util.StopRequest()
+    mpi_util.watchdog(config.watchdog, config.watchdog_kill)
     average = config.parallel == "average" and mpi_util.nworkers > 1
     envs, spec = all_or_none(lambda: build_envs(config))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
@@ -77,8 +78,9 @@ def build_logger(run: Run) -> None:
     if run.record is None:
         run.logger = EpochLogger()
         return
-    keep_rows = run.control.iteration if run.config.resume else None
-    run.logger = EpochLogger(run.record.folder.path, show=run.record.show, keep_rows=keep_rows)
+    keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
+    how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
+    run.logger = EpochLogger(run.record.folder.path, **how)
     run.logger.save_config(run.record.settings)
 
 

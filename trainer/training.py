@@ -10,7 +10,7 @@ from policies.scaler import Scaler
 from policies.share import Part
 from trainer.config import Config
 from trainer.control import Control
-from trainer.run_folder import load
+from trainer.run_folder import load_checkpoint
 
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow"}  # the keys are also the names of the extras that install them
 
@@ -91,11 +91,11 @@ class Training:
         return max(0.0, 1.0 - self.control.steps / self.config.total_steps)
 
     def _decide(self, n_new: int = 0) -> None:
-        """Sets `control`: stop at a limit; evaluate when due, and at the end. Args: n_new: steps of this iteration."""
+        """Sets `control`: stop at a limit; evaluate when due, and at the end. Args: n_new: steps of a new iteration."""
         config, control = self.config, self.control
         limits = (control.episodes, config.num_episodes), (control.steps, config.total_steps)
         control.stop = any(limit is not None and n >= limit for n, limit in limits)
-        if every := config.eval_every:
+        if n_new and (every := config.eval_every):
             control.evaluate = control.stop or control.steps // every > (control.steps - n_new) // every
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
@@ -107,8 +107,8 @@ class Training:
         return arrays, scalars
 
     def _load_checkpoint(self, path: Path) -> dict[str, Any]:
-        """Restores a checkpoint; returns its numbers."""
-        arrays, notes = load(path / "checkpoint.safetensors")
+        """Restores the last checkpoint that is not damaged; returns what Record has kept in it."""
+        arrays, notes, damaged = load_checkpoint(path)
         if Spec.from_dict(notes["spec"]) != self.spec:
             raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
         try:
@@ -121,7 +121,7 @@ class Training:
             raise ValueError(f"{path}: its checkpoint has no {error}") from None
         self.episodes = {name: array for name, array in arrays.items() if name.startswith("episodes/")}
         self._decide()
-        return notes["scalars"]
+        return notes["scalars"] | {"row": notes.get("row", []), "damaged": damaged}
 
 
 def _learners(framework: str) -> tuple[Any, Any, Any]:

@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import rank_mismatch
+from ..host.process import process
 from ..host.segments import align
 from ..host.waiting import wait_until
-from ..launch import failure
+from ..launch.watchdog import Watchdog
 from .channel import Channel
 from .transport import Place, lease, places
 
@@ -102,7 +103,8 @@ class Page:
         while bytes(posts) != same:
             tests -= 1
             if not tests:
-                _Wait(self, op, posts, same).sleep()
+                wait = _Wait(self, op, posts, same)
+                wait_until(wait.over, partial(self.nap, wait.all_came), process.of(Watchdog))
                 break
         sleepers = bytes(self._asleep)
         if any(sleepers):
@@ -136,21 +138,16 @@ class _Wait:
         self._tests, self._notified = 0, False
         self._began = time.perf_counter()
 
-    def sleep(self) -> None:
-        """Until all have come."""
-        channel, missing = self._page.channel, self._came()
-        peer = missing.index(False) if False in missing else 0
-        overdue = partial(failure.report_missing, channel.rank, peer, channel.peers.infos[peer].pid)
-        wait_until(self._over, partial(self._page.nap, self._all_came), overdue, failure.watchdog_s())
-
     def _came(self) -> list[bool]:
         return [number == self._page.number for number, _ in _ENTRY.iter_unpack(self._posts)]
 
-    def _all_came(self) -> bool:
+    def all_came(self) -> bool:
+        """True if they have."""
         return bytes(self._posts) == self._same or all(self._came())
 
-    def _over(self) -> bool:
-        if self._all_came():
+    def over(self) -> bool:
+        """True when all have come. Looks for messages that say why one does not."""
+        if self.all_came():
             return True
         channel = self._page.channel
         self._tests += 1

@@ -7,6 +7,7 @@ from ..host import threads
 from ..host.process import process
 from ..launch import failure
 from ..launch.identity import Comm, check_launcher, check_no_parent, world
+from ..launch.watchdog import Watchdog
 from .channel import Channel, OpenChannels
 
 
@@ -41,6 +42,8 @@ def _channel_of(comm: Comm) -> Channel:
         if (whole := kept.world) is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
             whole = kept.world = Channel(comm)
+            peers = whole.peers
+            process.of(Watchdog).join(whole.rank, peers.note, [(info.pid, info.ticket) for info in peers.infos])
             others = [whole.peers.infos[k].pid for k in whole.here() if k != whole.rank]
             threads.start(whole.rank == 0, others)
         return whole
@@ -53,10 +56,13 @@ def _channel_of(comm: Comm) -> Channel:
     return channel
 
 
-def _leave_all(status: int, seconds: float | None) -> bool:
-    """This process ends: announces it on every channel, and waits for the world."""
-    for channel in process.of(OpenChannels):
-        channel.messages.announce_end(status)
-    world = process.of(_Channels).world
+def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
+    """This process ends: announces it on every channel, and waits for the others there."""
+    process.of(Watchdog).at_end()
+    channels = process.of(OpenChannels)
+    for channel in channels:
+        channel.messages.announce_end(status, reason)
     end = None if seconds is None else time.perf_counter() + seconds
-    return world is not None and world.messages.wait_for_ends(end)
+    together = process.of(_Channels).world is not None and all(each.messages.wait_for_ends(end) for each in channels)
+    process.of(Watchdog).at_end()
+    return together

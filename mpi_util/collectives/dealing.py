@@ -13,7 +13,10 @@ from ..errors import RankMismatchError, UsageError
 from ..host import threads
 from ..host.process import process
 from ..host.segments import Segment, attach
+from ..host.waiting import wait_until
+from ..launch import failure
 from ..launch.identity import Comm, nworkers, rank
+from ..launch.watchdog import Watchdog
 from .channel import Channel
 from .comm import channel_of
 from .messages import Background
@@ -130,12 +133,13 @@ class _Counter:
     def take(self, question: tuple[int, int]) -> int | None:
         """The next number of a round, or None. `question`: the round, and how many it deals."""
         answer: int | str | None
+        failure.enter("deal")
         if self.map:
             answer = self._take_here(question)
         else:
             messages = self._channel.messages
             messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test, 0)
-            answer = messages.receive(0, "deal")
+            answer = messages.receive(0, "deal", serves=True)
         if isinstance(answer, str):
             raise RankMismatchError(answer)
         return answer
@@ -144,7 +148,7 @@ class _Counter:
         number_of_round, n = question
         place = number_of_round % _ROUNDS * _SLOT.size
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # sleeps; the kernel gives it back when a holder is killed
+            wait_until(self._try_lock, None, process.of(Watchdog))  # a holder may be stopped
         try:
             found, found_n, number, closed = _SLOT.unpack_from(self.map, place)
             if found > number_of_round or closed == number_of_round:
@@ -160,6 +164,14 @@ class _Counter:
         finally:
             if self._lock is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        """The kernel gives the lock back when its holder is killed."""
+        try:
+            fcntl.flock(self._lock or 0, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def serve(self) -> None:
         """Rank 0 answers ranks that ask for a number, which are on other machines."""

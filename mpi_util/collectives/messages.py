@@ -14,6 +14,7 @@ from ..errors import MpiUtilError, RankLeftError, RankMismatchError
 from ..host.process import process
 from ..host.waiting import wait_until
 from ..launch import failure
+from ..launch.watchdog import Watchdog
 from .peers import Peers
 
 CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
@@ -21,7 +22,8 @@ CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
 
 CALL: (collective call, its number, file:line of the program, what the rank brings); to rank 0.
 REPLY: (number of the call, rank 0's answer). ERROR: an MpiUtilError, to be raised. DATA: anything, within a call.
-LEAVE: the exit status of a rank that ends. WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
+LEAVE: (exit status, reason or "") of a rank that ends.
+WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
 """
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
 TAG = 1
@@ -44,16 +46,19 @@ class Messages:
         self.rank, self.size = rank, size
         self.calls = 0  # collective calls that this rank has begun
         self.failed: dict[int, int] = {}  # on rank 0: the call of each rank that it has answered unread, by an error
-        self.ended: dict[int, int] = {}  # ranks that have ended, with their exit status
+        self.ended: dict[int, tuple[int, str]] = {}  # ranks that have ended, with exit status and reason
         self.early = defaultdict[int, list[Message]](list)  # from ranks that are further on than this one
 
     def send(self, dest: int, payload: Any) -> None:
         """Small message to `dest`, which calls `receive` sooner or later."""
         self.post(dest, DATA, payload)
 
-    def receive(self, source: int, op: str) -> Any:
-        """The next message of `send` from `source`; raises MpiUtilError if that has failed, or is in another call."""
-        kind, payload = self.expect(source, op)
+    def receive(self, source: int, op: str, serves: bool = False) -> Any:
+        """The next message of `send` from `source`; raises MpiUtilError if that has failed, or is in another call.
+
+        `serves`: it answers at its own end, too, while it waits for the other ranks.
+        """
+        kind, payload = self.expect(source, op, serves)
         if kind == ERROR:
             raise payload
         if kind != DATA:
@@ -66,9 +71,10 @@ class Messages:
         self.peers.wake(dest)
         self.wait(request.Test, dest)
 
-    def expect(self, source: int, op: str) -> Message:
+    def expect(self, source: int, op: str, serves: bool = False) -> Message:
         """The next message from `source` to a rank that is in the call `op`. RankLeftError if it has ended instead."""
-        if source not in self.ended and (message := self.next(source)):
+        at_work = source not in self.ended or (serves and not self.ended[source][0])
+        if at_work and (message := self.next(source)):
             kind, payload = message
             if kind == CALL and self.is_late(source, payload):
                 return self.expect(source, op)
@@ -78,6 +84,8 @@ class Messages:
             if kind != LEAVE:
                 return kind, payload
             self.ended[source] = payload
+            if serves:
+                return self.expect(source, op, serves)
         raise self.left_error(op, source)
 
     def is_late(self, source: int, call: Any) -> bool:
@@ -87,10 +95,11 @@ class Messages:
 
     def left_error(self, op: str, source: int) -> RankLeftError:
         """That this rank waits for one that has ended."""
-        status = self.ended[source]
-        text = f" (status {status})" if status else ""
+        status, reason = self.ended[source]
+        text = f" with status {status}{f' ({reason})' if reason else ''}" if status else ""
         error = RankLeftError(f"{op}: rank {source} has ended{text} while rank {self.rank} waits for it")
-        error.silent, error.status = self.rank > 0, status or 1
+        # that it has ended, and why, is reported by mpi_fork's parent if there is one
+        error.silent, error.status = self.rank > 0 or (status > 0 and failure.has_parent()), status or 1
         return error
 
     def next(self, source: int, end: float | None = None) -> Message | None:
@@ -116,18 +125,17 @@ class Messages:
         return (status.source, message.recv()) if message else None
 
     def wait(self, test: Callable[[], Any], peer: int, woken: bool = False) -> Any:
-        """Sleeps until `test` comes true, which is up to rank `peer`; the watchdog reports if that takes too long.
+        """Sleeps until `test` comes true, which is up to rank `peer`.
 
         `woken`: that rank wakes this one then.
         """
-        pid = self.peers.infos[peer].pid if peer in self.peers.wake_fds else None
-        sleep = self.peers.pipe.sleep if pid and woken else None
-        return wait_until(test, sleep, lambda: failure.report_missing(self.rank, peer, pid), failure.watchdog_s())
+        sleep = self.peers.pipe.sleep if woken and peer in self.peers.wake_fds else None
+        return wait_until(test, sleep, process.of(Watchdog))
 
-    def announce_end(self, status: int) -> None:
+    def announce_end(self, status: int, reason: str) -> None:
         """This rank ends with that exit status."""
         for k in self._concerned():
-            self.post(k, LEAVE, status)
+            self.post(k, LEAVE, (status, reason))
 
     def wait_for_ends(self, end: float | None) -> bool:
         """True when the others have ended too; False if not by time `end` (of time.perf_counter; None: waits for ever).

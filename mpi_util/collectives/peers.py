@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ..host.segments import Segment, Ticket, attach
 from ..host.waiting import WakePipe
+from ..launch.watchdog import NOTE_BYTES
 
 
 class PeerInfo(NamedTuple):
@@ -13,7 +14,7 @@ class PeerInfo(NamedTuple):
 
     pid: int
     wake_fd: int  # of its wake-up pipe: /proc/<pid>/fd/<wake_fd>
-    ticket: Ticket | None  # of a small segment, which only ranks of its machine can attach; None: no shared memory
+    ticket: Ticket | None  # of its note, which only ranks of its machine can attach; None: no shared memory
     lowest: int  # the lowest rank on its machine, as MPI knows it
 
 
@@ -27,7 +28,7 @@ class Peers:
         self.infos: list[PeerInfo] = []  # of all ranks, once they are known
         self._segment: Segment | None = None
         with contextlib.suppress(OSError):
-            self._segment = Segment(1)
+            self._segment = Segment(NOTE_BYTES)
         ticket = self._segment.ticket if self._segment else None
         self.own = PeerInfo(os.getpid(), self.pipe.write_fd, ticket, _lowest_rank_here(comm, rank))
 
@@ -69,6 +70,11 @@ class Peers:
         except OSError:
             return False
         return True
+
+    @property
+    def note(self) -> Any:
+        """Memory for this rank's note (launch/watchdog.py), which all on its machine may read; None: there is none."""
+        return self._segment.map if self._segment else None
 
     def wake(self, k: int) -> None:
         """Wakes rank `k`, if it can be woken from here; else it polls."""

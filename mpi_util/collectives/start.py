@@ -5,7 +5,7 @@ from typing import Literal
 from ..errors import LaunchError
 from ..host import threads as pools
 from ..host.cores import UPDATE_THREADS, usable_cores
-from ..host.process import process
+from ..host.process import open_standard_streams, process
 from ..launch import failure, fork
 from ..launch.identity import in_child_of_rank, rank
 from ..program.console import print0_once
@@ -30,7 +30,7 @@ def mpi_fork(
       _GPU_PCT; from the launcher also MPI_UTIL_JOB, _BOUND, _TTY, _RESTARTS, _SAVED, _DEPTH, PYTHONUNBUFFERED, and for
       a terminal COLUMNS and LINES.
     - sys.meta_path: an entry that gives torch its threads when it is imported; it wraps torch.set_num_threads.
-    - stdout and stderr: written line by line. SIGUSR1, with MPI_UTIL_WATCHDOG: prints the stacks.
+    - stdout and stderr: written line by line; /dev/null where they are closed. SIGRTMAX - 3: the watchdog's.
     - A rank is killed when its launcher dies (PR_SET_PDEATHSIG). Rank 0 may run on all cores of its machine's ranks.
 
     Other signals and their masks stay; the process that waits catches SIGINT, SIGTERM and SIGHUP while it does.
@@ -55,6 +55,7 @@ def mpi_fork(
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it.
     """
+    open_standard_streams()
     try:
         side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts)
     except LaunchError:

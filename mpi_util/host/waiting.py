@@ -16,11 +16,12 @@ The package wakes sleepers in these ways (by pipe or eventfd, between processes 
 - threading.Condition (weight_sync/receiver.py): between threads of one process.
 """
 
+import math
 import os
 import select
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -67,35 +68,34 @@ class WakePipe:
             return
 
 
-def wait_until(
-    test: Callable[[], T | None],
-    sleep: Callable[[float], bool] | None = None,
-    overdue: Callable[[], None] | None = None,
-    overdue_s: float = 0.0,
-) -> T:
+def wait_until(test: Callable[[], T | None], sleep: Callable[[float], bool] | None = None, watch: Any = None) -> T:
     """Calls `test` until it gives something other than None or False, and returns that.
 
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         sleep: sleeps for that many seconds, or until woken (then True) by the rank that makes `test` come true.
-        overdue: called once if the wait has lasted `overdue_s` seconds (0: never).
+        watch: the process's `Watchdog` (launch/watchdog.py), which is called if the wait lasts.
     """
     start = spun_from = time.perf_counter()
-    tests = 0
+    tests, watched = 0, False
+    due = watch.first_s() if watch else math.inf
     spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
-    while not (result := test()):
-        now = time.perf_counter()
-        waited = now - start
-        if overdue and overdue_s and waited > overdue_s:
-            overdue()
-            overdue = None
-        if spin_only:
-            continue
-        tests += 1
-        if now - spun_from < SPIN_S or tests < SPIN_TESTS:
-            os.sched_yield()
-        elif sleep is None:
-            time.sleep(min(PAUSE_S, waited * LATENESS))
-        elif sleep(min(WOKEN_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
-            spun_from, tests = time.perf_counter(), 0
-    return result
+    try:
+        while not (result := test()):
+            now = time.perf_counter()
+            waited = now - start
+            if watch and waited > due:
+                watched, due = True, watch.due(waited)
+            if spin_only:
+                continue
+            tests += 1
+            if now - spun_from < SPIN_S or tests < SPIN_TESTS:
+                os.sched_yield()
+            elif sleep is None:
+                time.sleep(min(PAUSE_S, waited * LATENESS))
+            elif sleep(min(WOKEN_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
+                spun_from, tests = time.perf_counter(), 0
+        return result
+    finally:
+        if watch and watched:
+            watch.over()

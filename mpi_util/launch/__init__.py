@@ -2,6 +2,7 @@
 
 fork.py starts the program again under the launcher that launcher.py finds; supervise.py runs in the process that waits,
 collects evidence and cleans up (reap.py), verdict.py names the rank that failed, and restarts.py starts it again.
-failure.py is the other side: what a rank does when it fails. identity.py: which rank this is; doctor.py: whether a job
-will run here. May import `host` and `errors`; the process that waits never loads MPI. Read first: fork.py, failure.py.
+failure.py is the other side: what a rank does when it fails; watchdog.py: when another one does not come. identity.py:
+which rank this is; doctor.py: whether a job will run here. May import `host` and `errors`; the process that waits never
+loads MPI. Read first: fork.py, failure.py.
 """

@@ -100,7 +100,8 @@ class Stream:
     """One output of the launcher on its way to ours, without the launcher's banners.
 
     It never blocks: a reader of ours that stalls (`train.py | less`) must not keep signals from the ranks. Until it
-    reads on, no more is read from the launcher.
+    reads on, no more is read from the launcher. What has no reader any more (`| head`, a closed terminal) is dropped:
+    the work of the ranks is not.
 
     Attributes:
         listens: what the job's selector watches for it; (file descriptor, event) or None.
@@ -153,5 +154,8 @@ class Stream:
     def _write(self, data: bytes) -> None:
         self._last_byte = data[-1:] or self._last_byte
         self._unwritten += data
-        while self._unwritten and self._room.poll(0):  # then a pipe has room for PIPE_BUF bytes
-            self._unwritten = self._unwritten[os.write(self._target, self._unwritten[: select.PIPE_BUF]) :]
+        try:
+            while self._unwritten and self._room.poll(0):  # then a pipe has room for PIPE_BUF bytes
+                self._unwritten = self._unwritten[os.write(self._target, self._unwritten[: select.PIPE_BUF]) :]
+        except OSError:  # EPIPE; EIO of a terminal
+            self._unwritten = b""

@@ -7,11 +7,13 @@ exception ends the whole job, so does an exit with a non-zero status, and a rank
 import atexit
 import contextlib
 import ctypes
-import faulthandler
 import fcntl
+import gc
+import io
 import json
 import os
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -31,56 +33,61 @@ _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless a
 # hydra drops what it has not read of a rank's stderr when the rank aborts: without a pause 4 of 30 reports were cut
 _LAST_WORDS_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a whole array
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package
 _STDLIB = os.path.dirname(os.__file__)  # its own modules, such as functools; site-packages is below it
 
 
-class _Rank:
+class Rank:
     """What this process is doing, for the report when it fails."""
 
     pid = 0  # until `install`; a process that is forked from a rank has another one, and is none
     call = ""  # the collective call that it is in
-    status, reason = 0, ""  # of the last sys.exit
-    leave: Callable[[int, float | None], bool] | None = None  # (status, seconds to wait) -> whether all ranks leave
+    status, reason = 0, ""  # with which the interpreter ends
+    on_phase: Callable[[], None] | None = None  # called when `where` has changed
+    leave: Callable[[int, str, float | None], bool] | None = None  # see `on_leave`
 
     def __init__(self) -> None:
-        self.where: dict[str, Any] = {}  # the phases that it is in, and their details
+        self.where: dict[str, Any] = {}  # the phase that it is in, and its details
+
+    def at(self, where: dict[str, Any]) -> None:
+        """It is in this phase now."""
+        self.where = where
+        if self.on_phase:
+            self.on_phase()
 
 
 def install() -> None:
     """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
-    rank = process.of(_Rank)
+    rank = process.of(Rank)
     if rank.pid or in_child_of_rank():
         return
     rank.pid = os.getpid()
     process.set(sys, "excepthook", _report_and_stop)
     process.set(threading, "excepthook", _thread_failed)
-    _watch_exit_status()
+    _note_exit_status()
     atexit.register(_end_together)
     process.undo.callback(atexit.unregister, _end_together)
     if under_launcher() or process.of(Role).job:
         process.set_environment({RANK_PID: str(os.getpid())})
+        os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
         die_with_parent()
         _register()
-    if hasattr(signal, "SIGUSR1") and watchdog_s():
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def enter(op: str) -> None:
     """Notes the collective call that this rank is in."""
-    rank = process.of(_Rank)
-    rank.call = op
-    rank.status = 0  # a program that goes on after sys.exit has caught it
+    process.of(Rank).call = op
 
 
 @contextlib.contextmanager
 def during(phase: str, **details: Any) -> Iterator[None]:
     """Names what the rank is doing, e.g. `during("rollout", episode=17)`, for the report of an exception inside."""
-    rank = process.of(_Rank)
+    rank = process.of(Rank)
     before = rank.where
-    rank.where = before | {"phase": phase, **details}
+    rank.at(before | {"phase": phase, **details})
     try:
         yield
     except BaseException as error:
@@ -88,15 +95,17 @@ def during(phase: str, **details: Any) -> Iterator[None]:
             setattr(error, _WHERE, rank.where)  # when it is reported, this block has been left
         raise
     finally:
-        rank.where = before
+        rank.at(before)
 
 
-def stop_all(status: int, reason: str, place: str = "") -> NoReturn:
-    """Ends every rank now. The launcher's parent reports `reason` and exits with `status`; `place`: where it was."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal came within a flush
-            stream.flush()
-    write_record("failed", {"status": status, "reason": reason, "place": place, "time": time.time()})
+def stop_all(status: int, reason: str, place: str = "", told: bool = False) -> NoReturn:
+    """Ends every rank now. The launcher's parent reports `reason`, unless it was `told`, and exits with `status`.
+
+    Args:
+        place: in the program, where it has failed.
+    """
+    _flush()
+    _write_failure(status, reason, place=place, told=told)
     if (mpi := _running_mpi()) and mpi.COMM_WORLD.size > 1:
         time.sleep(_LAST_WORDS_S)
         mpi.COMM_WORLD.Abort(status)
@@ -106,7 +115,7 @@ def stop_all(status: int, reason: str, place: str = "") -> NoReturn:
 def fail(line: str, status: int = 1) -> NoReturn:
     """Ends the whole job because of something that this rank found: one line, no traceback. Does not return."""
     _report(line)
-    stop_all(status, line)
+    stop_all(status, _shorten(line, _LONGEST_REASON), told=True)
 
 
 def _report(text: str) -> None:
@@ -119,7 +128,7 @@ def _report(text: str) -> None:
         return
     except OSError:  # the job's folder has gone
         pass
-    print_line(text)
+    print_line(_shorten(text, _LONGEST_REPORT))
 
 
 def _thread_failed(args: Any) -> None:
@@ -130,36 +139,51 @@ def _thread_failed(args: Any) -> None:
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """sys.excepthook: one report, tagged with rank, phase and episode, then the end of the job."""
-    rank = process.of(_Rank)
+    rank, known = process.of(Rank), isinstance(error, MpiUtilError)
+    status = 130 if kind is KeyboardInterrupt else error.status if isinstance(error, MpiUtilError) else 1
+    in_main = threading.current_thread() is threading.main_thread()
+    rank.status = status if in_main else rank.status  # if what follows fails, the interpreter's end ends the job
     if os.getpid() != rank.pid:
         sys.__excepthook__(kind, error, trace)
         return
     tag = f"rank {process.of(Role).rank}" if under_launcher() else "mpi_util"
-    status = 130 if kind is KeyboardInterrupt else getattr(error, "status", 1)
     if kind is KeyboardInterrupt:
         _report(f"{tag}: interrupted (Ctrl-C)")
     elif getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it
-    elif isinstance(error, MpiUtilError):
+    elif known:
         _report(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
     else:
         where = ", ".join(f"{key} {value}" for key, value in getattr(error, _WHERE, rank.where).items())
         text = "".join(traceback.format_exception(kind, error, trace))
         _report(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
-    reason = f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
-    place = f"{_place(trace)}{getattr(error, _WHERE, rank.where)}"
+    reason, place = describe(error), f"{_place(trace)}{getattr(error, _WHERE, rank.where)}"
     if under_launcher():
-        stop_all(status, reason, place)
-    write_record("failed", {"status": status, "reason": reason, "place": place, "time": time.time()})
-    rank.status = status
-    if threading.current_thread() is threading.main_thread():
+        stop_all(status, reason, place, told=known)
+    _write_failure(status, reason, place=place, told=known)
+    if in_main:
         raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
+
+
+def describe(error: BaseException) -> str:
+    """`ValueError: first line of its message`, of an error whose message may be long, or raise."""
+    try:
+        text = str(error).partition("\n")[0]
+    except Exception:
+        text = "its __str__ fails"
+    return _shorten(f"{type(error).__name__}: {text}".rstrip(": "), _LONGEST_REASON)
+
+
+def _shorten(text: str, longest: int) -> str:
+    """A text of about that many characters at most, without its middle."""
+    left_out, part = len(text) - longest, longest // 2
+    return f"{text[:part]} ... ({left_out:,} characters left out) ... {text[-part:]}" if left_out > 0 else text
 
 
 def call_site() -> str:
     """`file:line` from which the program has called this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -167,83 +191,109 @@ def call_site() -> str:
 def _place(trace: TracebackType | None) -> str:
     """`file:line: ` of the innermost line that is neither ours nor the standard library's: where the call was made."""
     files = ((f, f.filename) for f in traceback.extract_tb(trace))
-    frames = [f for f, name in files if not name.startswith(_HERE) and os.path.dirname(name) != _STDLIB]
+    frames = [f for f, name in files if not name.startswith(HERE) and os.path.dirname(name) != _STDLIB]
     return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 
+def has_parent() -> bool:
+    """True in a rank that mpi_fork has started: its parent reports how the job ends."""
+    return reap.JOB_VARIABLE in os.environ
+
+
 def print_line(text: str) -> None:
-    """One write, so that reports of several ranks do not mix within a line."""
-    sys.stdout.flush()
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """One write, so that reports of several ranks do not mix within a line; none if stderr is closed, or not read."""
+    _flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text + "\n")
+    _flush()
 
 
-def _watch_exit_status() -> None:
-    """Remembers the status given to sys.exit. When atexit functions run, the SystemExit is gone, and its status is a C
-    variable of the interpreter: no hook, and not even the garbage collector's list of objects, shows it any more.
+def _flush() -> None:
+    """Writes what was printed, if it can be: AttributeError: there is no stream, RuntimeError: a signal came within."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+            stream.flush()
+
+
+def _note_exit_status() -> None:
+    """Has the status noted with which the interpreter ends: of sys.exit, exit() and `raise SystemExit(4)`.
+
+    When atexit functions run, the SystemExit is gone, and its status is a C variable of the interpreter. But if nothing
+    has caught it, the interpreter reads its attribute `code`, while no Python function is running below. (Before Python
+    3.12 that of sys.exit had none, if nothing had caught it.)
     """
-    original, rank = sys.exit, process.of(_Rank)
+    members, rank = gc.get_referents(SystemExit.__dict__)[0], process.of(Rank)  # a built-in class takes no new ones
+    original = members["code"]
+
+    def code(error: SystemExit) -> Any:
+        code = original.__get__(error)
+        if sys._getframe().f_back is None:
+            text = code is not None and not isinstance(code, int)
+            rank.status = 1 if text else (code or 0) & 0xFF
+            rank.reason = describe(error).removeprefix("SystemExit: ") if text else ""
+        return code
 
     def exit(status: Any = None, /) -> NoReturn:
-        rank.status = 0 if status is None else status if isinstance(status, int) else 1
-        rank.reason = "" if status is None or isinstance(status, int) else str(status).partition("\n")[0]
-        original(status)
+        raise SystemExit(status)
+
+    def replace(member: Any) -> None:
+        members["code"] = member
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
     process.set(sys, "exit", exit)
+    replace(property(code, original.__set__))
+    process.undo.callback(replace, original)
 
 
 def _end_together() -> None:
     """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
-    rank = process.of(_Rank)
-    if os.getpid() != rank.pid:
+    rank = process.of(Rank)
+    if os.getpid() != rank.pid and not _running_mpi():
         return
+    _write_open_files()
+    if os.getpid() != rank.pid:
+        _flush()
+        os._exit(rank.status)  # forked by a rank: MPI, which is the rank's, would wait for ever for its end
+    gc.freeze()  # the interpreter's last collections take 0.7 s of processor time after `import tensorflow`
     _record_end()
-    status, reason = rank.status, rank.reason or f"exit status {rank.status}"
+    status, reason = rank.status, rank.reason
     if not _running_mpi():
         if status and under_launcher():
             stop_all(status, reason)
         if status:
-            write_record("failed", {"status": status, "in_order": True})
+            _write_failure(status, reason, in_order=True)
         return
-    record = {"status": status, "reason": reason, "time": time.time(), "in_order": False}
     if status:
-        write_record("failed", record)
-    together = rank.leave is not None and rank.leave(status, _LEAVE_S if status else None)
+        _write_failure(status, reason)
+    together = rank.leave is not None and rank.leave(status, reason, _LEAVE_S if status else None)
     if status and not together:
         stop_all(status, reason)
     elif status:
-        write_record("failed", record | {"in_order": True}, again=True)
+        _write_failure(status, reason, again=True, in_order=True)
 
 
-def on_leave(leave: Callable[[int, float | None], bool]) -> None:
-    """Registers how the ranks end together."""
-    process.of(_Rank).leave = leave
+def _write_failure(status: int, reason: str, again: bool = False, **more: Any) -> None:
+    write_record("failed", {"status": status, "reason": reason, "time": time.time(), **more}, again)
+
+
+def _write_open_files() -> None:
+    """Writes what is in the buffers of files that the program has not closed, as the last garbage collection would."""
+    for each in gc.get_objects():
+        if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            with contextlib.suppress(OSError, ValueError):
+                if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe's reader may stall
+                    each.flush()
+
+
+def on_leave(leave: Callable[[int, str, float | None], bool]) -> None:
+    """Registers how the ranks end together: (status, reason, seconds to wait) -> whether all of them do."""
+    process.of(Rank).leave = leave
 
 
 def _running_mpi() -> Any:
     """The module mpi4py.MPI, if MPI has been started and not ended; else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
-
-
-def watchdog_s() -> float:
-    """Seconds after which a waiting rank reports which one is missing (MPI_UTIL_WATCHDOG; 0, the default: never)."""
-    return float(os.environ.get("MPI_UTIL_WATCHDOG", "0"))
-
-
-def report_missing(rank: int, source: int, pid: int | None) -> None:
-    """The watchdog's report: which rank waits for which, in which call, and both stacks.
-
-    Only ranks 0 and 1 report: if rank 0 is the one that hangs, rank 1 waits for it, and else rank 0 waits.
-    """
-    if rank > 1:
-        return
-    print_line(f"mpi_util: rank {rank} has waited {watchdog_s():g} s for rank {source} in {process.of(_Rank).call}")
-    faulthandler.dump_traceback(all_threads=False)
-    if pid:
-        print_line(f"mpi_util: stack of rank {source} (pid {pid}) follows")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
 
 
 def die_with_parent() -> None:

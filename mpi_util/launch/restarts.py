@@ -2,10 +2,9 @@
 
 import json
 import os
-import sys
 from typing import IO, Any
 
-from .failure import write_record
+from .failure import print_line, write_record
 from .supervise import Job
 
 _RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
@@ -46,7 +45,7 @@ def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO
             if (verdict.cause, note) == last:
                 then = "; not restarted: it has failed in the same way twice, without progress"
         for text in filter(None, (verdict.last_words.strip("\n"), verdict.line and verdict.line + then)):
-            print(text, file=sys.stderr, flush=True)
+            print_line(text)
         if not then.startswith("; restart"):
             break
         last = verdict.cause, note

@@ -6,8 +6,9 @@ the job's folder each rank k
 
 - writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
-- writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time(), "in_order": bool}, before it ends
-  on its own account; in_order (default false): all ranks have agreed to end, and need no help;
+- writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time(), "in_order": bool, "told": bool},
+  before it ends on its own account; in_order (default false): all ranks have agreed to end, and need no help; told
+  (default false): it has printed the reason itself, in a line of its own;
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize.
 
 The FIFOs show which rank died first. The kernel closes a dying process's files before it reports its death, and hydra,
@@ -113,8 +114,6 @@ class Job:
             self._step(wait=False)
         except _StopError as stop:
             (self._evidence.decided,) = stop.args
-        except BrokenPipeError:  # our reader has ended (`train.py | head`): end silently, as any program by SIGPIPE
-            self._evidence.decided = Verdict(128 + signal.SIGPIPE)
         reap.kill_processes(self.folder)
         self._evidence.launcher_code = self._launcher.wait()
         self._drain()
@@ -242,12 +241,11 @@ class Job:
         """Passes on what is still in the pipes. A process that left the job may hold them open, hence the deadline."""
         deadline = time.monotonic() + _DRAIN_S
         for stream in self._streams:
-            with contextlib.suppress(BrokenPipeError):
-                while not stream.ended and self._wait_for(stream, deadline):
-                    stream.advance()
-                stream.end()
-                while stream.stalls and self._wait_for(stream, deadline):
-                    stream.advance()
+            while not stream.ended and self._wait_for(stream, deadline):
+                stream.advance()
+            stream.end()
+            while stream.stalls and self._wait_for(stream, deadline):
+                stream.advance()
 
     def _wait_for(self, stream: Stream, deadline: float) -> bool:
         """True when the stream can go on. The reader of our output may take its time, but for a signal."""
@@ -284,11 +282,16 @@ class Job:
             os.close(writer)
 
     def _on_signals(self, signums: bytes) -> None:
-        """The first signal goes to rank 0, which ends the program in order; a second one ends everything now."""
+        """The first signal goes to rank 0, which ends the program in order; a second one ends everything now.
+
+        A terminal that closes sends SIGHUP, sometimes twice: it is neither a first nor a second one.
+        """
         for signum in signums:
             if signum not in _SIGNALS:
                 continue
-            now = time.monotonic()
+            now, first = time.monotonic(), not self._evidence.forwarded
+            if signum == signal.SIGHUP and not first:
+                continue
             if self._signalled_at is not None and now - self._signalled_at < _SAME_SIGNAL_S:
                 continue
             root = reap.read_record(self._evidence.folder / "rank-0")
@@ -296,7 +299,7 @@ class Job:
             if self._signalled_at is not None or not ready:
                 line = f"mpi_util: {describe_signal(signum)}; all {self._evidence.n_ranks} ranks were stopped"
                 raise _StopError(Verdict(128 + signum, line))
-            self._signalled_at = now
-            self._evidence.forwarded = signum
+            self._signalled_at = None if signum == signal.SIGHUP else now
+            self._evidence.forwarded = self._evidence.forwarded or signum
             with contextlib.suppress(ProcessLookupError):
                 os.kill(root["pid"], signum)

@@ -61,6 +61,7 @@ class _Failure:
     reason: str = ""
     place: str = ""  # in the program, as the rank saw it
     in_order: bool = False  # all ranks have agreed to end with it
+    told: bool = False  # the rank has reported it in one line
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -93,9 +94,11 @@ def judge(evidence: Evidence) -> Verdict:
         status, who, what = 1, _HELPER, "died"
     else:
         who = "the launcher" if code < 0 else "the job"
-    stopped = f"; all {evidence.n_ranks} ranks were stopped" * (evidence.n_ranks > 1)
+    stopped = f"all {evidence.n_ranks} ranks were stopped" * (evidence.n_ranks > 1)
+    parts = ["" if failure and failure.told and stopped else f"{who} {what}", stopped]
     final = evidence.forwarded or status in _FINAL
-    return Verdict(status, f"mpi_util: {who} {what}{stopped}", last_words, "" if final else f"{what} {place}")
+    cause = "" if final else f"{what} {place}"
+    return Verdict(status, f"mpi_util: {'; '.join(filter(None, parts))}", last_words, cause)
 
 
 def failed_record(folder: Path) -> dict[str, Any] | None:
@@ -114,7 +117,8 @@ def _first_failure(evidence: Evidence) -> _Failure | None:
     record = failed_record(evidence.folder)
     if record:
         status, reason = int(record.get("status") or 1), str(record.get("reason", ""))
-        return _Failure(record["rank"], status, reason, str(record.get("place", "")), bool(record.get("in_order")))
+        place, in_order, told = str(record.get("place", "")), bool(record.get("in_order")), bool(record.get("told"))
+        return _Failure(record["rank"], status, reason, place, in_order, told)
     if evidence.helper_code < 0:  # its ranks die with it
         return None
     if evidence.given_up and evidence.overlooked is not None:

@@ -28,5 +28,4 @@ def print0_once(text: str) -> None:
 def msg(*args: Any, sep: str = " ") -> None:
     """Prints one whole line tagged with the rank, such as `[rank 3] ready`. Not collective."""
     width = len(str(nworkers() - 1))
-    sys.stdout.write(f"[rank {rank():>{width}}] {sep.join(map(str, args))}\n")
-    sys.stdout.flush()
+    print(f"[rank {rank():>{width}}] {sep.join(map(str, args))}\n", end="", flush=True)

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: the program ends in order at the first, at once at the second."""
+"""Ctrl-C, SIGTERM, a closed terminal: the program ends in order at the first signal, at once at the second."""
 
+import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -11,7 +11,10 @@ from ..launch.identity import rank
 
 
 class StopRequest:
-    """Notes SIGINT and SIGTERM on rank 0, which decides when to stop; the other ranks pass over both.
+    """Notes SIGINT, SIGTERM and SIGHUP on rank 0, which decides when to stop; the other ranks pass over them.
+
+    A second SIGINT or SIGTERM ends the job at once. SIGHUP, which a terminal that closes sends, sometimes twice, does
+    not count for that. A signal that is ignored stays so: by nohup, in a background job of a script.
 
     Attributes:
         signum: the signal that came, or 0.
@@ -19,17 +22,19 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.signum = 0
+        self.signum, self._asked = 0, False
         self.then: Callable[[], None] = lambda: None
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # as it is in a background job of a script: stays so
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._note if rank() == 0 else signal.SIG_IGN)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum:
-            os.write(sys.stderr.fileno(), b"mpi_util: second signal, stopping now\n")
+        if self._asked and signum != signal.SIGHUP:
+            with contextlib.suppress(OSError):
+                os.write(2, b"mpi_util: second signal, stopping now\n")
             stop_all(128 + signum, f"stopped by a second {signal.Signals(signum).name}")
-        self.signum = signum
+        self._asked |= signum != signal.SIGHUP
+        self.signum = self.signum or signum
         self.then()
 
     def __bool__(self) -> bool:
@@ -37,5 +42,5 @@ class StopRequest:
 
     @property
     def status(self) -> int:
-        """Exit status of a program that ends because of the signal: 130 for SIGINT, 143 for SIGTERM; else 0."""
+        """Exit status of a program that ends because of the signal: 130 for SIGINT, 143 SIGTERM, 129 SIGHUP; else 0."""
         return 128 + self.signum if self.signum else 0

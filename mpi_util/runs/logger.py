@@ -1,5 +1,7 @@
 """The logger of a run: its table of diagnostics, configuration, state and models, written by rank 0."""
 
+import atexit
+import contextlib
 import itertools
 import json
 import os
@@ -14,11 +16,13 @@ from typing import Any
 
 from ..errors import UsageError
 from ..host.files import replace_file, sync
+from ..launch import failure
 from ..launch.identity import Comm, rank
 from .savers import numbers, save_keras, save_session, save_torch
 from .to_json import convert_json
 
 _COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")  # codes 30, 31, ...
+_ROW = "a row"
 _RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # what a logger writes, and the table
 
 
@@ -40,7 +44,11 @@ class Logger:
 
     All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
+    If rows or a state cannot be written (the disk is full, the folder was removed), the program goes on: rank 0 prints
+    a line, keeps the rows in memory, and tries again with the next. If the last try fails, the program's status is 1.
+
     Attributes:
+        unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
         output_dir: the run's folder; None on ranks other than 0.
         exp_name: name of the experiment, by which plots are grouped.
         log_current_row: the values logged since the last `dump_tabular`, by column.
@@ -54,6 +62,7 @@ class Logger:
         *,
         show: Callable[[dict[str, float]], None] | None = None,
         keep_rows: int | None = None,
+        numbered_by: str | None = None,
         comm: Comm = None,
     ):
         """Opens the run's folder, on rank 0.
@@ -62,9 +71,11 @@ class Logger:
             output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
             output_fname: name of the table in it.
             exp_name: name of the experiment, for config.json.
-            show: called with each row, on rank 0, instead of printing; nothing else is printed either.
-            keep_rows: number of rows to keep of the table that exists, to which rows are then appended. None: a new
-                run; files of an earlier one in the same folder are renamed, such as progress.txt.1.
+            show: called with each row, on rank 0, instead of printing; nothing but warnings is printed then.
+            keep_rows: number of rows to keep of the table that exists, to which rows are then appended; a line names
+                those that are missing or damaged. None: a new run; files of an earlier one in the same folder are
+                renamed, such as progress.txt.1.
+            numbered_by: column that numbers the rows from 1; None: their place does.
             comm: communicator; None: all ranks.
 
         Raises:
@@ -76,6 +87,8 @@ class Logger:
         self._comm, self._show = comm, show
         self._savers: dict[str, Callable[[Path, str], str | None]] = {}
         self._warned: set[str] = set()
+        self.unsaved: dict[str, str] = {}
+        self._config = b""
         self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
         if not self._is_root:
             return
@@ -86,10 +99,11 @@ class Logger:
             table = self._folder / output_fname
             if keep_rows is None and table.exists() and table.stat().st_size:
                 self._rename_results(output_fname)
-            self._progress = Progress(table, keep_rows or 0)
+            self._progress = Progress(table, keep_rows or 0, numbered_by)
         except OSError as error:
             raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
         self.output_dir = str(self._folder)
+        self._warn(self._progress.damage)
         if not show:
             self.log(f"Logging data to {table}")
 
@@ -104,7 +118,7 @@ class Logger:
     def log(self, msg: str, color: str = "green") -> None:
         """Prints a line on rank 0, in bold colour on a terminal."""
         if self._is_root:
-            print(colored(msg, color), flush=True)
+            _print(colored(msg, color) + "\n")
 
     def log_tabular(self, key: str, val: Any) -> None:
         """Adds a value to the current row. `dump_tabular` writes it.
@@ -135,16 +149,45 @@ class Logger:
         row, self.log_current_row = self.log_current_row, {}
         if not self._is_root or not row:
             return
-        self._progress.add(row)
+        self._progress.rows.append(row)
+        self.attempt(_ROW, self._progress.write)
         if self._show:
             self._show(row)
         else:
-            print(_box(self._progress.columns, row), end="", flush=True)
+            _print(_box(self._progress.columns, row))
 
     def sync(self) -> None:
         """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
         if self._is_root:
-            sync(self._progress.path)
+            self.attempt(_ROW, partial(self._progress.write, durably=True))
+
+    def attempt(self, what: str, write: Callable[[], object]) -> None:
+        """Calls what writes files into the folder, on rank 0. If it raises OSError, the program goes on, as with rows.
+
+        Args:
+            what: is written: "a checkpoint".
+        """
+        if not self._is_root:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._config and not (self._folder / "config.json").exists():
+                replace_file(self._folder / "config.json", self._config)
+            write()
+            self.unsaved.pop(what, None)
+        except OSError as error:
+            reason = f"cannot write {what}: {error.filename or self._folder}: {error.strerror}"
+            if what != _ROW or what not in self.unsaved:  # there may be many a second
+                self.log(f"{reason}; the next one tries again", "red")
+            self.unsaved[what] = reason
+            atexit.unregister(self._end)
+            atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.unsaved:
+            self.sync()
+        if self.unsaved:
+            failure.fail(f"Logger: {'; '.join(self.unsaved.values())}")
 
     def save_config(self, config: Any) -> None:
         """Writes config.json, on rank 0, and prints it, with the `exp_name`.
@@ -164,8 +207,9 @@ class Logger:
         text = json.dumps(content, separators=(",", ":\t"), indent=4, sort_keys=True)
         if not self._show:
             self.log("Saving config:\n", "cyan")
-            print(f"{text}\n", end="", flush=True)
-        replace_file(self._folder / "config.json", text.encode())
+            _print(f"{text}\n")
+        self._config = text.encode()
+        replace_file(self._folder / "config.json", self._config)
 
     def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
         """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
@@ -178,6 +222,9 @@ class Logger:
         if not self._is_root:
             return
         number = "" if itr is None else str(int(itr))
+        self.attempt("the state and the models", lambda: self._write_state(state_dict, number))
+
+    def _write_state(self, state_dict: dict[str, Any], number: str) -> None:
         try:
             replace_file(self._folder / f"vars{number}.pkl", pickle.dumps(state_dict))
         except OSError:
@@ -219,6 +266,11 @@ class Logger:
             raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
 
 
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # the disk of standard output is full
+        print(text, end="", flush=True)
+
+
 def _box(columns: list[str], row: dict[str, float]) -> str:
     """The row as a table of two columns; with its newline, so that another rank's output cannot come before that."""
     width = max(15, *map(len, columns))
@@ -228,29 +280,51 @@ def _box(columns: list[str], row: dict[str, float]) -> str:
 
 
 class Progress:
-    """progress.txt: a header and one row per iteration, separated by tabs. It is open only while a row is written.
+    """progress.txt: a header and one row per iteration, separated by tabs. It is open only while rows are written.
+
+    A new key gets a column, empty in earlier rows; the cell of a missing key is empty.
 
     Attributes:
         columns: of the header, in order.
+        rows: that `write` has to write.
+        damage: one line on rows that were to be kept and are missing or damaged; "": none.
     """
 
-    def __init__(self, path: Path, keep_rows: int = 0):
+    def __init__(self, path: Path, keep_rows: int = 0, numbered_by: str | None = None):
         """Creates the file, or keeps the first `keep_rows` rows of an existing one and drops the others."""
-        self.path = path
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] if keep_rows else []
-        lines = lines[: keep_rows + 1]
-        self.columns = lines[0].rstrip("\n").split("\t") if lines else []
-        if "".join(lines) != text or not path.exists():
-            replace_file(path, "".join(lines).encode())
+        self.path, self.damage, self._whole = path, "", True
+        self.rows: list[Mapping[str, int | float]] = []
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() and keep_rows else ""
+        *lines, half = text.split("\n")
+        self.columns, found = lines[0].split("\t") if lines and "\0" not in lines[0] else [], {}
+        for number, cells in enumerate([line.split("\t") for line in lines[1:]], 1):
+            with contextlib.suppress(ValueError):  # a cell that is no number, or too few or too many of them
+                row = dict(zip(self.columns, cells, strict=True))
+                [float(cell) for cell in cells if cell]
+                found[int(row.get(numbered_by or "", number))] = "\t".join(cells)
+        if lost := [str(n) for n in range(1, keep_rows + 1) if n not in found]:
+            numbers = ", ".join(lost[:5]) + ", ..." * (len(lost) > 5)
+            self.damage = f"{path}: {len(lost)} of {keep_rows} rows are missing or damaged: {numbers}"
+            if half or len(found) < len(lines) - 1:
+                replace_file(path.with_name(f"{path.name}.damaged"), text.encode())
+        self._replace([found[n] for n in found if n <= keep_rows])
 
-    def add(self, row: Mapping[str, int | float]) -> None:
-        """Appends a row. A new key gets a column, empty in earlier rows; the cell of a missing key is empty."""
-        if new := [key for key in row if key not in self.columns]:
-            rows = self.path.read_text(encoding="utf-8").splitlines()[1:]
-            self.columns = [*self.columns, *new]
-            lines = ["\t".join(self.columns), *(old + "\t" * len(new) for old in rows)]
-            replace_file(self.path, "".join(line + "\n" for line in lines).encode())
-        cells = [repr(row[key]) if key in row else "" for key in self.columns]
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write("\t".join(cells) + "\n")
+    def _replace(self, rows: list[str]) -> None:
+        lines = ["\t".join(self.columns), *rows] if self.columns else []
+        replace_file(self.path, "".join(f"{line}\n" for line in lines).encode())
+
+    def write(self, durably: bool = False) -> None:
+        """Writes `rows`; if it raises OSError, they are still to be written. durably: waits until all are on disk."""
+        before, self.columns = self.columns, list(dict.fromkeys(itertools.chain(self.columns, *self.rows)))
+        rows = ["\t".join(repr(row[key]) if key in row else "" for key in self.columns) for row in self.rows]
+        append = self._whole and self.columns == before and self.path.exists()
+        self._whole = False  # if this fails, half a row may be in the file, or not all columns
+        if append:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write("".join(f"{row}\n" for row in rows))
+        else:
+            old = self.path.read_text(encoding="utf-8").split("\n")[1:-1] if self.path.exists() else []
+            self._replace([*(line + "\t" * (len(self.columns) - 1 - line.count("\t")) for line in old), *rows])
+        self.rows, self._whole = [], True
+        if durably:
+            sync(self.path)

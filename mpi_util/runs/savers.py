@@ -77,6 +77,8 @@ def save_torch(what: Any, folder: Path, itr: str) -> str | None:
             replace_file(place / f"model{itr}.pt", lambda file: torch.save(what, file))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return f"Warning: could not pickle the model, only its weights are saved: {error}"
+    except RuntimeError as error:  # torch's own for a file that could not be written
+        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
     return None
 
 

@@ -1,6 +1,8 @@
 """Fails in one of many ways: fail.py N RANK HOW. The others work on, or wait for it."""
 
+import fcntl
 import os
+import signal
 import sys
 import time
 
@@ -9,8 +11,17 @@ from harness import fork
 
 import mpi_util
 
+
+class NoText(Exception):
+    """An error without a message: its __str__ is wrong."""
+
+    def __str__(self):
+        return 1 / 0
+
+
 fork()
 who, how = int(sys.argv[2]), sys.argv[3]
+mpi_util.watchdog(None, kill="KILL" in os.environ)
 mpi_util.rank0_accum_batches({"x": np.zeros(3)})
 mpi_util.print0("started", flush=True)
 
@@ -23,7 +34,17 @@ if mpi_util.rank == who:
         if how == "exit":
             sys.exit(3)
         if how == "raise-exit":
-            raise SystemExit(3)
+            raise SystemExit(4)
+        if how == "site-exit":
+            exit(5)
+        if how == "exit-text":
+            sys.exit("no luck")
+        if how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "long":
+            raise ZeroDivisionError("a bug " * 500_000)
+        if how == "no-str":
+            raise NoText
         if how == "os-exit":
             os._exit(3)
         if how == "interrupt":
@@ -37,8 +58,19 @@ if mpi_util.rank == who:
             time.sleep(30)
         if how == "hang":
             time.sleep(4)
+        if how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if how == "return":
             sys.exit(0)
 if how.endswith("compute"):
     time.sleep(60)  # the others do not wait in a call of this package
+if how == "lock":  # held, as by a rank that is stopped within deal
+    numbers = mpi_util.deal(4)
+    if mpi_util.rank == who:
+        fcntl.flock(numbers._counter._lock, fcntl.LOCK_EX)
+    mpi_util.all_sum(1)
+    if mpi_util.rank == who:
+        time.sleep(4)
+        fcntl.flock(numbers._counter._lock, fcntl.LOCK_UN)
+    list(numbers)
 mpi_util.rank0_accum_batches({"x": np.zeros(3)})

@@ -1,0 +1,178 @@
+"""The watchdog: where a rank has waited for long, one rank prints who waits where, who is missing, and all stacks.
+
+Each rank keeps a note in shared memory: in which phase it is and, once it has waited for a second, in which call. So
+others read it of a rank that is stopped, or hangs in a library. Nothing runs beside the program: no thread, no timer,
+and no wait of less than a second costs anything. A rank's stack is asked for by a signal, at which faulthandler writes
+it into a memory file, even while a library computes.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..host.process import process
+from ..host.segments import Ticket, attach
+from . import failure
+from .reap import STAT_PARENT, stat_field
+
+NOTE_BYTES = 1024
+_AFTER_S = 300.0
+_NOTED_AFTER_S = 1.0
+_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
+_ANSWER_S, _LOOK_S = 1.0, 0.1  # how long stacks are waited for, and between two looks
+_END = "the end of the program"
+
+
+def watchdog(seconds: float | None, kill: bool = False) -> None:
+    """Sets after how long a wait is reported. Not collective; call it on every rank.
+
+    Once a rank has waited for so long in a call of this package, the lowest rank that waits prints a roll-call to
+    stderr: who waits where and since when, who is missing, in which phase and episode (`during`), and the stacks; of
+    ranks on other machines only that they are there. Then again after twice the time, and so on. A report is no error:
+    rank 0 may well update for an hour.
+
+    Args:
+        seconds: 0: never; None: as it is, at first MPI_UTIL_WATCHDOG or 300.
+        kill: end the job at the first report, with status 1 and a line that names the missing rank.
+
+    Raises:
+        UsageError: `seconds` is not a number of 0 or more.
+    """
+    dog = process.of(Watchdog)
+    dog.after_s = dog.after_s if seconds is None else _checked("watchdog: seconds", seconds)
+    dog.kill = kill
+
+
+def _checked(name: str, value: Any) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        if float(value) >= 0:
+            return float(value)
+    raise UsageError(f"{name} is a number of seconds, 0 or more (0: never); got {value!r}")
+
+
+class Watchdog:
+    """What this process notes for others, and reports of them; called by `host.waiting.wait_until`."""
+
+    def __init__(self) -> None:
+        self.after_s = _checked("MPI_UTIL_WATCHDOG", os.environ.get("MPI_UTIL_WATCHDOG", _AFTER_S))
+        self.kill = False
+        self._note, self._memory, self._rank = {"where": "", "stacks": -1}, bytearray(), 0
+        self._owners: Sequence[tuple[int, Ticket | None]] = ()  # of all ranks process id, and ticket for the note
+
+    def join(self, rank: int, memory: Any, owners: Sequence[tuple[int, Ticket | None]]) -> None:
+        """Begins to keep this rank's note in `memory`, of NOTE_BYTES (None: there is no shared memory)."""
+        if memory is not None:
+            self._rank, self._owners, self._memory = rank, owners, memory
+            self._note["stacks"] = stacks = os.memfd_create("mpi_util stack")
+            fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
+            faulthandler.register(_SIGNAL, stacks)
+            process.of(failure.Rank).on_phase = self.over
+            self.over()
+
+    def first_s(self) -> float:
+        """After how many seconds of a wait to call `due`."""
+        return min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
+
+    def due(self, waited: float) -> float:
+        """This rank has waited for so many seconds. Returns after how many to call this again."""
+        if waited >= self.after_s:
+            self._report(waited)
+            return 2 * waited
+        call = process.of(failure.Rank).call
+        self._write(call if call == _END else f"{call} at {failure.call_site()}", time.time() - waited)
+        return self.after_s
+
+    def over(self) -> None:
+        """A wait that was `due` is over, or a phase begins or ends."""
+        where = ", ".join(f"{key} {value}" for key, value in process.of(failure.Rank).where.items())
+        self._note["where"] = where[:200] or "outside of `mpi_util.during`"
+        self._write("", time.time())
+
+    def at_end(self) -> None:
+        """This rank comes to its end, where it waits for the others, and then for MPI."""
+        failure.enter(_END)
+        self.due(0)
+
+    def _write(self, call: str, since: float) -> None:
+        if self._owners and self._owners[self._rank][0] == os.getpid():  # else forked by the rank
+            note = self._note | {"call": call[:200], "since": since}
+            self._memory[:NOTE_BYTES] = json.dumps(note).encode().ljust(NOTE_BYTES)
+
+    def _report(self, waited: float) -> None:
+        notes, pids = [_read(*owner) for owner in self._owners], [pid for pid, _ in self._owners]
+        waiting = [bool(note and note["call"]) and not _stopped(pid) for note, pid in zip(notes, pids)]
+        if any(waiting[: self._rank]):
+            return  # that rank reports, now or soon
+        lines = _grouped("", [_describe(*rank) for rank in zip(notes, pids, waiting)])
+        head = (
+            f"mpi_util: rank {self._rank} has waited for {waited:.3g} s. This is a report, not an error: another rank "
+            f"may take that long. The next one is due after {2 * waited:.3g} s (mpi_util.watchdog; 0: never)"
+        )
+        stacks = _grouped("stack of ", _stacks(notes, pids, waiting))
+        failure.print_line("\n".join([head, *(f"  {line}" for line in lines), *stacks]))
+        if self.kill:
+            cause = "; ".join(line for line in lines if ": missing" in line) or "all ranks wait, for one another"
+            failure.fail(f"mpi_util: the watchdog ends the job after {waited:.3g} s: {cause}")
+
+
+def _read(pid: int, ticket: Ticket | None) -> dict[str, Any]:
+    """What a rank has noted; {} of one that cannot be reached from here."""
+    with contextlib.suppress(OSError, ValueError):
+        if ticket is not None:
+            fd, memory = attach(ticket)
+            os.close(fd)
+            return dict(json.loads(memory[:NOTE_BYTES]))
+    return {}
+
+
+def _describe(note: dict[str, Any], pid: int, waits: bool) -> str:
+    """What a rank does, for the roll-call."""
+    if not note:
+        return " on another machine, without shared memory, or ended: cannot be asked"
+    since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
+    if waits:
+        return f" waiting in {note['call']} since {since}"
+    with contextlib.suppress(OSError):
+        state = f", in the kernel's {inside}" if (inside := Path(f"/proc/{pid}/wchan").read_text()) != "0" else ""
+    state = f", stopped: it has no stack to show, and `kill -CONT {pid}` continues it" if _stopped(pid) else state
+    return f" missing, {note['call'] or note['where']} since {since} (process {pid}{state})"
+
+
+def _stacks(notes: Sequence[dict[str, Any]], pids: Sequence[int], waiting: Sequence[bool]) -> list[str]:
+    """The ranks' stacks, "" where there is none; of a rank that waits without what is inside of this package."""
+    places = [Path(f"/proc/{pid}/fd/{note.get('stacks')}") for note, pid in zip(notes, pids)]
+    asked = [place for place, pid in zip(places, pids) if place.exists() and not _stopped(pid)]
+    stacks, end = [""] * len(places), time.monotonic() + _ANSWER_S
+    with contextlib.suppress(OSError):
+        for place in asked:
+            os.truncate(place, 0)
+            os.kill(int(place.parts[2]), _SIGNAL)
+        while time.monotonic() < end and not all(place.stat().st_size for place in asked):
+            time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)
+    for k, place in enumerate(places):
+        if place in asked:
+            with contextlib.suppress(OSError):
+                text = "\n" + re.sub(r"hread 0x\w+", "hread", place.read_text(errors="replace").strip())
+                stacks[k] = re.sub(rf'  File "{failure.HERE}.*\n', "", text) if waiting[k] else text
+    return stacks
+
+
+def _grouped(what: str, texts: Sequence[str]) -> list[str]:
+    """`ranks 0, 2:text` for each text that is not empty."""
+    of = {text: [str(k) for k, other in enumerate(texts) if other == text] for text in texts if text}
+    return [f"{what}rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}:{text}" for text, ranks in of.items()]
+
+
+def _stopped(pid: int) -> bool:
+    return any(stat_field(pid, STAT_PARENT, state) is not None for state in "Tt")
