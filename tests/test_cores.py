@@ -17,7 +17,7 @@ BOUND = {
 WIDE = ["--batch_steps", 1200, "--num_envs", 4, "--minibatches", 1, "--policy_hid_list", "256,256"]
 NARROW = ["--batch_steps", 1200, "--num_envs", 4, "--minibatches", 1]
 EACH = [(f, a) for f in ("torch", "tf") for a in ("ppo", "ppo-kl", "trpo", "vpg")]
-QUICK = [("torch", "ppo"), ("tf", "trpo")]
+QUICK = [("torch", "ppo")]
 
 
 def train(folder, *arguments, before=(), env=None):

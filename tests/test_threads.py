@@ -68,11 +68,18 @@ def test_tensorflow_has_all_cores_on_rank_0_and_one_elsewhere():
 
 def test_what_the_user_has_set_stays():
     require(watch(2, "after", env={"OMP_NUM_THREADS": "1"})[0], updating=1)
+
+
+@pytest.mark.slow
+def test_other_ways_to_set_the_threads():
     require(watch(2, "after", env={"MPI_UTIL_CORES": "1"})[0], updating=1)
-    found, _ = watch(2, "after", env={"MPI_UTIL_UPDATE_THREADS": "3"})
-    assert {row["threads"] for row in found[0, "update"]} == {3} and found[0, "collect"][0]["threads"] == 1
     for (_, part), rows in watch(2, "after-set")[0].items():
         assert all(row["threads"] == 1 and (row["numpy"] > 1.2) == (part == "update" and CORES > 1) for row in rows)
+
+
+def test_a_number_of_threads_that_is_not_that_of_the_cores():
+    found, _ = watch(2, "after", env={"MPI_UTIL_UPDATE_THREADS": "3"})
+    assert {row["threads"] for row in found[0, "update"]} == {3} and found[0, "collect"][0]["threads"] == 1
 
 
 def test_variables_of_ranks():
