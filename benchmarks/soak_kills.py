@@ -106,7 +106,7 @@ def results(folder: Path) -> dict[str, Any]:
     lines = [line.split("\t") for line in (folder / "progress.txt").read_text().splitlines()]
     rows = [{k: v for k, v in zip(lines[0], line) if k not in TIME_COLUMNS} for line in lines[1:]]
     arrays = {name: array.tobytes() for name, array in load(folder / "checkpoint.safetensors")[0].items()}
-    policies = {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors")) if p.stem != "checkpoint"}
+    policies = {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors")) if not p.stem.startswith("checkpoint")}
     return {"progress.txt": rows, "checkpoint": arrays, "policies": policies}
 
 

@@ -42,9 +42,11 @@ def _channel_of(comm: Comm) -> Channel:
         if (whole := kept.world) is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
             whole = kept.world = Channel(comm)
-            peers = whole.peers
-            process.of(Watchdog).join(whole.rank, peers.note, [(info.pid, info.ticket) for info in peers.infos])
-            others = [whole.peers.infos[k].pid for k in whole.here() if k != whole.rank]
+            infos = []
+            if whole.size > 1:
+                infos = whole.peers.infos
+                process.of(Watchdog).join(whole.rank, whole.peers.note, [(info.pid, info.ticket) for info in infos])
+            others = [infos[k].pid for k in whole.here() if k != whole.rank]
             threads.start(whole.rank == 0, others)
         return whole
     if kept.keyval is None:

@@ -34,8 +34,9 @@ def saved(note: Any) -> None:
 
 def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None, max_restarts: int) -> int:
     """Runs the job, and again after failures; returns the status of the last start."""
-    last, note = ("", ""), "null"
-    for restart in range(1, max_restarts + 2):
+    last, note, restart = ("", ""), "null", 0
+    while True:
+        restart += 1
         job = Job(n)
         verdict = job.run(command, environment | {_RESTARTS: str(restart - 1), _SAVED: note}, stdin)
         note = job.saved or note
@@ -47,6 +48,5 @@ def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO
         for text in filter(None, (verdict.last_words.strip("\n"), verdict.line and verdict.line + then)):
             print_line(text)
         if not then.startswith("; restart"):
-            break
+            return verdict.status
         last = verdict.cause, note
-    return verdict.status

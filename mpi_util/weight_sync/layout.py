@@ -118,7 +118,7 @@ def _described(dtype: np.dtype) -> Any:
         return {"base": _described(dtype.base), "shape": dtype.shape}
     if dtype.fields is None or dtype.names is None:
         return dtype.str
-    fields = [dtype.fields[name] for name in dtype.names]
+    fields = [dict(dtype.fields)[name] for name in dtype.names]
     formats, offsets = [_described(field[0]) for field in fields], [field[1] for field in fields]
     return {"names": dtype.names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
 
