@@ -117,7 +117,7 @@ def reaped_exit_status(pidfd: int) -> int | None:
     info = bytearray(struct.pack("Q", _PIDFD_INFO_EXIT).ljust(_PIDFD_INFO_BYTES, b"\0"))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: -1, there is none
         return None
     known = struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT
     return struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)[0] if known else None
