@@ -96,7 +96,11 @@ _FAMILIES = (
 
 def find_launcher() -> tuple[Family, str]:
     """The family of the MPI library that mpi4py loads, and the path of a launcher of that family."""
-    version, library = ask_library()
+    return launcher_of(*ask_library())
+
+
+def launcher_of(version: str, library: str) -> tuple[Family, str]:
+    """`find_launcher` for an MPI library, given by its version text and its file."""
     family = next((family for family in _FAMILIES if re.search(family.library, version)), None)
     if family is None:
         known = ", ".join(family.name for family in _FAMILIES)
