@@ -171,7 +171,7 @@ def _mpi() -> Iterator[Check]:
         version, library = launcher.ask_library()
         yield Check(name, f"{' '.join(version.split(',')[0].splitlines()[0].split())}, {library}")
         name, do = "launcher", "install it, or put its folder on PATH"
-        family, path = launcher.launcher_of(version, library)
+        family, path = launcher.find_launcher((version, library))
     except LaunchError as error:
         yield Check(name, str(error), do, bad=True)
         return
