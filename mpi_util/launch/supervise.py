@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
 import selectors
 import signal
@@ -74,7 +75,7 @@ class Job:
             raise LaunchError(f"cannot start {n_ranks} ranks: {error.strerror}{limit}") from None
         self._signals = -1  # becomes readable when one has come
         self._signalled_at: float | None = None
-        self._broken_at: float | None = None
+        self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
     def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
         """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory.
@@ -132,13 +133,13 @@ class Job:
             key.data()
         self._register_ranks()
         record = failed_record(self._evidence.folder)
-        if record and not record.get("in_order"):
-            self._mark_broken()
-        elif record or self._broken_at is None:
+        if record and record.get("in_order"):
             return
-        if any(stream.stalls for stream in self._streams):
-            self._broken_at = time.monotonic()  # the launcher cannot end before its output is read
-        if self._broken_at and time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
+        if record:
+            self._mark_broken()
+        if any(stream.stalls for stream in self._streams):  # the launcher cannot end before its output is read
+            self._broken_at = max(self._broken_at, time.monotonic())
+        if time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
             self._evidence.given_up = True
             raise _StopError(None)
 
@@ -193,11 +194,11 @@ class Job:
         self._ended[rank] = status, pidfd
         if not status and (self._evidence.folder / f"ended-{rank}").exists():
             return
-        if self._broken_at is None and not status:
+        if self._broken_at == math.inf and not status:
             self._evidence.overlooked = rank
         self._mark_broken()
         if "shm" not in reap.read_record(self._evidence.folder / f"rank-{rank}"):
-            self._broken_at = -_LAUNCHER_PATIENCE_S  # above mpi_fork: the launcher waits for its MPI_Init, for ever
+            self._broken_at = -math.inf  # above mpi_fork: the launcher waits for its MPI_Init, for ever
 
     def _record_helper(self, pid: int, pidfd: int) -> None:
         """Records that a helper process of the launcher has ended, and how. When it is killed, its ranks end too."""
@@ -213,7 +214,7 @@ class Job:
         return deaths
 
     def _mark_broken(self) -> None:
-        self._broken_at = self._broken_at or time.monotonic()
+        self._broken_at = min(self._broken_at, time.monotonic())
 
     def _drain(self) -> None:
         """Waits for what is still in the pipes, as long as a reader of our output takes, but for a signal."""
