@@ -77,21 +77,18 @@ def _banner_start(text: bytes) -> int:
     """Where a banner may begin whose rest has not arrived; the text's length if nowhere."""
     tail_start = max(0, len(text) - _LARGEST_BANNER_BYTES)
     for ruler in _RULER.finditer(text, tail_start):
-        if _may_open_block(ruler.group(), text[ruler.end() :]):
+        line, newline, _ = text[ruler.end() :].partition(b"\n")  # what has arrived of the line that tells
+        if b"=" in ruler.group():
+            opens = line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)
+        else:
+            opens = not newline or re.search(_NAMES_OPEN_MPI, line) is not None
+        if opens:
             return ruler.start()
     last_line = text.rpartition(b"\n")[2]
     if last_line and any(last_line.startswith(start) or start.startswith(last_line) for start in _LINES):
         return len(text) - len(last_line)
     part = _PART_OF_RULER.search(text, tail_start)
     return part.start() if part else len(text)
-
-
-def _may_open_block(ruler: bytes, rest: bytes) -> bool:
-    """True if a banner's block may begin with this ruler, going by what has arrived of the next line."""
-    line, newline, _ = rest.partition(b"\n")
-    if b"=" in ruler:
-        return line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)
-    return not newline or re.search(_NAMES_OPEN_MPI, line) is not None
 
 
 class Stream(threading.Thread):
