@@ -16,9 +16,8 @@ from test_launch import CLEAN_ENVIRONMENT
 
 START_S = 1.0  # of an interpreter on a busy machine
 NAMES = (
-    "python", "mpi_util", "mpi4py", "frameworks", "train.py", "rank variables", "scheduler", "cores", "threads",
-    "limits", "MPI library", "launcher", "mpiexec by hand", "shared memory", "/dev/shm", "temporary files",
-    "leftovers", "GPU", "2 ranks",
+    "python", "mpi_util", "mpi4py", "frameworks", "rank variables", "cores", "threads", "MPI library", "launcher",
+    "mpiexec by hand", "shared memory", "/dev/shm", "leftovers", "GPU", "2 ranks",
 )  # fmt: skip
 
 
@@ -109,8 +108,8 @@ def test_a_new_environment(bare):
     found = doctor(bare)
     assert found.status == 1 and {"mpi4py", "MPI library", "2 ranks"} == found.bad()
     assert found["mpi4py"]["do"].startswith("pip install mpi4py mpich")
-    assert "pip install '.[train]'" in found["train.py"]["do"]
-    assert "torch" in found["train.py"]["found"] and found["launcher"]["state"] == "NOTE"
+    assert re.search(r"torch.*: pip install '.\[train\]'", found["frameworks"]["do"])
+    assert found["launcher"]["state"] == "NOTE"
 
 
 def test_no_mpi_library():
@@ -220,12 +219,10 @@ def test_leftovers_of_killed_jobs(tmp_path):
     assert found["leftovers"]["do"].startswith("rm -r ")
 
 
-def test_threads_limits_and_scheduler_are_named():
-    limits = ["sh", "-c", 'ulimit -n 256; exec "$0" "$@"']
-    found = doctor(before=limits, OMP_NUM_THREADS=1, PBS_JOBID="17.host")
-    assert found.status == 0 and {"threads", "limits"} <= found.notes(), found
-    assert found["threads"]["data"] == {"OMP_NUM_THREADS": "1"} and found["limits"]["do"] == "raise with ulimit -n 1024"
-    assert found["scheduler"]["found"].startswith("PBS, job 17.host")
+def test_thread_settings_are_named():
+    found = doctor(OMP_NUM_THREADS=1)
+    assert found.status == 0 and "threads" in found.notes(), found
+    assert found["threads"]["data"] == {"OMP_NUM_THREADS": "1"}
 
 
 def test_one_core():

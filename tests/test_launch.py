@@ -647,6 +647,12 @@ def test_a_process_that_just_changes_to_another_program_is_found(tmp_path):
             process.wait()
 
 
+def test_a_rank_that_was_reaped_before_it_was_looked_at_has_no_status():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert reap.exit_status(process.pid, -1) is None
+
+
 def test_a_process_of_another_job_is_never_touched(tmp_path):
     bystander = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path / "another")})
     ours = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path)})

@@ -4,6 +4,7 @@ A rank that ends reports it to rank 0, rank 0 to all, and none exits before it k
 silently would look like a slow one, and its MPI_Finalize would wait for the others with a busy core.
 """
 
+import os
 import pickle
 import time
 from collections import defaultdict
@@ -14,6 +15,7 @@ from ..errors import MpiUtilError, RankLeftError, RankMismatchError
 from ..host.process import process
 from ..host.waiting import wait_until
 from ..launch import failure
+from ..launch.reap import JOB_VARIABLE
 from ..launch.watchdog import Watchdog
 from .peers import Peers
 
@@ -99,7 +101,7 @@ class Messages:
         text = f" with status {status}{f' ({reason})' if reason else ''}" if status else ""
         error = RankLeftError(f"{op}: rank {source} has ended{text} while rank {self.rank} waits for it")
         # that it has ended, and why, is reported by mpi_fork's parent if there is one
-        error.silent, error.status = self.rank > 0 or (status > 0 and failure.has_parent()), status or 1
+        error.silent, error.status = self.rank > 0 or (status > 0 and JOB_VARIABLE in os.environ), status or 1
         return error
 
     def next(self, source: int, end: float | None = None) -> Message | None:

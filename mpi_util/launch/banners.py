@@ -6,10 +6,11 @@ better is known.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
-import selectors
+import threading
 import time
 from typing import IO
 
@@ -38,6 +39,8 @@ _RULER = re.compile(rb"\n?={60,}\n|(?<!-)(?:-{74}|-{55})\n")
 _PART_OF_RULER = re.compile(rb"(?:^\n|\n?=+|-+)\Z", re.MULTILINE)
 _LARGEST_BANNER_BYTES = 8192
 _CHUNK_BYTES = 1 << 16
+_HOLD_S = 0.05  # how long a line waits that may be the start of a banner: launchers write a banner at once
+_LOOK_S = 0.5  # between two looks at the deadline
 STDOUT, STDERR = 1, 2
 
 
@@ -46,27 +49,22 @@ class BannerFilter:
 
     def __init__(self) -> None:
         self.banners = ""  # those taken out so far, as text
-        self._held = b""
+        self.held = b""  # what may become a banner
         self._after_banner = False
-
-    @property
-    def holds(self) -> bool:
-        """True while something is held back that may become a banner."""
-        return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
         """What has just arrived -> what can be passed on: all, but for what may be the first part of a banner."""
         if self._after_banner:
             data = data.removeprefix(b"\0")  # Open MPI sends the end of its string along
         self._after_banner = False
-        text = _BANNER.sub(self._keep, self._held + data)
+        text = _BANNER.sub(self._keep, self.held + data)
         start = _banner_start(text)
-        self._held = text[start:]
+        self.held = text[start:]
         return text[:start]
 
     def release(self) -> bytes:
         """What was held back: its rest did not come, so it was no banner."""
-        held, self._held = self._held, b""
+        held, self.held = self.held, b""
         return held
 
     def _keep(self, match: re.Match[bytes]) -> bytes:
@@ -79,7 +77,12 @@ def _banner_start(text: bytes) -> int:
     """Where a banner may begin whose rest has not arrived; the text's length if nowhere."""
     tail_start = max(0, len(text) - _LARGEST_BANNER_BYTES)
     for ruler in _RULER.finditer(text, tail_start):
-        if _may_open_block(ruler.group(), text[ruler.end() :]):
+        line, newline, _ = text[ruler.end() :].partition(b"\n")  # what has arrived of the line that tells
+        if b"=" in ruler.group():
+            opens = line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)
+        else:
+            opens = not newline or re.search(_NAMES_OPEN_MPI, line) is not None
+        if opens:
             return ruler.start()
     last_line = text.rpartition(b"\n")[2]
     if last_line and any(last_line.startswith(start) or start.startswith(last_line) for start in _LINES):
@@ -88,74 +91,47 @@ def _banner_start(text: bytes) -> int:
     return part.start() if part else len(text)
 
 
-def _may_open_block(ruler: bytes, rest: bytes) -> bool:
-    """True if a banner's block may begin with this ruler, going by what has arrived of the next line."""
-    line, newline, _ = rest.partition(b"\n")
-    if b"=" in ruler:
-        return line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)
-    return not newline or re.search(_NAMES_OPEN_MPI, line) is not None
+class Stream(threading.Thread):
+    """Passes one output of the launcher on to ours, without the launcher's banners.
 
-
-class Stream:
-    """One output of the launcher on its way to ours, without the launcher's banners.
-
-    It never blocks: a reader of ours that stalls (`train.py | less`) must not keep signals from the ranks. Until it
-    reads on, no more is read from the launcher. What has no reader any more (`| head`, a closed terminal) is dropped:
-    the work of the ranks is not.
+    It is a thread, so that a reader of ours that stalls (`train.py | less`) does not keep signals from the ranks. What
+    has no reader any more (`| head`, a closed terminal) is dropped: the work of the ranks is not.
 
     Attributes:
-        listens: what the job's selector watches for it; (file descriptor, event) or None.
-        ended: there is no more to read.
+        stalls: it waits for our reader.
+        deadline: when it ends, as time.monotonic(), even if a process that left the job still holds its pipe open.
     """
 
     def __init__(self, source: IO[bytes], target: int):
+        super().__init__(daemon=True)
         self.filter = BannerFilter()
-        self.listens: tuple[int, int] | None = None
-        self.ended = False
+        self.stalls = False
+        self.deadline = math.inf
         self._source, self._target = source, target
-        self._room = select.poll()
-        self._room.register(target, select.POLLOUT)
-        self._unwritten = b""
-        self._last_read = 0.0
         self._last_byte = b"\n"
 
-    @property
-    def stalls(self) -> bool:
-        """True while something waits for our reader."""
-        return bool(self._unwritten)
-
-    @property
-    def needs(self) -> tuple[int, int]:
-        """(file descriptor, event) for which it waits, unless it is done."""
-        return (self._target, selectors.EVENT_WRITE) if self.stalls else (self._source.fileno(), selectors.EVENT_READ)
-
-    def advance(self) -> None:
-        """Passes on what there is to read, or what was left unwritten."""
-        if self.stalls:
-            self._write(b"")
-            return
-        data = os.read(self._source.fileno(), _CHUNK_BYTES)
-        self._last_read = time.monotonic()
-        self.ended = not data
-        self._write(self.filter.feed(data) if data else self.filter.release())
-
-    def release_after(self, hold_s: float) -> None:
-        """Passes on what was held back as the start of a banner if its rest has not come within `hold_s` seconds."""
-        if self.filter.holds and time.monotonic() - self._last_read >= hold_s:
-            self._write(self.filter.release())
-
-    def end(self) -> None:
-        """Passes on what was held back, and ends a line that a rank's death has cut short: ours follows."""
-        self.ended = True
+    def run(self) -> None:
+        """Until the source ends, or the deadline has come."""
+        source = select.poll()
+        source.register(self._source, select.POLLIN)
+        while time.monotonic() < self.deadline:
+            if not source.poll(1000 * (_HOLD_S if self.filter.held else _LOOK_S)):
+                self._write(self.filter.release())
+            elif data := os.read(self._source.fileno(), _CHUNK_BYTES):
+                self._write(self.filter.feed(data))
+            else:
+                break
         self._write(self.filter.release())
         if self._last_byte != b"\n" and self._target == STDERR:
-            self._write(b"\n")
+            self._write(b"\n")  # a rank's death has cut its line short, and ours follows
 
     def _write(self, data: bytes) -> None:
         self._last_byte = data[-1:] or self._last_byte
-        self._unwritten += data
+        room, self.stalls = select.poll(), True
+        room.register(self._target, select.POLLOUT)
         try:
-            while self._unwritten and self._room.poll(0):  # then a pipe has room for PIPE_BUF bytes
-                self._unwritten = self._unwritten[os.write(self._target, self._unwritten[: select.PIPE_BUF]) :]
+            while data and room.poll():  # then a pipe has room for PIPE_BUF bytes
+                data = data[os.write(self._target, data[: select.PIPE_BUF]) :]
         except OSError:  # EPIPE; EIO of a terminal
-            self._unwritten = b""
+            pass
+        self.stalls = False

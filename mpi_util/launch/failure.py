@@ -47,7 +47,8 @@ class Rank:
     call = ""  # the collective call that it is in
     status, reason = 0, ""  # with which the interpreter ends
     on_phase: Callable[[], None] | None = None  # called when `where` has changed
-    leave: Callable[[int, str, float | None], bool] | None = None  # see `on_leave`
+    # how the ranks end together: (status, reason, seconds to wait) -> whether all of them do
+    leave: Callable[[int, str, float | None], bool] | None = None
 
     def __init__(self) -> None:
         self.where: dict[str, Any] = {}  # the phase that it is in, and its details
@@ -66,7 +67,7 @@ def install() -> None:
         return
     rank.pid = os.getpid()
     process.set(sys, "excepthook", _report_and_stop)
-    process.set(threading, "excepthook", _thread_failed)
+    process.set(threading, "excepthook", lambda args: _report_and_stop(*args[:3]))
     _note_exit_status()
     atexit.register(_end_together)
     process.undo.callback(atexit.unregister, _end_together)
@@ -131,14 +132,10 @@ def _report(text: str) -> None:
     print_line(_shorten(text, _LONGEST_REPORT))
 
 
-def _thread_failed(args: Any) -> None:
-    """threading.excepthook: a thread may end by SystemExit; any other exception ends the job."""
-    if args.exc_type is not SystemExit:
-        _report_and_stop(args.exc_type, args.exc_value, args.exc_traceback)
-
-
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """sys.excepthook: one report, tagged with rank, phase and episode, then the end of the job."""
+    """sys.excepthook, of threads too: one report, tagged with rank, phase and episode, then the end of the job."""
+    if kind is SystemExit:
+        return  # which a thread may end by
     rank, known = process.of(Rank), isinstance(error, MpiUtilError)
     status = 130 if kind is KeyboardInterrupt else error.status if isinstance(error, MpiUtilError) else 1
     in_main = threading.current_thread() is threading.main_thread()
@@ -193,11 +190,6 @@ def _place(trace: TracebackType | None) -> str:
     files = ((f, f.filename) for f in traceback.extract_tb(trace))
     frames = [f for f, name in files if not name.startswith(HERE) and os.path.dirname(name) != _STDLIB]
     return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
-
-
-def has_parent() -> bool:
-    """True in a rank that mpi_fork has started: its parent reports how the job ends."""
-    return reap.JOB_VARIABLE in os.environ
 
 
 def print_line(text: str) -> None:
@@ -256,20 +248,16 @@ def _end_together() -> None:
         os._exit(rank.status)  # forked by a rank: MPI, which is the rank's, would wait for ever for its end
     gc.freeze()  # the interpreter's last collections take 0.7 s of processor time after `import tensorflow`
     _record_end()
-    status, reason = rank.status, rank.reason
-    if not _running_mpi():
-        if status and under_launcher():
-            stop_all(status, reason)
+    status, reason, together = rank.status, rank.reason, not under_launcher()
+    mpi = _running_mpi()
+    if mpi:
         if status:
-            _write_failure(status, reason, in_order=True)
-        return
-    if status:
-        _write_failure(status, reason)
-    together = rank.leave is not None and rank.leave(status, reason, _LEAVE_S if status else None)
+            _write_failure(status, reason)
+        together = rank.leave is not None and rank.leave(status, reason, _LEAVE_S if status else None)
     if status and not together:
         stop_all(status, reason)
     elif status:
-        _write_failure(status, reason, again=True, in_order=True)
+        _write_failure(status, reason, again=mpi is not None, in_order=True)
 
 
 def _write_failure(status: int, reason: str, again: bool = False, **more: Any) -> None:
@@ -283,11 +271,6 @@ def _write_open_files() -> None:
             with contextlib.suppress(OSError, ValueError):
                 if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe's reader may stall
                     each.flush()
-
-
-def on_leave(leave: Callable[[int, str, float | None], bool]) -> None:
-    """Registers how the ranks end together: (status, reason, seconds to wait) -> whether all of them do."""
-    process.of(Rank).leave = leave
 
 
 def _running_mpi() -> Any:

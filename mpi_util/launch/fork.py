@@ -29,11 +29,8 @@ def mpi_fork(
     n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None, max_restarts: int = 0
 ) -> Literal["parent", "child"]:
     """`mpi_util.mpi_fork` (collectives/start.py), without the preparation of the ranks."""
-    for name, value, least in (
-        ("n", n, 1),
-        ("threads", 1 if threads is None else threads, 1),
-        ("max_restarts", max_restarts, 0),
-    ):
+    counts = {"n": (n, 1), "threads": (1 if threads is None else threads, 1), "max_restarts": (max_restarts, 0)}
+    for name, (value, least) in counts.items():
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
             raise LaunchError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
     role = process.of(Role)

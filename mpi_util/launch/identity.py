@@ -95,22 +95,16 @@ def forget_launcher() -> None:
 
 def world() -> Comm:
     """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process."""
-    mpi = sys.modules.get("mpi4py.MPI")
+    mpi: Any = sys.modules.get("mpi4py.MPI")
     if (mpi is None or not mpi.Is_initialized()) and under_launcher() and not in_child_of_rank():
-        mpi = _start_mpi()
+        import mpi4py
+
+        level, mpi4py.rc.initialize, mpi4py.rc.finalize = mpi4py.rc.thread_level, False, True
+        from mpi4py import MPI as mpi
+
+        check_launcher(mpi.Get_library_version())
+        mpi.Init_thread(getattr(mpi, f"THREAD_{level.upper()}"))
     return mpi.COMM_WORLD if mpi is not None and mpi.Is_initialized() else None
-
-
-def _start_mpi() -> Any:
-    """The module mpi4py.MPI, with MPI started, once its library is known to fit the launcher."""
-    import mpi4py
-
-    level, mpi4py.rc.initialize, mpi4py.rc.finalize = mpi4py.rc.thread_level, False, True
-    from mpi4py import MPI
-
-    check_launcher(MPI.Get_library_version())
-    MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
-    return MPI
 
 
 def rank() -> int:

@@ -94,9 +94,9 @@ _FAMILIES = (
 )
 
 
-def find_launcher() -> tuple[Family, str]:
-    """The family of the MPI library that mpi4py loads, and the path of a launcher of that family."""
-    version, library = ask_library()
+def find_launcher(loaded: tuple[str, str] | None = None) -> tuple[Family, str]:
+    """The family of the MPI library that mpi4py loads (`loaded`: as from `ask_library`), and a launcher of it."""
+    version, library = loaded or ask_library()
     family = next((family for family in _FAMILIES if re.search(family.library, version)), None)
     if family is None:
         known = ", ".join(family.name for family in _FAMILIES)

@@ -46,25 +46,19 @@ _KERNEL_THREAD = 0x200000  # PF_KTHREAD of linux/sched.h: such a thread has no e
 
 
 def belongs(pid: int, job_dir: str) -> bool:
-    """True if a living process is one of this job's, and this user's: another one's may only pretend to be."""
-    return f"{JOB_VARIABLE}={job_dir}".encode() in _environment(pid).split(b"\0") and _user(pid) == os.getuid()
+    """True if a living process is one of this job's, and this user's: another one's may only pretend to be.
 
-
-def _user(pid: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[0])
-    return None
-
-
-def _environment(pid: int) -> bytes:
-    """Of a process that is just changing to another program, what it will have: until then it shows none."""
-    place, deadline = Path(f"/proc/{pid}/environ"), time.monotonic() + _EXEC_PATIENCE_S
+    One that is just changing to another program shows no environment until then.
+    """
+    proc, deadline = Path(f"/proc/{pid}"), time.monotonic() + _EXEC_PATIENCE_S
     try:
-        while not (shown := place.read_bytes()) and _is_in_exec(pid) and time.monotonic() < deadline:
+        while not (shown := (proc / "environ").read_bytes()) and _is_in_exec(pid) and time.monotonic() < deadline:
             time.sleep(_KILL_PAUSE_S)
-        return shown or place.read_bytes()
+        shown = shown or (proc / "environ").read_bytes()
+        named = f"{JOB_VARIABLE}={job_dir}".encode() in shown.split(b"\0")
+        return named and f"\nUid:\t{os.getuid()}\t" in (proc / "status").read_text()
     except OSError:
-        return b""
+        return False
 
 
 def _is_in_exec(pid: int) -> bool:
@@ -117,7 +111,7 @@ def reaped_exit_status(pidfd: int) -> int | None:
     info = bytearray(struct.pack("Q", _PIDFD_INFO_EXIT).ljust(_PIDFD_INFO_BYTES, b"\0"))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: -1, there is none
         return None
     known = struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT
     return struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)[0] if known else None

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
 import selectors
 import signal
@@ -40,7 +41,6 @@ from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
 
 _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
 _LOOK_S = 0.5
-_HOLD_S = 0.05  # how long a line waits that may be the start of a banner: launchers write a banner at once
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S = 1.0
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
@@ -61,21 +61,21 @@ class Job:
         self._evidence = Evidence(n_ranks, Path(self.folder))
         self._selector = selectors.DefaultSelector()
         self._streams: list[Stream] = []
-        self._registered: set[int] = set()
-        self._proxies: set[int] = set()
+        self._unregistered = set(range(n_ranks))
+        self._helpers: set[int] = set()  # the launcher and its helper processes
         self.saved = ""  # at the end, what the ranks wrote in saved-0 (restarts.saved)
         self._descriptors: list[int] = []
-        self._ended: dict[int, int | None] = {}  # rank -> wait status or None, in the order in which the ranks ended
-        self._rank_pidfds: dict[int, int] = {}
+        # rank -> (wait status or None, pidfd), in the order in which the ranks ended
+        self._ended: dict[int, tuple[int | None, int]] = {}
         try:
             self._open_fifos()
         except OSError as error:
             self._close()
             limit = "; `ulimit -n` is the number of files that a process may open" * (error.errno == errno.EMFILE)
             raise LaunchError(f"cannot start {n_ranks} ranks: {error.strerror}{limit}") from None
-        self._signals: int | None = None  # becomes readable when one has come
+        self._signals = -1  # becomes readable when one has come
         self._signalled_at: float | None = None
-        self._broken_at: float | None = None
+        self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
     def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
         """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory.
@@ -107,6 +107,9 @@ class Job:
     def _supervise(self) -> Verdict:
         pipes = (self._launcher.stdout, STDOUT), (self._launcher.stderr, STDERR)
         self._streams = [Stream(pipe, target) for pipe, target in pipes if pipe]
+        for stream in self._streams:
+            stream.start()
+        self._helpers.add(self._launcher.pid)
         self._watch(self._launcher.pid, lambda _: None)
         try:
             while self._launcher.poll() is None:
@@ -117,9 +120,6 @@ class Job:
         reap.kill_processes(self.folder)
         self._evidence.launcher_code = self._launcher.wait()
         self._drain()
-        if self._signals is not None:
-            with contextlib.suppress(BlockingIOError):  # else there is one that came too late for rank 0
-                self._evidence.forwarded |= max(set(os.read(self._signals, 64)) & set(_SIGNALS), default=0)
         with contextlib.suppress(OSError):
             self.saved = (self._evidence.folder / "saved-0").read_text()
         self._evidence.deaths = self._deaths()
@@ -128,21 +128,17 @@ class Job:
 
     def _step(self, wait: bool = True) -> None:
         """Waits for an event and handles it."""
-        pause = _LOOK_S if len(self._registered) == self._evidence.n_ranks else _LOOK_EARLY_S
-        if any(stream.filter.holds for stream in self._streams):
-            pause = min(pause, _HOLD_S)
-        for stream in self._streams:
-            self._listen(stream)
+        pause = _LOOK_EARLY_S if self._unregistered else _LOOK_S
         for key, _ in self._selector.select(pause if wait else 0):
             key.data()
         self._register_ranks()
         record = failed_record(self._evidence.folder)
-        if record and not record.get("in_order"):
-            self._mark_broken()
-        if self._broken_at is None or (record and record.get("in_order")):
+        if record and record.get("in_order"):
             return
-        if any(stream.stalls for stream in self._streams):
-            self._broken_at = time.monotonic()  # the launcher cannot end before its output is read
+        if record:
+            self._mark_broken()
+        if any(stream.stalls for stream in self._streams):  # the launcher cannot end before its output is read
+            self._broken_at = max(self._broken_at, time.monotonic())
         if time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
             self._evidence.given_up = True
             raise _StopError(None)
@@ -153,31 +149,26 @@ class Job:
             path = self._evidence.folder / f"alive-{rank}"
             os.mkfifo(path, 0o600)
             fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            self._at_end(fifo, functools.partial(self._ended.setdefault, rank, None))
+            self._at_end(fifo, functools.partial(self._ended.setdefault, rank, (None, -1)))
 
     def _register_ranks(self) -> None:
-        """Watches the ranks that have recorded their process id, and the launcher's helper that started them."""
-        for rank in set(range(self._evidence.n_ranks)) - self._registered:
+        """Watches the ranks that have recorded their process id, and the launcher's helpers that started them."""
+        for rank in list(self._unregistered):
             pid = reap.read_record(self._evidence.folder / f"rank-{rank}").get("pid")
-            if not isinstance(pid, int):
-                continue
+            belongs = isinstance(pid, int) and reap.belongs(pid, self.folder)
+            if not isinstance(pid, int) or (not belongs and reap.is_alive(pid)):
+                continue  # it has not come, or is just changing from the shell to the program
+            self._unregistered.remove(rank)
             if pid == self._launcher.pid:
-                self._registered.add(rank)
-            elif not reap.belongs(pid, self.folder):
-                if not reap.is_alive(pid):  # else it is just changing from the shell to the program
-                    self._registered.add(rank)
-                    self._record_death(rank, pid)
-            else:
-                self._registered.add(rank)
-                self._watch_rank(rank, pid)
-
-    def _watch_rank(self, rank: int, pid: int) -> None:
-        """Watches a rank, and the launcher's helper that started it."""
-        self._watch(pid, functools.partial(self._record_death, rank, pid))
-        parent = reap.stat_field(pid, reap.STAT_PARENT)
-        if parent and parent != self._launcher.pid and parent not in self._proxies:
-            self._proxies.add(parent)
-            self._watch(parent, functools.partial(self._record_helper, parent))
+                continue
+            if not belongs:
+                self._record_death(rank, pid)
+                continue
+            self._watch(pid, functools.partial(self._record_death, rank, pid))
+            parent = reap.stat_field(pid, reap.STAT_PARENT)
+            if parent and parent not in self._helpers:
+                self._helpers.add(parent)
+                self._watch(parent, functools.partial(self._record_helper, parent))
 
     def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
@@ -199,15 +190,15 @@ class Job:
 
     def _record_death(self, rank: int, pid: int, pidfd: int = -1) -> None:
         """Records that a rank has ended, and how, if that can be known."""
-        self._ended[rank] = status = reap.exit_status(pid, pidfd)
-        self._rank_pidfds[rank] = pidfd
+        status = reap.exit_status(pid, pidfd)
+        self._ended[rank] = status, pidfd
         if not status and (self._evidence.folder / f"ended-{rank}").exists():
             return
-        if self._broken_at is None and not status:
+        if self._broken_at == math.inf and not status:
             self._evidence.overlooked = rank
         self._mark_broken()
         if "shm" not in reap.read_record(self._evidence.folder / f"rank-{rank}"):
-            self._broken_at = -_LAUNCHER_PATIENCE_S  # above mpi_fork: the launcher waits for its MPI_Init, for ever
+            self._broken_at = -math.inf  # above mpi_fork: the launcher waits for its MPI_Init, for ever
 
     def _record_helper(self, pid: int, pidfd: int) -> None:
         """Records that a helper process of the launcher has ended, and how. When it is killed, its ranks end too."""
@@ -217,45 +208,33 @@ class Job:
     def _deaths(self) -> list[tuple[int, int | None]]:
         """The ranks in the order in which they ended, each with its exit code if it is known."""
         deaths = []
-        for rank, status in self._ended.items():
-            if status is None and rank in self._rank_pidfds:
-                status = reap.reaped_exit_status(self._rank_pidfds[rank])
+        for rank, (status, pidfd) in self._ended.items():
+            status = reap.reaped_exit_status(pidfd) if status is None else status
             deaths.append((rank, None if status is None else os.waitstatus_to_exitcode(status)))
         return deaths
 
-    def _mark_broken(self, _pidfd: int = -1) -> None:
-        self._broken_at = self._broken_at or time.monotonic()
-
-    def _listen(self, stream: Stream) -> None:
-        """Has the selector watch for what the stream needs: bytes from the launcher, or room for those that it has."""
-        stream.release_after(_HOLD_S)
-        needs = stream.needs if stream.stalls or not stream.ended else None
-        if needs != stream.listens:
-            if stream.listens:
-                self._selector.unregister(stream.listens[0])
-            if needs:
-                self._selector.register(*needs, stream.advance)
-            stream.listens = needs
+    def _mark_broken(self) -> None:
+        self._broken_at = min(self._broken_at, time.monotonic())
 
     def _drain(self) -> None:
-        """Passes on what is still in the pipes. A process that left the job may hold them open, hence the deadline."""
-        deadline = time.monotonic() + _DRAIN_S
+        """Waits for what is still in the pipes, as long as a reader of our output takes, but for a signal."""
+        deadline, hurried = time.monotonic() + _DRAIN_S, self._evidence.decided is not None
         for stream in self._streams:
-            while not stream.ended and self._wait_for(stream, deadline):
-                stream.advance()
-            stream.end()
-            while stream.stalls and self._wait_for(stream, deadline):
-                stream.advance()
+            stream.deadline = deadline
+        while alive := [stream for stream in self._streams if stream.is_alive()]:
+            hurried = self._signal_came_late() or hurried
+            if hurried and time.monotonic() > deadline:
+                break
+            alive[0].join(_LOOK_EARLY_S)
+        self._signal_came_late()
 
-    def _wait_for(self, stream: Stream, deadline: float) -> bool:
-        """True when the stream can go on. The reader of our output may take its time, but for a signal."""
-        unhurried = stream.stalls and not self._evidence.decided
-        with selectors.DefaultSelector() as selector:
-            wanted = selector.register(*stream.needs)
-            if self._signals is not None:
-                selector.register(self._signals, selectors.EVENT_READ)
-            ready = selector.select(None if unhurried else max(0.0, deadline - time.monotonic()))
-        return any(key == wanted for key, _ in ready)
+    def _signal_came_late(self) -> bool:
+        """Notes a signal that came too late for rank 0."""
+        late = 0
+        with contextlib.suppress(OSError):  # none has come, or this is not the main thread
+            late = max(set(os.read(self._signals, 64)) & set(_SIGNALS), default=0)
+        self._evidence.forwarded = self._evidence.forwarded or late
+        return late > 0
 
     @contextlib.contextmanager
     def _signals_caught(self) -> Iterator[None]:
@@ -263,11 +242,9 @@ class Job:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
-        self._signals = reader
-        self._selector.register(reader, selectors.EVENT_READ, lambda: self._on_signals(os.read(reader, 64)))
+        self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._descriptors += [self._signals, writer]
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         previous_fd = signal.set_wakeup_fd(writer)
         # One that is ignored stays ignored: nohup, and background jobs of a script.
         caught = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
@@ -278,15 +255,13 @@ class Job:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
             signal.set_wakeup_fd(previous_fd)
-            os.close(reader)
-            os.close(writer)
 
-    def _on_signals(self, signums: bytes) -> None:
+    def _on_signals(self) -> None:
         """The first signal goes to rank 0, which ends the program in order; a second one ends everything now.
 
         A terminal that closes sends SIGHUP, sometimes twice: it is neither a first nor a second one.
         """
-        for signum in signums:
+        for signum in os.read(self._signals, 64):
             if signum not in _SIGNALS:
                 continue
             now, first = time.monotonic(), not self._evidence.forwarded
