@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from ..arrays import adapters, tree
 from ..arrays.adapters.arrays import slots_of
@@ -81,7 +82,7 @@ class Weights:
 @functools.lru_cache(maxsize=32)  # of many arrays it takes longer than to send these
 def packed(layout: Layout) -> bytes:
     """A layout as JSON, for another process."""
-    entries = [(*entry[:1], _described(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
+    entries = [(entry.name, dtype_to_descr(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
     return json.dumps([entries, layout.nbytes, layout.aliases]).encode()
 
 
@@ -94,7 +95,7 @@ def unpacked(text: bytes, room: int) -> Layout:
         described, nbytes, aliases = json.loads(text)
         entries, end = [], 0
         for name, kind, shape, start, narrow in described:
-            dtype = _dtype_of(kind)
+            dtype = descr_to_dtype(kind)
             if not (
                 isinstance(name, str) and isinstance(narrow, bool) and all(type(n) is int for n in [start, *shape])
             ):
@@ -110,27 +111,6 @@ def unpacked(text: bytes, room: int) -> Layout:
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
         raise WeightsError(f"the sender's description of its weights is damaged: {error}") from None
     return Layout(tuple(entries), nbytes, pairs)
-
-
-def _described(dtype: np.dtype) -> Any:
-    """A dtype as JSON: its text, {"base", "shape"} of an array within another, or the dict that `np.dtype` takes."""
-    if dtype.subdtype:
-        return {"base": _described(dtype.base), "shape": dtype.shape}
-    if dtype.fields is None or dtype.names is None:
-        return dtype.str
-    fields = [dtype.fields[name] for name in dtype.names]
-    formats, offsets = [_described(field[0]) for field in fields], [field[1] for field in fields]
-    return {"names": dtype.names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
-
-
-def _dtype_of(described: Any) -> np.dtype:
-    if isinstance(described, str):
-        return np.dtype(described)
-    if "base" in described:
-        return np.dtype((_dtype_of(described["base"]), tuple(described["shape"])))
-    fields: Any = {**described, "formats": [_dtype_of(kind) for kind in described["formats"]]}
-    dtype: np.dtype = np.dtype(fields)
-    return dtype
 
 
 def _slots(thing: Any) -> list[Slot]:
