@@ -162,25 +162,25 @@ class Ranks(Publisher):
         """See `Publisher`."""
         if not self._relays:
             return super().poll(timeout, of)
-        reports, deadline = super().poll(0), Deadline(timeout)
-        while not (reports := reports + self._receive_reports()) and not deadline.over:
+        deadline = Deadline(timeout)
+        self._receive_reports()
+        while not (reports := super().poll(min(_NAP_S, deadline.left))) and not deadline.over:
             self._ping()
-            reports = super().poll(min(_NAP_S, deadline.left))
+            self._receive_reports()
         return reports
 
-    def _receive_reports(self) -> list[Report]:
+    def _receive_reports(self) -> None:
         from mpi4py import MPI
 
-        reports, status = [], MPI.Status()
+        status = MPI.Status()
         while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
             self._hear(self._relays[status.source])
             if (report := message.recv()) is not None:
-                self.workers[report.worker].apply(report.event, report.version, report.text)
-                reports.append(report)
+                event, index, *content = report
+                self._report(self.workers[index], event, *content)
         for relay in self._relays.values():
             if relay.state is State.READY and self._pinged - relay.heard > _SILENT_S:
-                reports += self._give_up(relay)
-        return reports
+                self._give_up(relay)
 
     def _hear(self, relay: RelayRecord) -> None:
         """A relay has sent something. One that was absent gets what was sent to its workers before."""
@@ -192,17 +192,16 @@ class Ranks(Publisher):
             if worker.latest is not None:
                 self._forward(worker.latest, [worker])
 
-    def _give_up(self, relay: RelayRecord) -> list[Report]:
+    def _give_up(self, relay: RelayRecord) -> None:
         """The others to which it should have passed on the last version get it on another path, perhaps again."""
         relay.state, relay.cut_off = State.DEAD, [worker for worker in relay.workers if not worker.gone]
         why = f"rank {relay.rank}, the relay of its machine, has not responded for {_SILENT_S:g} s"
         for worker in relay.cut_off:
-            worker.apply(Event.DIED, 0, why)
+            self._report(worker, Event.DIED, 0, why)
         if self._last is not None and self._last[0].version == self._last[1]:
             dead = {k for k, other in self._relays.items() if other.state is State.DEAD}
             if rest := [worker for worker in self._last[2] if worker.relay not in dead]:
                 self._forward(self._last[0], rest)
-        return [Report(Event.DIED, worker.index, 0, why) for worker in relay.cut_off]
 
     def _ping(self) -> None:
         """While it waits, the sender asks the relays once a second whether they are alive."""
