@@ -14,7 +14,7 @@ from ..host.sections import Section
 from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
-from .publisher import Publisher, Version
+from .publisher import Publisher
 from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, all_sent, keep
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
@@ -133,14 +133,14 @@ class Ranks(Publisher):
         for rank in self._relays:
             keep(comm.isend((None, name), rank, ADDRESS))
 
-    def publish(self, workers: list[Worker], version: Version) -> Section:
+    def publish(self, workers: list[Worker], version: int, *content: Any) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        section = super().publish([worker for worker in workers if worker.relay is None], version)
+        section = super().publish([worker for worker in workers if worker.relay is None], version, *content)
         distant = [(worker, self._relays[worker.relay]) for worker in workers if worker.relay is not None]
         for worker, _ in distant:
-            worker.sent, worker.latest = version.number, section  # until its relay has it
+            worker.sent, worker.latest = version, section  # until its relay has it
         if forward := [worker for worker, relay in distant if relay.state is not State.ABSENT]:
-            self._last = section, version.number, forward
+            self._last = section, version, forward
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or deadline.over)
         return section

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,15 +29,6 @@ _UNREAD = 64  # messages to one worker; a socket holds some 270
 _SPARE = 2  # sections that are kept besides those in use
 _CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers live
 _ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
-
-
-class Version(NamedTuple):
-    """One version of the weights."""
-
-    number: int
-    nbytes: int  # of its block
-    layout: bytes  # of the block, as receivers get it
-    fill: Callable[[np.ndarray], None]  # writes the values into a block, uint8 of shape (nbytes,)
 
 
 class Publisher:
@@ -160,20 +150,24 @@ class Publisher:
 
     # ---- what is sent
 
-    def publish(self, workers: list[Worker], version: Version) -> Section:
+    def publish(
+        self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
+    ) -> Section:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
+
+        Args: layout: of its block, as receivers get it. fill: writes the values into a block, uint8, shape (nbytes,).
 
         Returns: where it is; valid until the next call, or as long as one of its `users` needs it.
         """
         self.open()
         with self._lock:
-            section = self._claim(set() if self._slow else set(workers), version.nbytes + len(version.layout))
+            section = self._claim(set() if self._slow else set(workers), nbytes + len(layout))
             try:
-                version.fill(section.block(version.nbytes))
+                fill(section.block(nbytes))
             except BaseException:
                 section.release()
                 raise
-            section.publish(version.number, version.nbytes, version.layout)
+            section.publish(version, nbytes, layout)
             message = self._update(section)
             try:
                 for worker in workers:

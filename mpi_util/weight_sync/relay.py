@@ -13,7 +13,7 @@ import numpy as np
 from ..collectives.transport import parts, successors
 from ..host.waiting import wait_until
 from .connection import Deadline
-from .publisher import Publisher, Version
+from .publisher import Publisher
 from .worker import Event, Report, Worker
 
 # MPI tags: addresses; from the sender or another relay; "are you alive?"; to the sender; this rank ends; bytes
@@ -126,7 +126,7 @@ class Relay:
         forwarding = Forwarding(self._comm, header)
         fill = partial(self._fill, header, source, forwarding)
         try:
-            section = self.publisher.publish(mine, Version(header.version, header.nbytes, header.layout, fill))
+            section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
             section.users.append(forwarding.busy)
         except _StalledError:
             return  # the sender will notice, and send it on another path

@@ -7,7 +7,7 @@ from ..arrays.layout import Layout
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
 from .layout import Weights, packed
-from .publisher import Publisher, Version
+from .publisher import Publisher
 from .source import WeightSource
 from .worker import Event, State, Worker
 
@@ -52,7 +52,7 @@ class Sender:
             for layout, members in self._by_layout(group, thing).items():
                 base = None if weights is None else self._base_of(thing)
                 plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
-                self.publisher.publish(members, Version(version, layout.nbytes, packed(layout), plan.write_all))
+                self.publisher.publish(members, version, layout.nbytes, packed(layout), plan.write_all)
                 self.version = version
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)
