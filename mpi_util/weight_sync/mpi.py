@@ -15,7 +15,7 @@ from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
 from .publisher import Publisher
-from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, all_sent, keep
+from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, in_flight, keep
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
 from .worker import Event, Report, State, Worker
@@ -48,7 +48,6 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
         self._root, self._ranks = sender, self._channel.size - 1
-        self._relay: Relay | None = None
         self._address: Address | None = None
         self._comm = _duplicate(self._channel)
         if self._channel.rank != sender:
@@ -63,7 +62,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
-        worker = _worker_of(self._channel.rank, self._root)
+        worker = _ranks_of_workers(self._channel, self._root).index(self._channel.rank)
         if given not in (None, worker):
             raise UsageError(f"worker_idx={given}: rank {self._channel.rank} is worker {worker}")
         return worker
@@ -82,12 +81,10 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         here = machine[rank]
         address, name = self._receive_address(here if here not in (rank, machine[self._root]) else self._root, name)
         if here == rank and here != machine[self._root]:
-            members = [k for k in range(self._channel.size) if machine[k] == here]
-            self._relay = Relay(self._comm, self._root, [_worker_of(k, self._root) for k in members], name)
-            address = self._relay.publisher.address
-            for k in members:
-                if k != here:
-                    keep(self._comm.isend((address, name), k, ADDRESS))
+            members = {i: k for i, k in enumerate(_ranks_of_workers(self._channel, self._root)) if machine[k] == here}
+            address = Relay(self._comm, self._root, [*members], name).publisher.address
+            for k in set(members.values()) - {here}:
+                keep(self._comm.isend((address, name), k, ADDRESS))
         return address
 
     def _receive_address(self, source: int, name: str) -> tuple[Address, str]:
@@ -122,9 +119,9 @@ class Ranks(Publisher):
         self._forwarded = 0  # updates
         self._last: tuple[Section, int, list[Worker]] | None = None  # update that was forwarded: where, version, to
         self._ended: set[int] = set()  # ranks
+        self._ranks = _ranks_of_workers(channel, root)
         for worker in workers.values():
-            rank = _rank_of(worker.index, root)
-            leader = channel.machine[rank]
+            leader = channel.machine[rank := self._ranks[worker.index]]
             if leader == channel.machine[root]:
                 keep(comm.isend((self.address, name), rank, ADDRESS))
             else:
@@ -223,7 +220,7 @@ class Ranks(Publisher):
         while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT):
             self._ended.add(message.recv())
         for worker in workers:
-            if (rank := _rank_of(worker.index, self._root)) in self._ended:
+            if (rank := self._ranks[worker.index]) in self._ended:
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
@@ -232,7 +229,7 @@ class Ranks(Publisher):
             for rank in self._relays:
                 keep(self._comm.isend(None, rank, DOWN))
             deadline = Deadline(_PATIENCE_S)
-            wait_until(lambda: all_sent() or deadline.over)
+            wait_until(lambda: not in_flight() or deadline.over)
         super().close()
 
 
@@ -242,12 +239,8 @@ def _say_left(pid: int, comm: Any, sender: int) -> None:
         keep(comm.isend(comm.Get_rank(), sender, LEFT))
 
 
-def _worker_of(rank: int, root: int) -> int:
-    return rank - (rank > root)
-
-
-def _rank_of(worker: int, root: int) -> int:
-    return worker + (worker >= root)
+def _ranks_of_workers(channel: Channel, root: int) -> list[int]:
+    return [rank for rank in range(len(channel.machine)) if rank != root]
 
 
 def _duplicate(channel: Channel) -> Any:

@@ -31,16 +31,15 @@ _testing = threading.Lock()  # MPI forbids two threads to test one request
 
 def keep(request: Any) -> Any:
     """Returns a request, and keeps what it sends until it is done: no one needs to wait for it."""
-    with _testing:
-        _in_flight[:] = [*(each for each in _in_flight if not each.Test()), request]
+    in_flight(_in_flight, request)
     return request
 
 
-def all_sent() -> bool:
-    """True if no request is in flight."""
+def in_flight(requests: list[Any] = _in_flight, *new: Any) -> bool:
+    """True if some of these requests are not done; forgets the others."""
     with _testing:
-        _in_flight[:] = [request for request in _in_flight if not request.Test()]
-        return not _in_flight
+        requests[:] = [*(each for each in requests if not each.Test()), *new]
+        return bool(requests)
 
 
 class Header(NamedTuple):
@@ -69,9 +68,7 @@ class Forwarding:
 
     def busy(self) -> bool:
         """True while the parts must stay as they are."""
-        with _testing:
-            self._requests = [request for request in self._requests if not request.Test()]
-            return bool(self._requests)
+        return in_flight(self._requests)
 
 
 class _StalledError(Exception):
