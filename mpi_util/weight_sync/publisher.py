@@ -47,7 +47,7 @@ class Publisher:
         self._lock = threading.RLock()
         self._epoll = select.epoll()
         self._guests: dict[Connection, None] = {}  # those that have not proven who they are, oldest first
-        self._by_fd: dict[int, Worker] = {}  # workers that get updates
+        self._by_fd: dict[int, Worker] = {}  # those that have connected
         self._reports: list[Report] = []
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
@@ -106,10 +106,10 @@ class Publisher:
                 raise ProtocolError(refusal)
             worker = self.workers[index]
             worker.pid, worker.connection = connection.pid, connection
-            if worker.latest is None:
-                self._report(worker, Event.CONNECTED)
-            else:
-                self._start(worker, connection)
+            self._by_fd[connection.fd] = worker
+            self._epoll.register(connection.fd, select.EPOLLIN)
+            self._report(worker, Event.CONNECTED if worker.latest is None else Event.STARTED)
+            if worker.latest is not None:
                 self._send(worker, connection, worker.latest)
                 connection.wake()
 
@@ -136,12 +136,11 @@ class Publisher:
         connection, worker.connection = worker.connection, None
         worker.latest = None  # another process in its place waits for the next
         worker.unread, worker.deferred = {}, False
-        if self._by_fd.pop(connection.fd, None) is None:
-            self._report(worker, Event.WITHDREW)
-        else:
-            with contextlib.suppress(OSError, ValueError):
-                self._epoll.unregister(connection.fd)
-            self._report(worker, Event.DIED if died else Event.LEFT, 0, died)
+        del self._by_fd[connection.fd]
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(connection.fd)
+        waiting = worker.state is State.WAITING
+        self._report(worker, Event.WITHDREW if waiting else Event.DIED if died else Event.LEFT, 0, died)
         connection.close()
 
     def _report(self, worker: Worker, event: Event, version: int = 0, text: str = "") -> None:
@@ -188,18 +187,12 @@ class Publisher:
             self._check(worker)
         worker.latest, worker.sent = section, section.version
         if worker.connection is not None:
-            if worker.state is State.WAITING:
-                self._start(worker, worker.connection)
             self._send(worker, worker.connection, section, message)
-
-    def _start(self, worker: Worker, connection: Connection) -> None:
-        """From now on this worker's answers are received."""
-        self._by_fd[connection.fd] = worker
-        self._epoll.register(connection.fd, select.EPOLLIN)
-        self._report(worker, Event.STARTED)
 
     def _send(self, worker: Worker, connection: Connection, section: Section, message: bytes | None = None) -> None:
         """Sends an update without waking the worker."""
+        if worker.state is State.WAITING:
+            self._report(worker, Event.STARTED)
         worker.unread[section.version] = section
         worker.deferred = len(worker.unread) > _UNREAD
         if worker.deferred:
