@@ -280,9 +280,10 @@ class WeightSyncScheme:
         if self._closed:
             return
         self._closed = True
-        for side in (self._receiver, self._sender):
-            if side is not None:
-                side.close()
+        if self._receiver is not None:
+            self._receiver.close()
+        if self._sender is not None:
+            self._sender.publisher.close()
 
     def __enter__(self) -> "WeightSyncScheme":
         return self

@@ -9,7 +9,7 @@ from .connection import Deadline
 from .layout import Weights, packed
 from .publisher import Publisher
 from .source import WeightSource
-from .worker import Event, State, Worker
+from .worker import Event, Report, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
@@ -23,16 +23,12 @@ class Sender:
         self.source, self.publisher, self.workers = source, publisher, publisher.workers
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self.version = 0
-        self._errors: list[WorkerError] = []  # reported, and not raised yet
+        self._errors: list[Report] = []  # not raised yet
 
     def versions(self) -> dict[int, int]:
         """By worker: the version acknowledged last; 0 before the first."""
         self._poll(0)
         return {index: worker.acked for index, worker in self.workers.items()}
-
-    def close(self) -> None:
-        """Ends in order."""
-        self.publisher.close()
 
     def send(
         self, weights: Any, worker_ids: int | list[int] | None, one_by_one: bool, deadline: Deadline
@@ -50,7 +46,9 @@ class Sender:
         version = self.version + 1
         for group, thing in self.source.shares(weights, workers):
             for layout, members in self._by_layout(group, thing).items():
-                base = None if weights is None else self._base_of(thing)
+                # the model of phase 1 knows what a state dict leaves out and what is tied in it
+                model = None if weights is None else self.source.model()
+                base = None if model is None or model is thing else Weights.of(model)
                 plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
                 self.publisher.publish(members, version, layout.nbytes, packed(layout), plan.write_all)
                 self.version = version
@@ -58,11 +56,6 @@ class Sender:
                 self._await(group, deadline)
         self.version = version
         return workers
-
-    def _base_of(self, thing: Any) -> Weights | None:
-        """The model of phase 1, which knows what a state dict leaves out and what is tied in it."""
-        model = self.source.model()
-        return None if model is None or model is thing else Weights.of(model)
 
     def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
         if worker_ids is None:
@@ -72,7 +65,7 @@ class Sender:
             if everyone and not workers:
                 raise self._left_error({worker.index: worker.reason for worker in everyone})
             return workers
-        indices = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
+        indices = worker_ids if isinstance(worker_ids, Iterable) else [worker_ids]
         for index in indices:
             if index not in self.workers:
                 raise UsageError(f"send: there is no worker {index}; there are {list(self.workers)}")
@@ -114,18 +107,15 @@ class Sender:
             self._poll(min(_CHECK_S, deadline.left), late[-1])
 
     def _poll(self, timeout: float, of: Worker | None = None) -> None:
-        for event, index, version, text in self.publisher.poll(timeout, of):
-            if event is Event.ERROR:
-                error = WorkerError(f"worker {index} could not take version {version or 1}:\n{text.rstrip()}")
-                error.worker, error.traceback = index, text
-                self._errors.append(error)
+        self._errors += [report for report in self.publisher.poll(timeout, of) if report.event is Event.ERROR]
 
     def _raise_errors(self) -> None:
         """What workers have reported, as one error: the first one's, with the text of all."""
         errors, self._errors = self._errors, []
         if errors:
-            error = WorkerError("\n".join(map(str, errors)))
-            error.worker, error.traceback = errors[0].worker, errors[0].traceback
+            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in errors)
+            error = WorkerError("\n".join(texts))
+            error.worker, error.traceback = errors[0].worker, errors[0].text
             raise error
 
     def _raise_died(self, reasons: dict[int, str]) -> None:

@@ -46,10 +46,10 @@ class WeightSource:
 
     def shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
         """(workers, what they get), one after another: a copy for one is freed before the next is made."""
+        thing = self.model() if weights is None else weights
         if self._device_map_fn is not None:
-            base = self.model() if weights is None else weights
             for worker in workers:
-                yield [worker], self._device_map_fn(worker.index, base)
+                yield [worker], self._device_map_fn(worker.index, thing)
         elif self._params_map is not None and weights is None:
             same: dict[int, list[Worker]] = {}
             for worker in workers:
@@ -57,7 +57,7 @@ class WeightSource:
             for group in same.values():
                 yield group, self._params_map[group[0].index]
         else:
-            yield workers, self.model() if weights is None else weights
+            yield workers, thing
 
 
 def _count(given: dict[str, Any], ranks: int | None) -> int:
