@@ -283,10 +283,10 @@ class Publisher:
         """Marks those of these workers, which have not connected, that never will."""
 
     def close(self) -> None:
-        """Disconnects the workers, and gives everything back."""
+        """Disconnects the workers, and gives everything back. Not in a process that was forked from this one."""
+        if self.closed or self.address.pid != os.getpid():
+            return
         with self._lock:
-            if self.closed:
-                return
             self.closed = True
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)

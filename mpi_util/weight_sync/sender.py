@@ -65,7 +65,7 @@ class Sender:
             if everyone and not workers:
                 raise self._left_error({worker.index: worker.reason for worker in everyone})
             return workers
-        indices = worker_ids if isinstance(worker_ids, Iterable) else [worker_ids]
+        indices = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
         for index in indices:
             if index not in self.workers:
                 raise UsageError(f"send: there is no worker {index}; there are {list(self.workers)}")
