@@ -1,6 +1,6 @@
 """The sender's side of a scheme: makes each version, has it published, and waits for the answers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..arrays.layout import Layout
@@ -8,22 +8,31 @@ from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
 from .layout import Weights, packed
 from .publisher import Publisher
-from .source import WeightSource
+from .source import resolve
 from .worker import Event, Report, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
 
 class Sender:
-    """Sends the weights of one model. Arguments as in `WeightSyncScheme`; the publisher has the workers' records."""
+    """Sends the weights of one model; the publisher has the workers' records.
+
+    Args: given: to `init_on_sender`, without what is None. Others as in `WeightSyncScheme`.
+    """
 
     def __init__(
-        self, source: WeightSource, publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None
+        self, given: dict[str, Any], publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None
     ):
-        self.source, self.publisher, self.workers = source, publisher, publisher.workers
+        self._given, self.publisher, self.workers = given, publisher, publisher.workers
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self.version = 0
         self._errors: list[Report] = []  # not raised yet
+
+    def model(self) -> Any:
+        """What has the weights now."""
+        if "context" in self._given:
+            return resolve(self._given["context"], self._given["model_id"])
+        return self._given.get("model", self._given.get("weights"))
 
     def versions(self) -> dict[int, int]:
         """By worker: the version acknowledged last; 0 before the first."""
@@ -44,10 +53,10 @@ class Sender:
         if not self._coalesce:
             self.wait(workers, deadline)
         version = self.version + 1
-        for group, thing in self.source.shares(weights, workers):
+        for group, thing in self._shares(weights, workers):
             for layout, members in self._by_layout(group, thing).items():
                 # the model of phase 1 knows what a state dict leaves out and what is tied in it
-                model = None if weights is None else self.source.model()
+                model = None if weights is None else self.model()
                 base = None if model is None or model is thing else Weights.of(model)
                 plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
                 self.publisher.publish(members, version, layout.nbytes, packed(layout), plan.write_all)
@@ -73,6 +82,21 @@ class Sender:
         if gone := {worker.index: worker.reason for worker in workers if worker.gone}:
             raise self._left_error(gone)
         return workers
+
+    def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
+        """(workers, what they get), one after another: a copy for one is freed before the next is made."""
+        thing, own = self.model() if weights is None else weights, self._given.get("params_map")
+        if make := self._given.get("device_map_fn"):
+            for worker in workers:
+                yield [worker], make(worker.index, thing)
+        elif own is not None and weights is None:
+            same: dict[int, list[Worker]] = {}
+            for worker in workers:
+                same.setdefault(id(own[worker.index]), []).append(worker)
+            for group in same.values():
+                yield group, own[group[0].index]
+        else:
+            yield workers, thing
 
     def _by_layout(self, group: list[Worker], thing: Any) -> dict[Layout, list[Worker]]:
         """Workers by the layout of what they get; the first weights of a worker determine that."""
