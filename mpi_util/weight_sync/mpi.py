@@ -90,7 +90,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     def _receive_address(self, source: int, name: str) -> tuple[Address, str]:
         """The publisher's address and the model's name at the sender; sleeps until `source` has sent them."""
         deadline = Deadline(self.timeout)
-        message = wait_until(lambda: self._comm.improbe(source, ADDRESS) or deadline.over)
+        message = wait_until(lambda: self._comm.improbe(source, ADDRESS) or not deadline.left)
         if isinstance(message, bool):
             raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
         found: tuple[Address, str] = message.recv()
@@ -139,7 +139,7 @@ class Ranks(Publisher):
         if forward := [worker for worker, relay in distant if relay.state is not State.ABSENT]:
             self._last = section, version, forward
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
-            wait_until(lambda: not forwarding.busy() or deadline.over)
+            wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
 
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
@@ -161,7 +161,7 @@ class Ranks(Publisher):
             return super().poll(timeout, of)
         deadline = Deadline(timeout)
         self._receive_reports()
-        while not (reports := super().poll(min(_NAP_S, deadline.left))) and not deadline.over:
+        while not (reports := super().poll(min(_NAP_S, deadline.left))) and deadline.left:
             self._ping()
             self._receive_reports()
         return reports
@@ -229,7 +229,7 @@ class Ranks(Publisher):
             for rank in self._relays:
                 keep(self._comm.isend(None, rank, DOWN))
             deadline = Deadline(_PATIENCE_S)
-            wait_until(lambda: not in_flight() or deadline.over)
+            wait_until(lambda: not in_flight() or not deadline.left)
         super().close()
 
 

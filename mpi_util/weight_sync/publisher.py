@@ -225,9 +225,8 @@ class Publisher:
         }
 
     def _trim(self, newest: Section) -> None:
-        needed = [newest, *(worker.latest for worker in self.workers.values())]
-        for section in [s for s in self._sections[:-_SPARE] if s not in needed and not self._readers(s)]:
-            if section.claim():
+        for section in self._sections[:-_SPARE]:
+            if section is not newest and not self._readers(section) and section.claim():
                 self._sections.remove(section)
                 section.close()
 

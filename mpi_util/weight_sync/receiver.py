@@ -187,13 +187,6 @@ class Receiver:
             self._sharing.point_into(self._layout, block)
         self.version = version
 
-    def write_to(self, model: Any) -> None:
-        """From now on `model` gets the weights."""
-        with self.lock.writing():
-            if self._sharing is not None:
-                raise UsageError("with share=True the model cannot be another one")
-            self.model = model
-
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""
         if self._layout is None:

@@ -142,7 +142,7 @@ class Relay:
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
         request, deadline = self._comm.Irecv(part, source, tag), Deadline(_STALLED_S)
-        wait_until(lambda: self._received(request) or deadline.over)
+        wait_until(lambda: self._received(request) or not deadline.left)
         if not request.Test():
             request.Cancel()
             request.Wait()

@@ -125,7 +125,7 @@ class Sender:
         wanted = [(worker, worker.sent) for worker in workers]
         self._poll(0)
         while late := [worker for worker, version in wanted if worker.answered < version and not worker.gone]:
-            if deadline.over:
+            if not deadline.left:
                 raise self._late_error(late, deadline.timeout)
             self.publisher.check_absent([worker for worker in late if worker.state is State.ABSENT])
             self._poll(min(_CHECK_S, deadline.left), late[-1])

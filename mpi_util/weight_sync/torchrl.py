@@ -53,7 +53,9 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
 
     @model.setter
     def model(self, model: Any) -> None:
-        self.scheme._need_receiver("model").write_to(model)
+        receiver = self.scheme._need_receiver("model")
+        with receiver.lock.writing():
+            receiver.model = model
 
     def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
         self.scheme.connect(weights=weights)
