@@ -156,7 +156,6 @@ class Ranks(Publisher):
         return forwarding
 
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        """See `Publisher`."""
         if not self._relays:
             return super().poll(timeout, of)
         deadline = Deadline(timeout)
@@ -213,8 +212,6 @@ class Ranks(Publisher):
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""
-        if not workers:
-            return
         from mpi4py import MPI
 
         while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT):
@@ -224,7 +221,6 @@ class Ranks(Publisher):
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
-        """See `Publisher`."""
         if self._relays and not self.closed:
             for rank in self._relays:
                 keep(self._comm.isend(None, rank, DOWN))

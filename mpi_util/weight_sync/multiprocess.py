@@ -61,8 +61,6 @@ class Processes(Publisher):
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks them if too few children are left: before a child connects, its index is not known."""
-        if not workers:
-            return
         connected = {worker.pid for worker in self.workers.values()}
         self._children |= {child.pid: child for child in multiprocessing.active_children()}
         strangers = [child for pid, child in self._children.items() if pid not in connected]

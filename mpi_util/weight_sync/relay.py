@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..collectives.transport import parts, successors
+from ..errors import SyncTimeoutError
 from ..host.waiting import wait_until
 from .connection import Deadline
 from .publisher import Publisher
@@ -71,10 +72,6 @@ class Forwarding:
         return in_flight(self._requests)
 
 
-class _StalledError(Exception):
-    """The rank that should send an update does not respond."""
-
-
 class Relay:
     """The rank that passes on updates to its machine's `workers` and to other relays; a thread, usually asleep."""
 
@@ -125,12 +122,12 @@ class Relay:
         try:
             section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
             section.users.append(forwarding.busy)
-        except _StalledError:
+        except SyncTimeoutError:
             return  # the sender will notice, and send it on another path
         except Exception as error:
             text = traceback.format_exc()
             if isinstance(error, OSError):  # no memory for it here; the others are to get it
-                with contextlib.suppress(_StalledError):
+                with contextlib.suppress(SyncTimeoutError):
                     fill(np.empty(header.nbytes, np.uint8))
             for worker in mine:
                 self._report(Report(Event.ERROR, worker.index, header.version, text))
@@ -146,7 +143,7 @@ class Relay:
         if not request.Test():
             request.Cancel()
             request.Wait()
-            raise _StalledError
+            raise SyncTimeoutError(f"rank {source} does not respond")
 
     def _received(self, request: Any) -> bool:
         self._answer_pings()

@@ -127,7 +127,8 @@ class Sender:
         while late := [worker for worker, version in wanted if worker.answered < version and not worker.gone]:
             if not deadline.left:
                 raise self._late_error(late, deadline.timeout)
-            self.publisher.check_absent([worker for worker in late if worker.state is State.ABSENT])
+            if absent := [worker for worker in late if worker.state is State.ABSENT]:
+                self.publisher.check_absent(absent)
             self._poll(min(_CHECK_S, deadline.left), late[-1])
 
     def _poll(self, timeout: float, of: Worker | None = None) -> None:

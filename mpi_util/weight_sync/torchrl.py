@@ -74,15 +74,12 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
         """None: the scheme moves the weights itself."""
 
     def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-        """See `WeightSyncScheme.send` of mpi_util."""
         self.scheme.send(weights, worker_ids)
 
     def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-        """See `WeightSyncScheme.send_async` of mpi_util."""
         self.scheme.send_async(weights, worker_ids)
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """See `WeightSyncScheme.wait_async` of mpi_util."""
         self.scheme.wait_async(timeout)
 
     def receive(self, timeout: float | None = None) -> None:
