@@ -3,7 +3,6 @@
 import atexit
 import os
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..collectives.channel import Channel
@@ -18,7 +17,7 @@ from .publisher import Publisher
 from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, in_flight, keep
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
-from .worker import Event, Report, State, Worker
+from .worker import Event, RelayRecord, Report, State, Worker
 
 _NAP_S = 1e-3
 _PING_S = 1.0
@@ -97,17 +96,6 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         return found
 
 
-@dataclass
-class RelayRecord:
-    """What the sender knows of another machine's relay."""
-
-    rank: int
-    workers: list[Worker] = field(default_factory=list)
-    state: State = State.ABSENT  # or READY, or DEAD: it does not respond
-    cut_off: list[Worker] = field(default_factory=list)  # workers that were marked dead with it
-    heard: float = 0.0  # when it sent something last, or should have (time.perf_counter)
-
-
 class Ranks(Publisher):
     """A publisher whose workers are ranks: it sends to those of other machines through the relays of these."""
 
@@ -125,25 +113,25 @@ class Ranks(Publisher):
             if leader == channel.machine[root]:
                 keep(comm.isend((self.address, name), rank, ADDRESS))
             else:
-                worker.relay = leader
-                self._relays.setdefault(leader, RelayRecord(leader)).workers.append(worker)
+                worker.relay = self._relays.setdefault(leader, RelayRecord(leader))
+                worker.relay.workers.append(worker)
         for rank in self._relays:
             keep(comm.isend((None, name), rank, ADDRESS))
 
     def publish(self, workers: list[Worker], version: int, *content: Any) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
         section = super().publish([worker for worker in workers if worker.relay is None], version, *content)
-        distant = [(worker, self._relays[worker.relay]) for worker in workers if worker.relay is not None]
-        for worker, _ in distant:
+        distant = [worker for worker in workers if worker.relay is not None]
+        for worker in distant:
             worker.sent, worker.latest = version, section  # until its relay has it
-        if forward := [worker for worker, relay in distant if relay.state is not State.ABSENT]:
+        if forward := [worker for worker in distant if worker.relay and worker.relay.state is not State.ABSENT]:
             self._last = section, version, forward
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
 
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
-        path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
+        path = [self._root, *sorted({worker.relay.rank for worker in workers if worker.relay})]
         indices, layout = [worker.index for worker in workers], section.description
         self._forwarded += 1
         header = Header(BULK + self._forwarded % TAGS, section.version, section.nbytes, layout, indices, path)
@@ -194,10 +182,11 @@ class Ranks(Publisher):
         why = f"rank {relay.rank}, the relay of its machine, has not responded for {_SILENT_S:g} s"
         for worker in relay.cut_off:
             self._report(worker, Event.DIED, 0, why)
-        if self._last is not None and self._last[0].version == self._last[1]:
-            dead = {k for k, other in self._relays.items() if other.state is State.DEAD}
-            if rest := [worker for worker in self._last[2] if worker.relay not in dead]:
-                self._forward(self._last[0], rest)
+        if self._last is not None:
+            section, version, workers = self._last
+            rest = [worker for worker in workers if worker.relay and worker.relay.state is not State.DEAD]
+            if rest and section.version == version:
+                self._forward(section, rest)
 
     def _ping(self) -> None:
         """While it waits, the sender asks the relays once a second whether they are alive."""
