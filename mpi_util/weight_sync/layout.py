@@ -28,16 +28,13 @@ class Weights:
                 raise WeightsError(f"there are two arrays whose path is '{name}'; rename one")
         # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
+        self.named = {alias: self.slots[name] for alias, name in self.aliases.items()} | self.slots
         self._plan = Plan(Layout(), [])  # the last one
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
         """The weights of anything; the last ones of a module that has the same tensors in their places."""
         return derived(_slots(thing), cls)
-
-    def get(self, name: str) -> Slot | None:
-        """The slot of this name, or of the array that has this other name too."""
-        return self.slots.get(name) or self.slots.get(self.aliases.get(name, ""))
 
     def layout(self, wire_dtype: str | None = None) -> Layout:
         """The layout in which these weights travel."""
@@ -66,8 +63,8 @@ class Weights:
             slots = dict(zip(entries, slots.values()))  # a list is known by its order
         pairs = []
         for entry in layout.entries:
-            slot = slots.get(entry.name) or self.get(entry.name)
-            former = base.get(entry.name) if base else None
+            slot = slots.get(entry.name) or self.named.get(entry.name)
+            former = base.named.get(entry.name) if base else None
             if slot is None and former is not None and former.optional:
                 slot = former
             pairs.append(check(entry.name, slot, entry))

@@ -48,7 +48,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
         self._root, self._ranks = sender, self._channel.size - 1
         self._address: Address | None = None
-        self._comm = _duplicate(self._channel)
+        self._comm: Any = _duplicate(self._channel) if self._channel.comm else None  # None: a single process
         if self._channel.rank != sender:
             atexit.register(_say_left, os.getpid(), self._comm, sender)
 
@@ -229,9 +229,7 @@ def _ranks_of_workers(channel: Channel, root: int) -> list[int]:
 
 
 def _duplicate(channel: Channel) -> Any:
-    """Collective: a communicator of the scheme's own; None for a single process."""
-    if channel.comm is None:
-        return None
+    """Collective: a communicator of the scheme's own."""
     from mpi4py import MPI
 
     if len(set(channel.machine)) > 1 and MPI.Query_thread() < MPI.THREAD_MULTIPLE:

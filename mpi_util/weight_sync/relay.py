@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import math
 import threading
 import time
 import traceback
@@ -23,8 +24,7 @@ TAGS = 1 << 14  # from BULK on; every MPI has 32767
 _STALLED_S = 10.0  # a rank that sends no part for so long does not respond
 _STOP_S = 2.0
 # Pauses between two looks for messages, by the time since the last: more may follow soon.
-_PAUSES = (20e-3, 1e-4), (1.0, 2e-3)
-_IDLE_PAUSE_S = 6e-3
+_PAUSES = (20e-3, 1e-4), (1.0, 2e-3), (math.inf, 6e-3)
 
 _in_flight: list[Any] = []  # requests of all schemes: MPI reads their memory until they are done
 _testing = threading.Lock()  # MPI forbids two threads to test one request
@@ -64,7 +64,6 @@ class Forwarding:
         self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
 
     def send(self, part: np.ndarray) -> None:
-        """Sends the next part."""
         self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
 
     def busy(self) -> bool:
@@ -97,7 +96,7 @@ class Relay:
                 last = time.perf_counter()
             self._answer_pings()
             quiet_s = time.perf_counter() - last
-            pause = next((pause for limit, pause in _PAUSES if quiet_s < limit), _IDLE_PAUSE_S)
+            pause = next(pause for limit, pause in _PAUSES if quiet_s < limit)
             for report in self.publisher.poll(0 if message else pause):
                 if report.event not in (Event.CONNECTED, Event.WITHDREW):  # the sender sends without knowing of it
                     self._report(report)
