@@ -132,7 +132,8 @@ class Sender:
             self._poll(min(_CHECK_S, deadline.left), late[-1])
 
     def _poll(self, timeout: float, of: Worker | None = None) -> None:
-        self._errors += [report for report in self.publisher.poll(timeout, of) if report.event is Event.ERROR]
+        reports = self.publisher.poll(timeout, of)  # meanwhile another thread may take the errors
+        self._errors += [report for report in reports if report.event is Event.ERROR]
 
     def _raise_errors(self) -> None:
         """What workers have reported, as one error: the first one's, with the text of all."""
@@ -152,12 +153,8 @@ class Sender:
         return WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
 
     def _late_error(self, workers: list[Worker], timeout: float | None) -> SyncTimeoutError:
-        text = "; ".join(
-            f"worker {worker.index} has version {worker.acked}"
-            if worker.state is State.READY
-            else f"worker {worker.index} has not connected"
-            for worker in workers
-        )
+        has = [f"version {worker.acked}" if worker.state is State.READY else "not connected" for worker in workers]
+        text = "; ".join(f"worker {worker.index} has {what}" for worker, what in zip(workers, has))
         if self.publisher.turned_away:
             text += f"; turned away: {self.publisher.turned_away}"
         name = self.publisher.name
