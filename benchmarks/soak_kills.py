@@ -29,6 +29,7 @@ MODES = {
     "evaluations": "Hopper-v4 -n 40 -b 8 --eval_every 400 --eval_episodes 3",
 }
 SIGNALS = ("TERM", "INT", "HUP", "KILL", "SEGV", "STOP")
+POLICIES = ("policy.safetensors", "best.safetensors")
 MOST_STRIKES, MOST_RANKS = 8, 4
 TIMEOUT_S = 180.0
 GOAL = 500
@@ -106,7 +107,7 @@ def results(folder: Path) -> dict[str, Any]:
     lines = [line.split("\t") for line in (folder / "progress.txt").read_text().splitlines()]
     rows = [{k: v for k, v in zip(lines[0], line) if k not in TIME_COLUMNS} for line in lines[1:]]
     arrays = {name: array.tobytes() for name, array in load(folder / "checkpoint.safetensors")[0].items()}
-    policies = {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors")) if not p.stem.startswith("checkpoint")}
+    policies = {name: (folder / name).read_bytes() for name in POLICIES if (folder / name).exists()}
     return {"progress.txt": rows, "checkpoint": arrays, "policies": policies}
 
 

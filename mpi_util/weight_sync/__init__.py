@@ -4,7 +4,7 @@ A sender owns the model; receivers are registered with it and get its weights wh
 acknowledged or not. `docs/choosing.md` says when to use this and when `rank0_bcast_wts`. May import `collectives` and
 what that imports. Read first: scheme.py, then sender.py and receiver.py.
 
-    scheme.py        the two phases and the calls;  source.py: the arguments of `init_on_sender`
+    scheme.py        the two phases and the calls;  source.py: the arguments of phase 1
     sender.py        makes a version, delivers it, waits for the answers;  worker.py: the record of each worker
     receiver.py      applies what arrives, or points a torch module at it; `frozen()`
     layout.py        a model's weights by name, in a block of bytes and back

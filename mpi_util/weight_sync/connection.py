@@ -83,11 +83,6 @@ class Deadline:
         """Seconds, at least 0."""
         return max(0.0, self._end - time.perf_counter())
 
-    @property
-    def over(self) -> bool:
-        """True if no time is left."""
-        return time.perf_counter() >= self._end
-
 
 def new_socket() -> socket.socket:
     """A socket without a place in the file system."""

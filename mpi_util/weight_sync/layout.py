@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from ..arrays import adapters, tree
 from ..arrays.adapters.arrays import slots_of
@@ -27,16 +28,13 @@ class Weights:
                 raise WeightsError(f"there are two arrays whose path is '{name}'; rename one")
         # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
+        self.named = {alias: self.slots[name] for alias, name in self.aliases.items()} | self.slots
         self._plan = Plan(Layout(), [])  # the last one
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
         """The weights of anything; the last ones of a module that has the same tensors in their places."""
         return derived(_slots(thing), cls)
-
-    def get(self, name: str) -> Slot | None:
-        """The slot of this name, or of the array that has this other name too."""
-        return self.slots.get(name) or self.slots.get(self.aliases.get(name, ""))
 
     def layout(self, wire_dtype: str | None = None) -> Layout:
         """The layout in which these weights travel."""
@@ -65,8 +63,8 @@ class Weights:
             slots = dict(zip(entries, slots.values()))  # a list is known by its order
         pairs = []
         for entry in layout.entries:
-            slot = slots.get(entry.name) or self.get(entry.name)
-            former = base.get(entry.name) if base else None
+            slot = slots.get(entry.name) or self.named.get(entry.name)
+            former = base.named.get(entry.name) if base else None
             if slot is None and former is not None and former.optional:
                 slot = former
             pairs.append(check(entry.name, slot, entry))
@@ -81,7 +79,7 @@ class Weights:
 @functools.lru_cache(maxsize=32)  # of many arrays it takes longer than to send these
 def packed(layout: Layout) -> bytes:
     """A layout as JSON, for another process."""
-    entries = [(*entry[:1], _described(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
+    entries = [(entry.name, dtype_to_descr(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
     return json.dumps([entries, layout.nbytes, layout.aliases]).encode()
 
 
@@ -94,7 +92,7 @@ def unpacked(text: bytes, room: int) -> Layout:
         described, nbytes, aliases = json.loads(text)
         entries, end = [], 0
         for name, kind, shape, start, narrow in described:
-            dtype = _dtype_of(kind)
+            dtype = descr_to_dtype(kind)
             if not (
                 isinstance(name, str) and isinstance(narrow, bool) and all(type(n) is int for n in [start, *shape])
             ):
@@ -110,27 +108,6 @@ def unpacked(text: bytes, room: int) -> Layout:
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
         raise WeightsError(f"the sender's description of its weights is damaged: {error}") from None
     return Layout(tuple(entries), nbytes, pairs)
-
-
-def _described(dtype: np.dtype) -> Any:
-    """A dtype as JSON: its text, {"base", "shape"} of an array within another, or the dict that `np.dtype` takes."""
-    if dtype.subdtype:
-        return {"base": _described(dtype.base), "shape": dtype.shape}
-    if dtype.fields is None or dtype.names is None:
-        return dtype.str
-    fields = [dict(dtype.fields)[name] for name in dtype.names]
-    formats, offsets = [_described(field[0]) for field in fields], [field[1] for field in fields]
-    return {"names": dtype.names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
-
-
-def _dtype_of(described: Any) -> np.dtype:
-    if isinstance(described, str):
-        return np.dtype(described)
-    if "base" in described:
-        return np.dtype((_dtype_of(described["base"]), tuple(described["shape"])))
-    fields: Any = {**described, "formats": [_dtype_of(kind) for kind in described["formats"]]}
-    dtype: np.dtype = np.dtype(fields)
-    return dtype
 
 
 def _slots(thing: Any) -> list[Slot]:

@@ -3,7 +3,6 @@
 import atexit
 import os
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..collectives.channel import Channel
@@ -14,11 +13,11 @@ from ..host.sections import Section
 from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
-from .publisher import Publisher, Version
-from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, all_sent, keep
+from .publisher import Publisher
+from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, in_flight, keep
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
-from .worker import Event, Report, State, Worker
+from .worker import Event, RelayRecord, Report, State, Worker
 
 _NAP_S = 1e-3
 _PING_S = 1.0
@@ -48,9 +47,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
         self._root, self._ranks = sender, self._channel.size - 1
-        self._relay: Relay | None = None
         self._address: Address | None = None
-        self._comm = _duplicate(self._channel)
+        self._comm: Any = _duplicate(self._channel) if self._channel.comm else None  # None: a single process
         if self._channel.rank != sender:
             atexit.register(_say_left, os.getpid(), self._comm, sender)
 
@@ -63,7 +61,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
-        worker = _worker_of(self._channel.rank, self._root)
+        worker = _ranks_of_workers(self._channel, self._root).index(self._channel.rank)
         if given not in (None, worker):
             raise UsageError(f"worker_idx={given}: rank {self._channel.rank} is worker {worker}")
         return worker
@@ -82,33 +80,20 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         here = machine[rank]
         address, name = self._receive_address(here if here not in (rank, machine[self._root]) else self._root, name)
         if here == rank and here != machine[self._root]:
-            members = [k for k in range(self._channel.size) if machine[k] == here]
-            self._relay = Relay(self._comm, self._root, [_worker_of(k, self._root) for k in members], name)
-            address = self._relay.publisher.address
-            for k in members:
-                if k != here:
-                    keep(self._comm.isend((address, name), k, ADDRESS))
+            members = {i: k for i, k in enumerate(_ranks_of_workers(self._channel, self._root)) if machine[k] == here}
+            address = Relay(self._comm, self._root, [*members], name).publisher.address
+            for k in set(members.values()) - {here}:
+                keep(self._comm.isend((address, name), k, ADDRESS))
         return address
 
     def _receive_address(self, source: int, name: str) -> tuple[Address, str]:
         """The publisher's address and the model's name at the sender; sleeps until `source` has sent them."""
         deadline = Deadline(self.timeout)
-        message = wait_until(lambda: self._comm.improbe(source, ADDRESS) or deadline.over)
+        message = wait_until(lambda: self._comm.improbe(source, ADDRESS) or not deadline.left)
         if isinstance(message, bool):
             raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
         found: tuple[Address, str] = message.recv()
         return found
-
-
-@dataclass
-class RelayRecord:
-    """What the sender knows of another machine's relay."""
-
-    rank: int
-    workers: list[Worker] = field(default_factory=list)
-    state: State = State.ABSENT  # or READY, or DEAD: it does not respond
-    cut_off: list[Worker] = field(default_factory=list)  # workers that were marked dead with it
-    heard: float = 0.0  # when it sent something last, or should have (time.perf_counter)
 
 
 class Ranks(Publisher):
@@ -122,31 +107,31 @@ class Ranks(Publisher):
         self._forwarded = 0  # updates
         self._last: tuple[Section, int, list[Worker]] | None = None  # update that was forwarded: where, version, to
         self._ended: set[int] = set()  # ranks
+        self._ranks = _ranks_of_workers(channel, root)
         for worker in workers.values():
-            rank = _rank_of(worker.index, root)
-            leader = channel.machine[rank]
+            leader = channel.machine[rank := self._ranks[worker.index]]
             if leader == channel.machine[root]:
                 keep(comm.isend((self.address, name), rank, ADDRESS))
             else:
-                worker.relay = leader
-                self._relays.setdefault(leader, RelayRecord(leader)).workers.append(worker)
+                worker.relay = self._relays.setdefault(leader, RelayRecord(leader))
+                worker.relay.workers.append(worker)
         for rank in self._relays:
             keep(comm.isend((None, name), rank, ADDRESS))
 
-    def publish(self, workers: list[Worker], version: Version) -> Section:
+    def publish(self, workers: list[Worker], version: int, *content: Any) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        section = super().publish([worker for worker in workers if worker.relay is None], version)
-        distant = [(worker, self._relays[worker.relay]) for worker in workers if worker.relay is not None]
-        for worker, _ in distant:
-            worker.sent, worker.latest = version.number, section  # until its relay has it
-        if forward := [worker for worker, relay in distant if relay.state is not State.ABSENT]:
-            self._last = section, version.number, forward
+        section = super().publish([worker for worker in workers if worker.relay is None], version, *content)
+        distant = [worker for worker in workers if worker.relay is not None]
+        for worker in distant:
+            worker.sent, worker.latest = version, section  # until its relay has it
+        if forward := [worker for worker in distant if worker.relay and worker.relay.state is not State.ABSENT]:
+            self._last = section, version, forward
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
-            wait_until(lambda: not forwarding.busy() or deadline.over)
+            wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
 
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
-        path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
+        path = [self._root, *sorted({worker.relay.rank for worker in workers if worker.relay})]
         indices, layout = [worker.index for worker in workers], section.description
         self._forwarded += 1
         header = Header(BULK + self._forwarded % TAGS, section.version, section.nbytes, layout, indices, path)
@@ -159,28 +144,27 @@ class Ranks(Publisher):
         return forwarding
 
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        """See `Publisher`."""
         if not self._relays:
             return super().poll(timeout, of)
-        reports, deadline = super().poll(0), Deadline(timeout)
-        while not (reports := reports + self._receive_reports()) and not deadline.over:
+        deadline = Deadline(timeout)
+        self._receive_reports()
+        while not (reports := super().poll(min(_NAP_S, deadline.left))) and deadline.left:
             self._ping()
-            reports = super().poll(min(_NAP_S, deadline.left))
+            self._receive_reports()
         return reports
 
-    def _receive_reports(self) -> list[Report]:
+    def _receive_reports(self) -> None:
         from mpi4py import MPI
 
-        reports, status = [], MPI.Status()
+        status = MPI.Status()
         while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
             self._hear(self._relays[status.source])
             if (report := message.recv()) is not None:
-                self.workers[report.worker].apply(report.event, report.version, report.text)
-                reports.append(report)
+                event, index, *content = report
+                self._report(self.workers[index], event, *content)
         for relay in self._relays.values():
             if relay.state is State.READY and self._pinged - relay.heard > _SILENT_S:
-                reports += self._give_up(relay)
-        return reports
+                self._give_up(relay)
 
     def _hear(self, relay: RelayRecord) -> None:
         """A relay has sent something. One that was absent gets what was sent to its workers before."""
@@ -192,17 +176,17 @@ class Ranks(Publisher):
             if worker.latest is not None:
                 self._forward(worker.latest, [worker])
 
-    def _give_up(self, relay: RelayRecord) -> list[Report]:
+    def _give_up(self, relay: RelayRecord) -> None:
         """The others to which it should have passed on the last version get it on another path, perhaps again."""
         relay.state, relay.cut_off = State.DEAD, [worker for worker in relay.workers if not worker.gone]
         why = f"rank {relay.rank}, the relay of its machine, has not responded for {_SILENT_S:g} s"
         for worker in relay.cut_off:
-            worker.apply(Event.DIED, 0, why)
-        if self._last is not None and self._last[0].version == self._last[1]:
-            dead = {k for k, other in self._relays.items() if other.state is State.DEAD}
-            if rest := [worker for worker in self._last[2] if worker.relay not in dead]:
-                self._forward(self._last[0], rest)
-        return [Report(Event.DIED, worker.index, 0, why) for worker in relay.cut_off]
+            self._report(worker, Event.DIED, 0, why)
+        if self._last is not None:
+            section, version, workers = self._last
+            rest = [worker for worker in workers if worker.relay and worker.relay.state is not State.DEAD]
+            if rest and section.version == version:
+                self._forward(section, rest)
 
     def _ping(self) -> None:
         """While it waits, the sender asks the relays once a second whether they are alive."""
@@ -217,23 +201,20 @@ class Ranks(Publisher):
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""
-        if not workers:
-            return
         from mpi4py import MPI
 
         while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT):
             self._ended.add(message.recv())
         for worker in workers:
-            if (rank := _rank_of(worker.index, self._root)) in self._ended:
+            if (rank := self._ranks[worker.index]) in self._ended:
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
-        """See `Publisher`."""
         if self._relays and not self.closed:
             for rank in self._relays:
                 keep(self._comm.isend(None, rank, DOWN))
             deadline = Deadline(_PATIENCE_S)
-            wait_until(lambda: all_sent() or deadline.over)
+            wait_until(lambda: not in_flight() or not deadline.left)
         super().close()
 
 
@@ -243,18 +224,12 @@ def _say_left(pid: int, comm: Any, sender: int) -> None:
         keep(comm.isend(comm.Get_rank(), sender, LEFT))
 
 
-def _worker_of(rank: int, root: int) -> int:
-    return rank - (rank > root)
-
-
-def _rank_of(worker: int, root: int) -> int:
-    return worker + (worker >= root)
+def _ranks_of_workers(channel: Channel, root: int) -> list[int]:
+    return [rank for rank in range(len(channel.machine)) if rank != root]
 
 
 def _duplicate(channel: Channel) -> Any:
-    """Collective: a communicator of the scheme's own; None for a single process."""
-    if channel.comm is None:
-        return None
+    """Collective: a communicator of the scheme's own."""
     from mpi4py import MPI
 
     if len(set(channel.machine)) > 1 and MPI.Query_thread() < MPI.THREAD_MULTIPLE:

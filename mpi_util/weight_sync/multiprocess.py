@@ -32,17 +32,9 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         self._reset()
 
     def _start_role(self, call: str) -> None:
-        self._reset_in_fork()
-        super()._start_role(call)
-
-    def shutdown(self) -> None:
-        """See `WeightSyncScheme`; in a process that was forked from the sender's it leaves the sender alone."""
-        self._reset_in_fork()
-        super().shutdown()
-
-    def _reset_in_fork(self) -> None:
-        if self._sender is not None and self._pid != os.getpid():
+        if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
             self._reset()
+        super()._start_role(call)
 
     def _worker_index(self, given: int | None) -> int:
         if not self._address.name:
@@ -53,7 +45,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Processes":
         publisher = Processes(workers, name)
-        self._address, self._pid = publisher.address, os.getpid()
+        self._address = publisher.address
         return publisher
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:
@@ -69,8 +61,6 @@ class Processes(Publisher):
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks them if too few children are left: before a child connects, its index is not known."""
-        if not workers:
-            return
         connected = {worker.pid for worker in self.workers.values()}
         self._children |= {child.pid: child for child in multiprocessing.active_children()}
         strangers = [child for pid, child in self._children.items() if pid not in connected]

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,15 +31,6 @@ _CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers l
 _ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
-class Version(NamedTuple):
-    """One version of the weights."""
-
-    number: int
-    nbytes: int  # of its block
-    layout: bytes  # of the block, as receivers get it
-    fill: Callable[[np.ndarray], None]  # writes the values into a block, uint8 of shape (nbytes,)
-
-
 class Publisher:
     """Sends one model (`name`) to workers of this machine, and updates their records; others have a relay.
 
@@ -57,7 +47,7 @@ class Publisher:
         self._lock = threading.RLock()
         self._epoll = select.epoll()
         self._guests: dict[Connection, None] = {}  # those that have not proven who they are, oldest first
-        self._by_fd: dict[int, Worker] = {}  # workers that get updates
+        self._by_fd: dict[int, Worker] = {}  # those that have connected
         self._reports: list[Report] = []
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
@@ -116,10 +106,10 @@ class Publisher:
                 raise ProtocolError(refusal)
             worker = self.workers[index]
             worker.pid, worker.connection = connection.pid, connection
-            if worker.latest is None:
-                self._report(worker, Event.CONNECTED)
-            else:
-                self._start(worker, connection)
+            self._by_fd[connection.fd] = worker
+            self._epoll.register(connection.fd, select.EPOLLIN)
+            self._report(worker, Event.CONNECTED if worker.latest is None else Event.STARTED)
+            if worker.latest is not None:
                 self._send(worker, connection, worker.latest)
                 connection.wake()
 
@@ -146,12 +136,11 @@ class Publisher:
         connection, worker.connection = worker.connection, None
         worker.latest = None  # another process in its place waits for the next
         worker.unread, worker.deferred = {}, False
-        if self._by_fd.pop(connection.fd, None) is None:
-            self._report(worker, Event.WITHDREW)
-        else:
-            with contextlib.suppress(OSError, ValueError):
-                self._epoll.unregister(connection.fd)
-            self._report(worker, Event.DIED if died else Event.LEFT, 0, died)
+        del self._by_fd[connection.fd]
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(connection.fd)
+        waiting = worker.state is State.WAITING
+        self._report(worker, Event.WITHDREW if waiting else Event.DIED if died else Event.LEFT, 0, died)
         connection.close()
 
     def _report(self, worker: Worker, event: Event, version: int = 0, text: str = "") -> None:
@@ -160,20 +149,24 @@ class Publisher:
 
     # ---- what is sent
 
-    def publish(self, workers: list[Worker], version: Version) -> Section:
+    def publish(
+        self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
+    ) -> Section:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
+
+        Args: layout: of its block, as receivers get it. fill: writes the values into a block, uint8, shape (nbytes,).
 
         Returns: where it is; valid until the next call, or as long as one of its `users` needs it.
         """
         self.open()
         with self._lock:
-            section = self._claim(set() if self._slow else set(workers), version.nbytes + len(version.layout))
+            section = self._claim(set() if self._slow else set(workers), nbytes + len(layout))
             try:
-                version.fill(section.block(version.nbytes))
+                fill(section.block(nbytes))
             except BaseException:
                 section.release()
                 raise
-            section.publish(version.number, version.nbytes, version.layout)
+            section.publish(version, nbytes, layout)
             message = self._update(section)
             try:
                 for worker in workers:
@@ -194,18 +187,12 @@ class Publisher:
             self._check(worker)
         worker.latest, worker.sent = section, section.version
         if worker.connection is not None:
-            if worker.state is State.WAITING:
-                self._start(worker, worker.connection)
             self._send(worker, worker.connection, section, message)
-
-    def _start(self, worker: Worker, connection: Connection) -> None:
-        """From now on this worker's answers are received."""
-        self._by_fd[connection.fd] = worker
-        self._epoll.register(connection.fd, select.EPOLLIN)
-        self._report(worker, Event.STARTED)
 
     def _send(self, worker: Worker, connection: Connection, section: Section, message: bytes | None = None) -> None:
         """Sends an update without waking the worker."""
+        if worker.state is State.WAITING:
+            self._report(worker, Event.STARTED)
         worker.unread[section.version] = section
         worker.deferred = len(worker.unread) > _UNREAD
         if worker.deferred:
@@ -238,9 +225,8 @@ class Publisher:
         }
 
     def _trim(self, newest: Section) -> None:
-        needed = [newest, *(worker.latest for worker in self.workers.values())]
-        for section in [s for s in self._sections[:-_SPARE] if s not in needed and not self._readers(s)]:
-            if section.claim():
+        for section in self._sections[:-_SPARE]:
+            if section is not newest and not self._readers(section) and section.claim():
                 self._sections.remove(section)
                 section.close()
 
@@ -296,10 +282,10 @@ class Publisher:
         """Marks those of these workers, which have not connected, that never will."""
 
     def close(self) -> None:
-        """Disconnects the workers, and gives everything back."""
+        """Disconnects the workers, and gives everything back. Not in a process that was forked from this one."""
+        if self.closed or self.address.pid != os.getpid():
+            return
         with self._lock:
-            if self.closed:
-                return
             self.closed = True
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)

@@ -31,18 +31,16 @@ class ReadersWriterLock:
     """
 
     def __init__(self) -> None:
+        self._turn = threading.Lock()  # of a writer while it waits and writes, and of a reader that enters
         self._changed = threading.Condition()
-        self._readers = self._waiting_writers = 0
-        self._writing = self._closed = False
+        self._readers, self._closed = 0, False
         self._thread = threading.local()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Nothing is written inside. A thread that reads already may enter again."""
         depth = getattr(self._thread, "depth", 0)
-        with self._changed:
-            while depth == 0 and (self._writing or (self._waiting_writers and not self._closed)):
-                self._changed.wait()
+        with self._turn if depth == 0 else contextlib.nullcontext(), self._changed:
             self._readers += 1
         self._thread.depth = depth + 1
         try:
@@ -51,32 +49,20 @@ class ReadersWriterLock:
             self._thread.depth = depth
             with self._changed:
                 self._readers -= 1
-                if not self._readers:
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
         """No other thread is inside. Yields True if it had to wait. UsageError: it reads. LockClosed: too late."""
         if getattr(self._thread, "depth", 0):
             raise UsageError("inside frozen() the thread that called it cannot change the weights")
-        with self._changed:
-            waited = bool(self._readers or self._writing)
-            self._waiting_writers += 1
-            try:
-                while (self._readers or self._writing) and not self._closed:
-                    self._changed.wait()
+        with self._turn:
+            with self._changed:
+                waited = self._readers > 0
+                self._changed.wait_for(lambda: self._closed or not self._readers)
                 if self._closed:
                     raise LockClosed("the weights cannot change after shutdown()")
-                self._writing = True
-            finally:
-                self._waiting_writers -= 1
-                self._changed.notify_all()
-        try:
             yield waited
-        finally:
-            with self._changed:
-                self._writing = False
-                self._changed.notify_all()
 
     def close(self) -> None:
         """From now on nothing is written."""
@@ -200,13 +186,6 @@ class Receiver:
         else:
             self._sharing.point_into(self._layout, block)
         self.version = version
-
-    def write_to(self, model: Any) -> None:
-        """From now on `model` gets the weights."""
-        with self.lock.writing():
-            if self._sharing is not None:
-                raise UsageError("with share=True the model cannot be another one")
-            self.model = model
 
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""

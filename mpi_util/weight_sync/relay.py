@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import math
 import threading
 import time
 import traceback
@@ -11,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..collectives.transport import parts, successors
+from ..errors import SyncTimeoutError
 from ..host.waiting import wait_until
 from .connection import Deadline
-from .publisher import Publisher, Version
+from .publisher import Publisher
 from .worker import Event, Report, Worker
 
 # MPI tags: addresses; from the sender or another relay; "are you alive?"; to the sender; this rank ends; bytes
@@ -22,8 +24,7 @@ TAGS = 1 << 14  # from BULK on; every MPI has 32767
 _STALLED_S = 10.0  # a rank that sends no part for so long does not respond
 _STOP_S = 2.0
 # Pauses between two looks for messages, by the time since the last: more may follow soon.
-_PAUSES = (20e-3, 1e-4), (1.0, 2e-3)
-_IDLE_PAUSE_S = 6e-3
+_PAUSES = (20e-3, 1e-4), (1.0, 2e-3), (math.inf, 6e-3)
 
 _in_flight: list[Any] = []  # requests of all schemes: MPI reads their memory until they are done
 _testing = threading.Lock()  # MPI forbids two threads to test one request
@@ -31,16 +32,15 @@ _testing = threading.Lock()  # MPI forbids two threads to test one request
 
 def keep(request: Any) -> Any:
     """Returns a request, and keeps what it sends until it is done: no one needs to wait for it."""
-    with _testing:
-        _in_flight[:] = [*(each for each in _in_flight if not each.Test()), request]
+    in_flight(_in_flight, request)
     return request
 
 
-def all_sent() -> bool:
-    """True if no request is in flight."""
+def in_flight(requests: list[Any] = _in_flight, *new: Any) -> bool:
+    """True if some of these requests are not done; forgets the others."""
     with _testing:
-        _in_flight[:] = [request for request in _in_flight if not request.Test()]
-        return not _in_flight
+        requests[:] = [*(each for each in requests if not each.Test()), *new]
+        return bool(requests)
 
 
 class Header(NamedTuple):
@@ -64,18 +64,11 @@ class Forwarding:
         self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
 
     def send(self, part: np.ndarray) -> None:
-        """Sends the next part."""
         self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
 
     def busy(self) -> bool:
         """True while the parts must stay as they are."""
-        with _testing:
-            self._requests = [request for request in self._requests if not request.Test()]
-            return bool(self._requests)
-
-
-class _StalledError(Exception):
-    """The rank that should send an update does not respond."""
+        return in_flight(self._requests)
 
 
 class Relay:
@@ -103,7 +96,7 @@ class Relay:
                 last = time.perf_counter()
             self._answer_pings()
             quiet_s = time.perf_counter() - last
-            pause = next((pause for limit, pause in _PAUSES if quiet_s < limit), _IDLE_PAUSE_S)
+            pause = next(pause for limit, pause in _PAUSES if quiet_s < limit)
             for report in self.publisher.poll(0 if message else pause):
                 if report.event not in (Event.CONNECTED, Event.WITHDREW):  # the sender sends without knowing of it
                     self._report(report)
@@ -126,14 +119,14 @@ class Relay:
         forwarding = Forwarding(self._comm, header)
         fill = partial(self._fill, header, source, forwarding)
         try:
-            section = self.publisher.publish(mine, Version(header.version, header.nbytes, header.layout, fill))
+            section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
             section.users.append(forwarding.busy)
-        except _StalledError:
+        except SyncTimeoutError:
             return  # the sender will notice, and send it on another path
         except Exception as error:
             text = traceback.format_exc()
             if isinstance(error, OSError):  # no memory for it here; the others are to get it
-                with contextlib.suppress(_StalledError):
+                with contextlib.suppress(SyncTimeoutError):
                     fill(np.empty(header.nbytes, np.uint8))
             for worker in mine:
                 self._report(Report(Event.ERROR, worker.index, header.version, text))
@@ -145,11 +138,11 @@ class Relay:
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
         request, deadline = self._comm.Irecv(part, source, tag), Deadline(_STALLED_S)
-        wait_until(lambda: self._received(request) or deadline.over)
+        wait_until(lambda: self._received(request) or not deadline.left)
         if not request.Test():
             request.Cancel()
             request.Wait()
-            raise _StalledError
+            raise SyncTimeoutError(f"rank {source} does not respond")
 
     def _received(self, request: Any) -> bool:
         self._answer_pings()

@@ -9,7 +9,7 @@ from .connection import Deadline
 from .publisher import Publisher
 from .receiver import Receiver
 from .sender import Sender
-from .source import WeightSource, name_of, own_model
+from .source import name_of, own_model, worker_indices
 from .subscriber import Subscriber
 from .worker import Worker
 
@@ -89,11 +89,12 @@ class WeightSyncScheme:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
-        given = {"model": model, "weights": weights, "context": context, "params_map": params_map}
-        given |= {"devices": devices, "device_map_fn": device_map_fn, "num_workers": num_workers}
-        source = WeightSource(model_id, given, self._ranks)
-        publisher = self._open_publisher({index: Worker(index) for index in source.workers}, name_of(model_id))
-        self._sender = Sender(source, publisher, self._coalesce, self._on_dead, self._wire_dtype)
+        given = {"model_id": model_id, "model": model, "weights": weights, "context": context, "devices": devices}
+        given |= {"params_map": params_map, "device_map_fn": device_map_fn, "num_workers": num_workers}
+        given = {name: value for name, value in given.items() if value is not None}
+        workers = {index: Worker(index) for index in worker_indices(given, self._ranks)}
+        publisher = self._open_publisher(workers, name_of(model_id))
+        self._sender = Sender(given, publisher, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
         self,
@@ -267,11 +268,7 @@ class WeightSyncScheme:
         """The model of this side."""
         if self._receiver is not None:
             return self._receiver.model
-        return self._sender.source.model() if self._sender is not None else None
-
-    def write_to(self, model: Any) -> None:
-        """Receiver: from now on this model, a copy of the former one, gets the weights."""
-        self._need_receiver("write_to()").write_to(model)
+        return self._sender.model() if self._sender is not None else None
 
     # ---- both
 
@@ -280,9 +277,10 @@ class WeightSyncScheme:
         if self._closed:
             return
         self._closed = True
-        for side in (self._receiver, self._sender):
-            if side is not None:
-                side.close()
+        if self._receiver is not None:
+            self._receiver.close()
+        if self._sender is not None:
+            self._sender.publisher.close()
 
     def __enter__(self) -> "WeightSyncScheme":
         return self

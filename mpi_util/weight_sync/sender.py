@@ -1,38 +1,43 @@
 """The sender's side of a scheme: makes each version, has it published, and waits for the answers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..arrays.layout import Layout
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
 from .layout import Weights, packed
-from .publisher import Publisher, Version
-from .source import WeightSource
-from .worker import Event, State, Worker
+from .publisher import Publisher
+from .source import resolve
+from .worker import Event, Report, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
 
 class Sender:
-    """Sends the weights of one model. Arguments as in `WeightSyncScheme`; the publisher has the workers' records."""
+    """Sends the weights of one model; the publisher has the workers' records.
+
+    Args: given: to `init_on_sender`, without what is None. Others as in `WeightSyncScheme`.
+    """
 
     def __init__(
-        self, source: WeightSource, publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None
+        self, given: dict[str, Any], publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None
     ):
-        self.source, self.publisher, self.workers = source, publisher, publisher.workers
+        self._given, self.publisher, self.workers = given, publisher, publisher.workers
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
         self.version = 0
-        self._errors: list[WorkerError] = []  # reported, and not raised yet
+        self._errors: list[Report] = []  # not raised yet
+
+    def model(self) -> Any:
+        """What has the weights now."""
+        if "context" in self._given:
+            return resolve(self._given["context"], self._given["model_id"])
+        return self._given.get("model", self._given.get("weights"))
 
     def versions(self) -> dict[int, int]:
         """By worker: the version acknowledged last; 0 before the first."""
         self._poll(0)
         return {index: worker.acked for index, worker in self.workers.items()}
-
-    def close(self) -> None:
-        """Ends in order."""
-        self.publisher.close()
 
     def send(
         self, weights: Any, worker_ids: int | list[int] | None, one_by_one: bool, deadline: Deadline
@@ -48,21 +53,18 @@ class Sender:
         if not self._coalesce:
             self.wait(workers, deadline)
         version = self.version + 1
-        for group, thing in self.source.shares(weights, workers):
+        for group, thing in self._shares(weights, workers):
             for layout, members in self._by_layout(group, thing).items():
-                base = None if weights is None else self._base_of(thing)
+                # the model of phase 1 knows what a state dict leaves out and what is tied in it
+                model = None if weights is None else self.model()
+                base = None if model is None or model is thing else Weights.of(model)
                 plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
-                self.publisher.publish(members, Version(version, layout.nbytes, packed(layout), plan.write_all))
+                self.publisher.publish(members, version, layout.nbytes, packed(layout), plan.write_all)
                 self.version = version
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)
         self.version = version
         return workers
-
-    def _base_of(self, thing: Any) -> Weights | None:
-        """The model of phase 1, which knows what a state dict leaves out and what is tied in it."""
-        model = self.source.model()
-        return None if model is None or model is thing else Weights.of(model)
 
     def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
         if worker_ids is None:
@@ -80,6 +82,21 @@ class Sender:
         if gone := {worker.index: worker.reason for worker in workers if worker.gone}:
             raise self._left_error(gone)
         return workers
+
+    def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
+        """(workers, what they get), one after another: a copy for one is freed before the next is made."""
+        thing, own = self.model() if weights is None else weights, self._given.get("params_map")
+        if make := self._given.get("device_map_fn"):
+            for worker in workers:
+                yield [worker], make(worker.index, thing)
+        elif own is not None and weights is None:
+            same: dict[int, list[Worker]] = {}
+            for worker in workers:
+                same.setdefault(id(own[worker.index]), []).append(worker)
+            for group in same.values():
+                yield group, own[group[0].index]
+        else:
+            yield workers, thing
 
     def _by_layout(self, group: list[Worker], thing: Any) -> dict[Layout, list[Worker]]:
         """Workers by the layout of what they get; the first weights of a worker determine that."""
@@ -108,24 +125,23 @@ class Sender:
         wanted = [(worker, worker.sent) for worker in workers]
         self._poll(0)
         while late := [worker for worker, version in wanted if worker.answered < version and not worker.gone]:
-            if deadline.over:
+            if not deadline.left:
                 raise self._late_error(late, deadline.timeout)
-            self.publisher.check_absent([worker for worker in late if worker.state is State.ABSENT])
+            if absent := [worker for worker in late if worker.state is State.ABSENT]:
+                self.publisher.check_absent(absent)
             self._poll(min(_CHECK_S, deadline.left), late[-1])
 
     def _poll(self, timeout: float, of: Worker | None = None) -> None:
-        for event, index, version, text in self.publisher.poll(timeout, of):
-            if event is Event.ERROR:
-                error = WorkerError(f"worker {index} could not take version {version or 1}:\n{text.rstrip()}")
-                error.worker, error.traceback = index, text
-                self._errors.append(error)
+        reports = self.publisher.poll(timeout, of)  # meanwhile another thread may take the errors
+        self._errors += [report for report in reports if report.event is Event.ERROR]
 
     def _raise_errors(self) -> None:
         """What workers have reported, as one error: the first one's, with the text of all."""
         errors, self._errors = self._errors, []
         if errors:
-            error = WorkerError("\n".join(map(str, errors)))
-            error.worker, error.traceback = errors[0].worker, errors[0].traceback
+            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in errors)
+            error = WorkerError("\n".join(texts))
+            error.worker, error.traceback = errors[0].worker, errors[0].text
             raise error
 
     def _raise_died(self, reasons: dict[int, str]) -> None:
@@ -137,12 +153,8 @@ class Sender:
         return WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
 
     def _late_error(self, workers: list[Worker], timeout: float | None) -> SyncTimeoutError:
-        text = "; ".join(
-            f"worker {worker.index} has version {worker.acked}"
-            if worker.state is State.READY
-            else f"worker {worker.index} has not connected"
-            for worker in workers
-        )
+        has = [f"version {worker.acked}" if worker.state is State.READY else "not connected" for worker in workers]
+        text = "; ".join(f"worker {worker.index} has {what}" for worker, what in zip(workers, has))
         if self.publisher.turned_away:
             text += f"; turned away: {self.publisher.turned_away}"
         name = self.publisher.name

@@ -58,7 +58,7 @@ class Subscriber:
         """
         while self._newest is None and not self.stopped:
             self._receive(deadline.left)
-            if deadline.over:
+            if not deadline.left:
                 break
         update, self._newest = self._newest, None
         return update

@@ -53,7 +53,9 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
 
     @model.setter
     def model(self, model: Any) -> None:
-        self.scheme.write_to(model)
+        receiver = self.scheme._need_receiver("model")
+        with receiver.lock.writing():
+            receiver.model = model
 
     def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
         self.scheme.connect(weights=weights)
@@ -72,15 +74,12 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
         """None: the scheme moves the weights itself."""
 
     def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-        """See `WeightSyncScheme.send` of mpi_util."""
         self.scheme.send(weights, worker_ids)
 
     def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-        """See `WeightSyncScheme.send_async` of mpi_util."""
         self.scheme.send_async(weights, worker_ids)
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """See `WeightSyncScheme.wait_async` of mpi_util."""
         self.scheme.wait_async(timeout)
 
     def receive(self, timeout: float | None = None) -> None:
