@@ -62,12 +62,12 @@ class Record:
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
             f"results in {self.folder.path}\n"
-            f"{ends}; Ctrl-C saves and stops; to continue: {python_command()} train.py --resume {self._quoted}"
+            f"{ends}; Ctrl-C saves and stops; {self._to_continue}"
         )
 
     @property
-    def _quoted(self) -> str:
-        return shlex.quote(str(self.folder.path))
+    def _to_continue(self) -> str:
+        return f"to continue: {python_command()} train.py --resume {shlex.quote(str(self.folder.path))}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Record:
         """Prints one line on how the run ended. Args: saved: whether the last save has worked."""
         self.display.close()
         weights = f"; weights in {self.folder.path / 'policy.safetensors'}" if saved else "; the last save failed"
-        again = f"; to continue: {python_command()} train.py --resume {self._quoted}" * (saved and why == "stopped")
+        again = f"; {self._to_continue}" * (saved and why == "stopped")
         self.display.say(f"{why}: {iterations} iterations, {steps:,} steps{weights}{again}")
 
 

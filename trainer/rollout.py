@@ -196,7 +196,7 @@ class Runner:
             if stop():
                 return None, False
             if t + 2 > len(self._obs):
-                self._grow()
+                self._obs, self._scaled = (np.concatenate([a, self._rows(len(a))]) for a in (self._obs, self._scaled))
                 self._require_finite(self._obs[:t], acts, rews)  # it may never end
             acts.append(choose(scale(self._obs[t], self._scaled[t]), next(self._noise)))
             try:
@@ -216,10 +216,6 @@ class Runner:
         batch = self._batch(t, acts, rews, ended, terminated)
         batch["work"], self._work, self.failures = (self._work + self._meter() - began)[None], np.zeros(4), 0
         return batch, ended
-
-    def _grow(self) -> None:
-        for name in ("_obs", "_scaled"):
-            setattr(self, name, np.concatenate([getattr(self, name), self._rows(len(self._obs))]))
 
     def _batch(self, t: int, acts: list, rews: list[float], ended: bool, terminated: bool) -> dict[str, Any]:
         """The batch of the last `t` steps; the observation after them becomes the first one of the next batch."""

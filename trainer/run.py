@@ -141,11 +141,12 @@ class Run:
             arrays, scalars = self.training.state()
             if self.record is not None:
                 self.logger.sync()  # the rows that the checkpoint counts on
-                self.logger.attempt("a checkpoint", lambda: self._write_checkpoint(arrays | running, scalars))
 
-    def _write_checkpoint(self, arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
-        self.record.save(self.actor.params | self.scaler.arrays, arrays, scalars)
-        self.note_saved()
+                def write() -> None:
+                    self.record.save(self.actor.params | self.scaler.arrays, arrays | running, scalars)
+                    self.note_saved()
+
+                self.logger.attempt("a checkpoint", write)
 
     def note_saved(self) -> None:
         """On rank 0: what `--max_restarts` starts again from; before the first checkpoint, in the same folder."""
