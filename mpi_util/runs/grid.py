@@ -193,7 +193,14 @@ class ExperimentGrid:
             raise UsageError(f"max_parallel must be a number of runs, at least 1; got {max_parallel!r}")
         experiments = []
         for variant in self.variants():
-            name, function = self.variant_name(variant), self._function(thunk, variant)
+            name = self.variant_name(variant)
+            if isinstance(thunk, str) and thunk not in variant:
+                raise UsageError(f"ExperimentGrid.run: '{thunk}' is not a parameter; they are {', '.join(self.keys)}")
+            function = variant.pop(thunk) if isinstance(thunk, str) else thunk
+            if not callable(function):
+                raise UsageError(
+                    f"ExperimentGrid.run: thunk must be a function or name a parameter; got {function!r:.80}"
+                )
             where = variant.pop("seed", 0), num_cpu, data_dir, datestamp
             experiments.append(Experiment(name or valid_str(function), function, *where, variant, max_parallel))
         folders = Counter(str(e.folder) for e in experiments)
@@ -208,16 +215,6 @@ class ExperimentGrid:
         if failed:
             raise ExperimentError(f"{len(failed)} of {len(results)} experiments failed: {', '.join(failed)}", results)
         return results
-
-    def _function(self, thunk: Callable[..., Any] | str, variant: dict[str, Any]) -> Callable[..., Any]:
-        """The function to run, taken out of the variant if it is the value of a parameter."""
-        if isinstance(thunk, str):
-            if thunk not in variant:
-                raise UsageError(f"ExperimentGrid.run: '{thunk}' is not a parameter; they are {', '.join(self.keys)}")
-            thunk = variant.pop(thunk)
-        if not callable(thunk):
-            raise UsageError(f"ExperimentGrid.run: thunk must be a function or name a parameter; got {thunk!r:.80}")
-        return thunk
 
 
 def valid_str(v: Any) -> str:
