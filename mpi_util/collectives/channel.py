@@ -145,16 +145,14 @@ class Channel:
         """
         packed: list[bytes] = []
         for k in range(1, self.size):
-            same = k > 1 and answers[k] is answers[k - 1]
-            packed.append(packed[-1] if same else self._pack(answers[k]))
+            if k == 1 or answers[k] is not answers[k - 1]:
+                message = pickle.dumps((REPLY, (self.messages.calls, answers[k])), pickle.HIGHEST_PROTOCOL)
+            packed.append(message)
         requests = [self.comm.Isend(message, k, TAG) for k, message in enumerate(packed, 1)]
         for k in self.peers.wake_fds if requests else ():
             self.peers.wake(k)
         for k, request in enumerate(requests, 1):
             self.messages.wait(request.Test, k)
-
-    def _pack(self, answer: Any) -> bytes:
-        return pickle.dumps((REPLY, (self.messages.calls, answer)), pickle.HIGHEST_PROTOCOL)
 
     def _check_calls(self, calls: list[tuple[str, int, str]], ranks: Sequence[int]) -> None:
         """Raises RankMismatchError unless the ranks are in the same (call, its number, where in the program)."""

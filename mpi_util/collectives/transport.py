@@ -24,6 +24,7 @@ _BULK_TAG = 3
 _STREAM_BYTES = 1 << 22
 _PART_BYTES = 1 << 22  # forwarded while the next part comes
 _FAILED = -1
+STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # other ranks see stores in the order of their making
 
 
 class Place(NamedTuple):
@@ -174,7 +175,9 @@ class Broadcast:
         ticket = None
         if nbytes:
             self._block, ticket = lease(channel, nbytes + ALIGN)
-            self._streams = ticket is not None and _pays_to_stream(channel, nbytes)
+            # the others copy what is there while rank 0 writes the rest: pays where every rank has a core
+            long = STORES_IN_ORDER and nbytes >= _STREAM_BYTES
+            self._streams = ticket is not None and long and channel.core_each
             _progress(self._block)[0] = 0
             if not self._streams:
                 self._write_all()
@@ -185,16 +188,6 @@ class Broadcast:
         for progress[0] in self.write(self._block[:-ALIGN]):
             pass
         progress[0] = len(self._block)
-
-
-def _pays_to_stream(channel: Channel, nbytes: int) -> bool:
-    """True if the others copy what is there while rank 0 still writes the rest.
-
-    That pays for a large block, where every rank has a core. It needs a processor that shows stores to others in the
-    order in which they were made.
-    """
-    in_order = platform.machine() in ("x86_64", "AMD64")
-    return in_order and nbytes >= _STREAM_BYTES and channel.core_each
 
 
 def _progress(block: np.ndarray) -> np.ndarray:
