@@ -59,11 +59,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the processes share.
-
-    Attributes:
-        cores: number that the run may use. pieces: episodes or environments per iteration.
-    """
+    """What the processes share: cores that the run may use; pieces, episodes or environments, per iteration."""
 
     cores: int
     pieces: int

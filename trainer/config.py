@@ -45,9 +45,7 @@ class Config:
     resume: str | None = _opt(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
     eval_every: int | None = _opt(RUN, "evaluate the policy deterministically every N steps")
     eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10)
-    threads: int = _opt(
-        RUN, "threads of the update, all processes together; results depend on it, whatever the number of cores", 2
-    )
+    threads: int = _opt(RUN, "threads of the update, all processes together; results depend on it, not on the cores", 2)
 
     nprocs: int = _opt(FREE, "number of processes; the result does not depend on it", 1)
     num_episodes: int | None = _opt(FREE, "stop after N episodes", short="-n")
@@ -139,11 +137,7 @@ class Config:
         return replace(self, **{"resume" if has_checkpoint else "run_dir": saved["run_dir"]})
 
     def check(self) -> "Config":
-        """Returns itself if every setting is in its range.
-
-        Raises:
-            ValueError: one line that names the option, its value, and what is allowed.
-        """
+        """Returns itself. Raises ValueError: one line that names an option, its value, and what is allowed."""
         for option in fields(self):
             value = getattr(self, option.name)
             must_be = option.metadata["must_be"] or {int: "1 or more", float: "0 or more"}.get(_kind(option))

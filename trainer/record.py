@@ -26,11 +26,7 @@ TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "Bca
 
 
 class Record:
-    """The run folder and the screen.
-
-    Attributes:
-        folder: RunFolder. display: Display.
-    """
+    """The run folder and the screen."""
 
     def __init__(self, config: Config, spec: Spec, nworkers: int, resumed: dict[str, Any]):
         """Opens the run folder.
@@ -107,11 +103,7 @@ class Record:
         return self.time_before + time.perf_counter() - self.began
 
     def keep_best(self, policy: dict[str, np.ndarray]) -> None:
-        """Keeps the policy for best.safetensors if the last row has the best evaluation so far.
-
-        Args:
-            policy: weights and observation scale.
-        """
+        """Keeps weights and observation scale for best.safetensors if the last row has the best evaluation so far."""
         if self.row.get("AverageTestEpRet", math.nan) > self.best:
             self.best = self.row["AverageTestEpRet"]
             copy = {key: array.copy() for key, array in policy.items()}

@@ -247,9 +247,8 @@ class Runner:
                 found.append((at[0], name + f"[{at[-1]}]" * (len(at) > 1), np.asarray(values)[at]))
         if found:
             step, name, value = min(found, key=lambda place: place[0])  # of one step the first, which causes the others
-            raise FloatingPointError(
-                f"episode {self.episode.name}, step {self.episode.length + step}: {name} is {value}"
-            )
+            episode = self.episode
+            raise FloatingPointError(f"episode {episode.name}, step {episode.length + step}: {name} is {value}")
 
 
 def empty_batch(spec: Spec) -> dict[str, np.ndarray]:

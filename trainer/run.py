@@ -121,11 +121,7 @@ class Run:
         self.report_tests(evaluator.evaluate(), restarts)
 
     def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
-        """Collective: adds the times of this iteration; rank 0 prints the advice when it is complete.
-
-        Args:
-            seconds: of this iteration's phases.
-        """
+        """Collective: adds the seconds of this iteration's phases; rank 0 prints the advice when it is complete."""
         n_params = sum(array.size for array in self.actor.params.values())
         exchange = exchange_s(n_params) if advice.needs_exchange else 0.0
         cost = self.training.cost if self.training is not None else (0, 1)

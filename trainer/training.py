@@ -133,7 +133,6 @@ def _learners(framework: str) -> tuple[Any, Any, Any]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tensorflow", "keras"):
             raise
-        raise ValueError(
-            f"--framework {framework} needs {FRAMEWORKS[framework]}: pip install -e '.[{framework}]'"
-        ) from None
+        how = f"{FRAMEWORKS[framework]}: pip install -e '.[{framework}]'"
+        raise ValueError(f"--framework {framework} needs {how}") from None
     return Policy, ValueFunction, SideBySide
