@@ -56,11 +56,7 @@ def places(channel: Channel, ticket: Ticket | None, plans: Sequence[Any]) -> lis
 
 
 def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) -> None:
-    """A rank other than 0 writes its pieces into rank 0's block.
-
-    Args:
-        pieces: (array, byte offset in the block) each.
-    """
+    """A rank other than 0 writes its pieces, (array, byte offset in the block) each, into rank 0's block."""
     if place.ticket is None:
         if not pieces:
             return
@@ -105,12 +101,9 @@ def _blocks(pieces: Iterable[tuple[int, int]]) -> Iterator[list[Any]]:
     """What MPI sends or receives for pieces of memory anywhere in this process, as one message without packing."""
     from mpi4py import MPI
 
-    split = [
-        (address + start, min(_MAX_BLOCK, nbytes - start))
-        for address, nbytes in pieces
-        for start in range(0, nbytes, _MAX_BLOCK)
-    ]
-    kind = MPI.BYTE.Create_hindexed([n for _, n in split], [address for address, _ in split]).Commit()
+    cuts = [(address, nbytes, start) for address, nbytes in pieces for start in range(0, nbytes, _MAX_BLOCK)]
+    sizes = [min(_MAX_BLOCK, nbytes - start) for _, nbytes, start in cuts]
+    kind = MPI.BYTE.Create_hindexed(sizes, [address + start for address, _, start in cuts]).Commit()
     try:
         yield [MPI.BOTTOM, 1, kind]
     finally:
@@ -197,13 +190,9 @@ def _progress(block: np.ndarray) -> np.ndarray:
 
 def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None:
     """Waits until `wanted` bytes of the block are there: as a rule for less time than it takes to sleep and wake."""
-    if not 0 <= progress[0] < wanted:
-        there = progress[0]
-    else:
-        there = channel.messages.wait(
-            lambda: progress[0] if progress[0] >= wanted or progress[0] == _FAILED else None, 0
-        )
-    if there == _FAILED:
+    if 0 <= progress[0] < wanted:
+        channel.messages.wait(lambda: not 0 <= progress[0] < wanted, 0)
+    if progress[0] == _FAILED:
         raise RankLeftError("rank 0 failed while it was sending; part of what this rank has is new, part old")
 
 

@@ -196,13 +196,11 @@ class ExperimentGrid:
             name = self.variant_name(variant)
             if isinstance(thunk, str) and thunk not in variant:
                 raise UsageError(f"ExperimentGrid.run: '{thunk}' is not a parameter; they are {', '.join(self.keys)}")
-            function = variant.pop(thunk) if isinstance(thunk, str) else thunk
-            if not callable(function):
-                raise UsageError(
-                    f"ExperimentGrid.run: thunk must be a function or name a parameter; got {function!r:.80}"
-                )
+            call = variant.pop(thunk) if isinstance(thunk, str) else thunk
+            if not callable(call):
+                raise UsageError(f"ExperimentGrid.run: thunk must be a function or name a parameter; got {call!r:.80}")
             where = variant.pop("seed", 0), num_cpu, data_dir, datestamp
-            experiments.append(Experiment(name or valid_str(function), function, *where, variant, max_parallel))
+            experiments.append(Experiment(name or valid_str(call), call, *where, variant, max_parallel))
         folders = Counter(str(e.folder) for e in experiments)
         if shared := [folder for folder, n in folders.items() if n > 1]:
             raise UsageError(f"{folders[shared[0]]} variants have the folder {shared[0]}; make their names differ")

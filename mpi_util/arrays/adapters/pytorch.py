@@ -54,9 +54,7 @@ def slots(model: Any) -> list[Slot]:
         found = ((f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items()))
         named = [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
         if not named:
-            raise WeightsError(
-                f"{type(model).__name__} has no state yet: take a step, or load_state_dict, on every rank"
-            )
+            raise WeightsError(f"{type(model).__name__} has no state: take a step, or load_state_dict, on every rank")
     elif isinstance(model, torch.Tensor):
         named = [("tensor", model)]
     else:
@@ -120,11 +118,8 @@ def _module_slots(module: Any) -> list[Slot]:
 
 
 def _new_slots(module: Any) -> Iterator[Slot]:
-    optional = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, part in module.named_modules()
-        for name in part._non_persistent_buffers_set
-    }
+    parts = module.named_modules()
+    optional = {f"{prefix}.{name}".lstrip(".") for prefix, part in parts for name in part._non_persistent_buffers_set}
     for named in (module.named_parameters, module.named_buffers):
         names: dict[Any, list[str]] = {}  # by tensor, which is equal to itself alone
         for name, tensor in named(remove_duplicate=False):
