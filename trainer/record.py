@@ -28,17 +28,16 @@ TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "Bca
 class Record:
     """The run folder and the screen."""
 
-    def __init__(self, config: Config, spec: Spec, nworkers: int, resumed: dict[str, Any]):
+    def __init__(self, config: Config, spec: Spec, resumed: dict[str, Any]):
         """Opens the run folder.
 
         Args:
-            nworkers: number of ranks.
             resumed: what Training found in the checkpoint that is resumed; {}: a new run.
 
         Raises:
             ValueError: one line: the folder cannot be used.
         """
-        self.config, self.spec, self.nworkers = config, spec, nworkers
+        self.config, self.spec = config, spec
         path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed))
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)
@@ -51,7 +50,7 @@ class Record:
 
     def announce(self) -> None:
         """Prints what runs, where its results are, and how it ends."""
-        config, n = self.config, self.nworkers
+        config, n = self.config, self.config.nprocs
         limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
         ends = " or ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit)
         ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
@@ -73,7 +72,6 @@ class Record:
             commands = json.loads((self.folder.path / "config.json").read_text()).get("commands", [])
         return self.config.effective | {
             "run_dir": str(self.folder.path),
-            "nprocs": self.nworkers,
             "versions": _versions(),
             "commands": [*commands, shlex.join([python_command(), *sys.argv])],
         }
@@ -96,7 +94,7 @@ class Record:
             "Time": round(self._time(), 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),
             **{f"{name.capitalize()}S": round(seconds[name], 6) for name in PHASES},
-            "IdleShare": round(max(0.0, 1.0 - busy_s / max(collecting * self.nworkers, 1e-9)), 4),
+            "IdleShare": round(max(0.0, 1.0 - busy_s / max(collecting * self.config.nprocs, 1e-9)), 4),
         }
 
     def _time(self) -> float:
