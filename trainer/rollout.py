@@ -133,8 +133,7 @@ class Runner:
         while True:
             try:
                 if self.env is None:
-                    arguments = self.config.env_arguments | self._render
-                    self.env = make_env(self.config.env, arguments, quiet=True)
+                    self.env = make_env(self.config.env, self.config.env_arguments | self._render, quiet=True)
                 return self._replay()
             except Exception as error:
                 if not self._try_again(error):
