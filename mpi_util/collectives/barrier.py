@@ -105,10 +105,8 @@ class Page:
             if not tests:
                 self._wait(op, posts, same)
                 break
-        sleepers = bytes(self._asleep)
-        for k, asleep in (
-            enumerate(sleepers) if any(sleepers) else ()
-        ):  # the ranks that find that all have come wake them
+        sleepers = bytes(self._asleep)  # the rank that finds that all have come wakes them
+        for k, asleep in enumerate(sleepers) if any(sleepers) else ():
             if asleep and k in self.channel.peers.wake_fds:
                 self._asleep[k] = 0
                 self.channel.peers.wake(k)

@@ -169,8 +169,7 @@ class Broadcast:
         if nbytes:
             self._block, ticket = lease(channel, nbytes + ALIGN)
             # the others copy what is there while rank 0 writes the rest: pays where every rank has a core
-            long = STORES_IN_ORDER and nbytes >= _STREAM_BYTES
-            self._streams = ticket is not None and long and channel.core_each
+            self._streams = bool(ticket) and STORES_IN_ORDER and nbytes >= _STREAM_BYTES and channel.core_each
             _progress(self._block)[0] = 0
             if not self._streams:
                 self._write_all()

@@ -85,12 +85,8 @@ class _Watch:
         if [*map(len, self._held)] != self._sizes:
             return False
         for held, name, tensor, pointer, shape, stride in self._places:
-            if (
-                held.get(name) is not tensor
-                or tensor.data_ptr() != pointer
-                or tensor.shape != shape
-                or tensor.stride() != stride
-            ):
+            same = held.get(name) is tensor and tensor.data_ptr() == pointer
+            if not same or tensor.shape != shape or tensor.stride() != stride:
                 return False
         for ref, children in self._children:
             if (part := ref()) is None or ((part._modules or children) and _children(part) != children):
