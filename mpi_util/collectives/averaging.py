@@ -16,8 +16,7 @@ from ..arrays.layout import Layout
 from ..errors import BatchError
 from ..launch.identity import Comm
 from .barrier import SMALL, Exchange, Page
-from .channel import Channel
-from .comm import channel_of
+from .channel import Channel, channel_of
 from .gather import rank0_accum_batches
 from .weights import bcast
 

@@ -11,8 +11,7 @@ from ..arrays.adapters import adapter_for
 from ..errors import BatchError
 from ..host import threads
 from ..launch.identity import Comm
-from .channel import Channel
-from .comm import channel_of
+from .channel import Channel, channel_of
 from .gather_plan import Header, Joined, Plan, check_segments, pack
 from .transport import Broadcast, Place, finish, lease, places, put, write
 

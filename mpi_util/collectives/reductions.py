@@ -8,7 +8,7 @@ import numpy as np
 from ..arrays.adapters import adapter_for
 from ..launch.identity import Comm
 from .averaging import Arrays, add, average
-from .comm import channel_of
+from .channel import channel_of
 from .gather import rank0_accum_batches
 from .weights import all_same, bcast
 

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..collectives.channel import Channel
-from ..collectives.comm import channel_of
+from ..collectives.channel import Channel, channel_of
 from ..collectives.transport import parts
 from ..errors import SyncTimeoutError, UsageError
 from ..host.sections import Section
