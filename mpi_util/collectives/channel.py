@@ -146,6 +146,7 @@ class Channel:
         An answer that several get, as the same object, is pickled once.
         """
         packed: list[bytes] = []
+        message = b""
         for k in range(1, self.size):
             if k == 1 or answers[k] is not answers[k - 1]:
                 message = pickle.dumps((REPLY, (self.messages.calls, answers[k])), pickle.HIGHEST_PROTOCOL)
