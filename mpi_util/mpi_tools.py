@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .collectives import start
-from .collectives.comm import channel_of
+from .collectives.channel import channel_of
 from .collectives.gather import rank0_accum_batches
 from .collectives.moments import statistics
 from .collectives.reductions import all_mean, all_reduce, all_sum

@@ -665,3 +665,12 @@ def test_a_process_of_another_job_is_never_touched(tmp_path):
         for process in (bystander, ours):
             process.kill()
             process.wait()
+
+
+def test_mpi_may_have_been_started_with_one_rank(mpi):
+    program = (
+        "import numpy as np\nfrom mpi4py import MPI\nimport mpi_util\n"
+        "print(MPI.COMM_WORLD.size, mpi_util.rank0_accum_batches({'x': np.zeros(3)})['x'].shape)"
+    )
+    done = run([sys.executable, "-c", program], 30, mpi_environment(mpi))
+    assert (done.status, done.out) == (0, "1 (3,)\n"), done.err

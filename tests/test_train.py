@@ -131,7 +131,7 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
     ],
 )
 def test_it_says_how_it_ends(tmp_path, capsys, limits, ends):
-    record = Record(parse(["Hopper-v4", *limits.split(), "--run_dir", f"{tmp_path}/a run"]), None, 2, {})
+    record = Record(parse(["Hopper-v4", *limits.split(), "--nprocs", "2", "--run_dir", f"{tmp_path}/a run"]), None, {})
     record.announce()
     again = f"{python_command()} train.py --resume '{tmp_path}/a run'"
     first, second = capsys.readouterr().out.splitlines()

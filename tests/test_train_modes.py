@@ -116,7 +116,7 @@ IDLE = {"rollout": 2.0, "gather": 0.5, "update": 3.0, "bcast": 0.1, "record": 0.
 
 
 def test_the_idle_share_counts_what_the_ranks_collect_while_rank_0_keeps_its_record(tmp_path):
-    record = Record(parse(["Hopper-v4", "--run_dir", str(tmp_path)]), None, 2, {})
+    record = Record(parse(["Hopper-v4", "--nprocs", "2", "--run_dir", str(tmp_path)]), None, {})
     assert record.times(100, IDLE, busy_s=5.1)["IdleShare"] == pytest.approx(1 - 5.1 / 6)  # of 2 ranks, 3 s each
     assert record.times(100, IDLE, busy_s=6.1)["IdleShare"] == 0.0
     assert record.times(100, IDLE, busy_s=5.1)["StepsPerSecond"] == pytest.approx(100 / 5.6, rel=1e-2)

@@ -5,8 +5,7 @@ with `average` the update is shared too, and every optimizer step costs an excha
 than cores help only where environments sleep, such as those that wait for another machine.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from trainer.config import Config
@@ -60,11 +59,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the processes share.
-
-    Attributes:
-        cores: number that the run may use. pieces: episodes or environments per iteration.
-    """
+    """What the processes share: cores that the run may use; pieces, episodes or environments, per iteration."""
 
     cores: int
     pieces: int
@@ -141,18 +136,13 @@ class Advice:
         return self.iteration == LAST - 1 and self.now[1] > 1
 
     def after(
-        self,
-        seconds: dict[str, float],
-        work: Sequence[float],
-        env_steps: int,
-        update: tuple[int, int],
-        exchange_s: float,
+        self, seconds: dict[str, float], work: Sequence[float], env_steps: int, update: tuple[int, int], exchange: float
     ) -> str:
         """Adds an iteration.
 
         Args:
             seconds: of the phases. work: (busy, asleep, sleeps) as in Measured. update: (steps, width).
-            exchange_s: seconds of one exchange, in the iteration that needs it.
+            exchange: seconds of one, in the iteration that needs it.
 
         Returns:
             The advice, after the last measured iteration; else "".
@@ -160,17 +150,7 @@ class Advice:
         self.iteration += 1
         if not FIRST <= self.iteration <= LAST:
             return ""
-        values = (*(seconds[name] for name in PHASES), *work, env_steps, *update, exchange_s)
+        values = (*(seconds[name] for name in PHASES), *work, env_steps, *update, exchange)
         for field, value in zip(fields(Measured), values):
             setattr(self.measured, field.name, getattr(self.measured, field.name) + value)
         return advise(self.measured, self.now, self.machine) if self.iteration == LAST else ""
-
-
-def timed(exchange: Callable[[], object], n: int = 20) -> float:
-    """Median seconds of `n` calls."""
-    times = []
-    for _ in range(n):
-        began = time.perf_counter()
-        exchange()
-        times.append(time.perf_counter() - began)
-    return sorted(times)[n // 2]

@@ -24,43 +24,13 @@ class Collected(NamedTuple):
     places: list[int]
 
 
-def run_episodes(
-    runner: Runner, keys: Sequence[tuple[int, ...]], stop: mpi_util.StopRequest, in_turn: bool = False
-) -> Collected:
-    """Collective: runs whole episodes, each on the next rank that is free.
-
-    Args:
-        runner: of this rank.
-        keys: of the episodes; the same on every rank. Places are positions in it.
-        stop: drops the episodes that have not ended.
-        in_turn: episode i goes to rank i % nworkers instead, so that timing does not decide which rank gets it.
-    """
-    deal = mpi_util.deal(len(keys))
-    stop.then = deal.close
-    if stop:
-        deal.close()
-
-    def stopped() -> bool:
-        deal.serve()
-        return deal.closed
-
-    collected = Collected([], [])
-    for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if in_turn else deal:
-        runner.start(Episode(keys[i]))
-        with mpi_util.during("rollout", episode=keys[i][-1]):
-            batch, _ = runner.run(stop=stopped)
-        if batch is None:
-            break
-        collected.batches.append(batch)
-        collected.places.append(i)
-    return collected
-
-
 class EpisodeCollector:
-    """Collects the whole episodes of an iteration."""
+    """Collects whole episodes."""
 
-    def __init__(self, config: Config, control: Control, runner: Runner, stop: mpi_util.StopRequest, in_turn: bool):
-        """Args: runner, stop, in_turn: as `run_episodes` takes them."""
+    def __init__(
+        self, config: Config, control: Control, runner: Runner, stop: mpi_util.StopRequest, in_turn: bool = False
+    ):
+        """Args: stop: drops the episodes that have not ended. in_turn: episode i goes to rank i % nworkers."""
         self.config, self.control, self.runner, self.stop, self.in_turn = config, control, runner, stop, in_turn
 
     def collect(self) -> Collected:
@@ -68,7 +38,32 @@ class EpisodeCollector:
         first, n = self.control.episodes, self.config.batch_size
         if self.config.num_episodes:
             n = min(n, self.config.num_episodes - first)
-        return run_episodes(self.runner, [(first + i,) for i in range(n)], self.stop, self.in_turn)
+        return self.run([(first + i,) for i in range(n)])
+
+    def run(self, keys: Sequence[tuple[int, ...]]) -> Collected:
+        """Collective: the episodes of these keys, the same on every rank; places are positions in it.
+
+        Each goes to the next rank that is free; in turn, where timing must not decide which rank gets it.
+        """
+        deal = mpi_util.deal(len(keys))
+        self.stop.then = deal.close
+        if self.stop:
+            deal.close()
+
+        def stopped() -> bool:
+            deal.serve()
+            return deal.closed
+
+        collected = Collected([], [])
+        for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if self.in_turn else deal:
+            self.runner.start(Episode(keys[i]))
+            with mpi_util.during("rollout", episode=keys[i][-1]):
+                batch, _ = self.runner.run(stop=stopped)
+            if batch is None:
+                break
+            collected.batches.append(batch)
+            collected.places.append(i)
+        return collected
 
     def state(self) -> dict[str, np.ndarray]:
         """As SegmentCollector.state: none, as no episode is under way between iterations."""
@@ -134,12 +129,8 @@ class SegmentCollector:
         return arrays if mpi_util.rank == 0 else {}
 
 
-class Evaluator:
-    """Evaluates the policy deterministically, on episodes that training does not use."""
-
-    def __init__(self, config: Config, control: Control, runner: Runner, stop: mpi_util.StopRequest):
-        """Args: runner: with deterministic actions."""
-        self.config, self.control, self.runner, self.stop = config, control, runner, stop
+class Evaluator(EpisodeCollector):
+    """Evaluates the policy, with a runner of deterministic actions, on episodes that training does not use."""
 
     def evaluate(self) -> dict[str, np.ndarray]:
         """Collective: `eval_episodes` episodes with the current weights.
@@ -150,7 +141,7 @@ class Evaluator:
         """
         self.runner.actor.refresh()
         keys = [(self.control.iteration, i) for i in range(self.config.eval_episodes)]
-        batches, places = run_episodes(self.runner, keys, self.stop)
+        batches, places = self.run(keys)
         results = [{key: batch[key] for key in ("ep_ret", "ep_len", "work")} for batch in batches]
         results = mpi_util.rank0_accum_batches(results, index=places)
         if mpi_util.rank:

@@ -2,21 +2,36 @@
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from policies.actor import INIT_LOG_STD
 from policies.hyper import DEFAULTS, Hyper
 from policies.minibatches import TooFewRows
 
+ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
+    "0 or more": lambda x: x >= 0,
+    "1 or more": lambda x: x >= 1,
+    "above 0": lambda x: x > 0,
+    "between 0 and 1": lambda x: 0 <= x <= 1,
+    "between -10 and 10": lambda x: -10 <= x <= 10,
+}
 
-def _opt(group: str, help: str, default: Any = None, kind: type = str, flags: tuple[str, ...] = (), **more: Any) -> Any:
-    """A field and its option on the command line."""
-    return field(default=default, metadata={"group": group, "help": help, "kind": kind, "flags": flags, **more})
+
+def _opt(group: str, help: str, default: Any = None, must_be: str = "", short: str = "", **more: Any) -> Any:
+    """A field and its option on the command line. must_be: one of ALLOWED; "": as usual for its type."""
+    return field(default=default, metadata={"group": group, "help": help, "must_be": must_be, "short": short, **more})
 
 
-RUN, BATCH, ALGO, NETS = "the run", "the batch", "the algorithm", "the networks"
+def _kind(option: Field) -> type:
+    """The option's type, without the None that some accept too."""
+    return (get_args(option.type) or [option.type])[0]
+
+
+RUN, FREE, BATCH = "the run", "the run: these may change on --resume", "the batch"
+ALGO, NETS = "the algorithm", "the networks"
 
 
 @dataclass(frozen=True)
@@ -25,54 +40,47 @@ class Config:
 
     env: str = _opt(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
     env_kwargs: str = _opt(RUN, "keyword arguments of the environment, a JSON object", "{}")
-    nprocs: int = _opt(RUN, "number of processes, 1 or more; the result does not depend on it", 1, int)
-    seed: int = _opt(RUN, "random seed, 0 or more", 0, int)
-    num_episodes: int | None = _opt(RUN, "stop after N episodes", None, int, ("-n",))
-    total_steps: int | None = _opt(RUN, "stop after N environment steps", None, int)
+    seed: int = _opt(RUN, "random seed", 0, "0 or more")
     run_dir: str | None = _opt(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
-    max_restarts: int = _opt(RUN, "after a crash, start again from the last checkpoint, at most N times", 0, int)
     resume: str | None = _opt(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
-    eval_every: int | None = _opt(RUN, "evaluate the policy deterministically every N steps", None, int)
-    eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10, int)
-    threads: int = _opt(
-        RUN, "threads of the update, all processes together; results depend on it, whatever the number of cores", 2, int
-    )
+    eval_every: int | None = _opt(RUN, "evaluate the policy deterministically every N steps")
+    eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10)
+    threads: int = _opt(RUN, "threads of the update, all processes together; results depend on it, not on the cores", 2)
+
+    nprocs: int = _opt(FREE, "number of processes; the result does not depend on it", 1)
+    num_episodes: int | None = _opt(FREE, "stop after N episodes", short="-n")
+    total_steps: int | None = _opt(FREE, "stop after N environment steps")
+    framework: str = _opt(FREE, "deep learning framework of the updates", "torch", choices=("torch", "tf"))
+    device: str = _opt(FREE, "device of the updates, such as cuda", "cpu")
+    max_restarts: int = _opt(FREE, "restarts from the last checkpoint after a crash, at most", 0, "0 or more")
     on_env_error: str = _opt(
-        RUN, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most", "abort",
+        FREE, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most", "abort",
         choices=("abort", "restart"),
     )  # fmt: skip
-    save_every: float = _opt(
-        RUN, "seconds between checkpoints; 0: after every iteration", 30.0, float, metavar="SECONDS"
-    )
-    keep: int = _opt(RUN, "number of checkpoints to keep, 1 or more: the last one, and those before it", 2, int)
-    device: str = _opt(RUN, "device of the updates, such as cuda", "cpu")
+    save_every: float = _opt(FREE, "seconds between checkpoints; 0: after every iteration", 30.0, metavar="SECONDS")
+    keep: int = _opt(FREE, "number of checkpoints to keep: the last one, and those before it", 2)
     watchdog: float | None = _opt(
-        RUN, "report who is missing when a process has waited so long; 0: never (default: 300)", None, float,
-        metavar="SECONDS",
-    )  # fmt: skip
-    watchdog_kill: bool = _opt(RUN, "end the run at the first such report", False, bool)
-    render: bool = _opt(RUN, "show the environment of rank 0 in a window", False, bool)
-
-    batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, int, ("-b",))
-    batch_steps: int | None = _opt(
-        BATCH, "steps per iteration, in segments of fixed length instead of whole episodes", None, int
+        FREE, "report who is missing when a process has waited so long; 0: never, default: 300", metavar="SECONDS"
     )
-    num_envs: int = _opt(BATCH, "environments to collect segments from; divides --batch_steps", 20, int)
+    watchdog_kill: bool = _opt(FREE, "end the run at the first such report", False)
+    render: bool = _opt(FREE, "show the environment of rank 0 in a window", False)
 
+    batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, short="-b")
+    batch_steps: int | None = _opt(BATCH, "steps per iteration, in segments of fixed length, not whole episodes")
+    num_envs: int = _opt(BATCH, "environments to collect segments from; divides --batch_steps", 20)
     parallel: str = _opt(
         BATCH, "gather: rank 0 updates on all rows; average: every process on its own rows, with summed gradients",
         "gather", choices=("gather", "average"),
     )  # fmt: skip
-    framework: str = _opt(ALGO, "deep learning framework of the updates", "torch", choices=("torch", "tf"))
+
     algo: str = _opt(ALGO, f"update rule: {' or '.join(DEFAULTS)}", "ppo", choices=tuple(DEFAULTS))
-    gamma: float = _opt(ALGO, "discount per step, 0 to 1", 0.99, float, ("-g",))
-    lam: float = _opt(ALGO, "lambda of the generalised advantage estimate, 0 to 1", 0.95, float, ("-l",))
+    gamma: float = _opt(ALGO, "discount per step", 0.99, "between 0 and 1", "-g")
+    lam: float = _opt(ALGO, "lambda of the generalised advantage estimate", 0.95, "between 0 and 1", "-l")
     kl_targ: float | None = _opt(
-        ALGO, "KL divergence per update, nats: trpo's bound, ppo-kl's target, ppo stops beyond it (0: never)", None,
-        float, ("-k",),
-    )  # fmt: skip
-    lr: float | None = _opt(ALGO, "learning rate of the policy, above 0; trpo has none", None, float)
-    vf_lr: float | None = _opt(ALGO, "learning rate of the value function, above 0", None, float)
+        ALGO, "KL divergence per update, nats: trpo's bound, ppo-kl's target; ppo stops beyond it, 0: never", short="-k"
+    )
+    lr: float | None = _opt(ALGO, "learning rate of the policy; trpo has none", None, "above 0")
+    vf_lr: float | None = _opt(ALGO, "learning rate of the value function", None, "above 0")
     lr_schedule: str = _opt(
         ALGO, "learning rates over the run: constant, or linear (to 0 at --total_steps)", "constant",
         choices=("constant", "linear"),
@@ -81,22 +89,22 @@ class Config:
         ALGO, "scale of the rewards: 1 - gamma, or 1 / running standard deviation of the returns",
         "gamma", choices=("gamma", "returns"),
     )  # fmt: skip
-    epochs: int | None = _opt(ALGO, "most passes of the policy over the batch", None, int)
-    vf_epochs: int | None = _opt(ALGO, "passes of the value function over the batch", None, int)
-    minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: as --minibatch_rows says", None, int)
-    minibatch_rows: int | None = _opt(ALGO, "approximate rows of a minibatch, if --minibatches is 0", None, int)
-    clip: float | None = _opt(ALGO, "ppo's probability ratio is clipped to 1 +- X, above 0", None, float)
-    ent_coef: float | None = _opt(ALGO, "weight of the entropy in the policy's loss, 0 or more", None, float)
-    max_grad_norm: float | None = _opt(ALGO, "gradients are clipped to this norm, above 0", None, float)
-    cg_iters: int | None = _opt(ALGO, "most iterations of trpo's conjugate gradients", None, int)
-    cg_damping: float | None = _opt(ALGO, "added to the diagonal of trpo's Fisher matrix, 0 or more", None, float)
+    epochs: int | None = _opt(ALGO, "most passes of the policy over the batch")
+    vf_epochs: int | None = _opt(ALGO, "passes of the value function over the batch")
+    minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: as --minibatch_rows says", None, "0 or more")
+    minibatch_rows: int | None = _opt(ALGO, "approximate rows of a minibatch, if --minibatches is 0")
+    clip: float | None = _opt(ALGO, "ppo's probability ratio is clipped to 1 +- X", None, "above 0")
+    ent_coef: float | None = _opt(ALGO, "weight of the entropy in the policy's loss", None, "0 or more")
+    max_grad_norm: float | None = _opt(ALGO, "gradients are clipped to this norm", None, "above 0")
+    cg_iters: int | None = _opt(ALGO, "most iterations of trpo's conjugate gradients")
+    cg_damping: float | None = _opt(ALGO, "added to the diagonal of trpo's Fisher matrix", None, "0 or more")
 
     policy_hid_list: str = _opt(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = _opt(NETS, "the same for the value function", "64,64")
-
     log_std: float = _opt(
-        NETS, "initial log standard deviation of the actions; 0: half an action's range", INIT_LOG_STD, float
-    )
+        NETS, "initial log standard deviation of the actions; 0: half an action's range", INIT_LOG_STD,
+        "between -10 and 10",
+    )  # fmt: skip
 
     @property
     def unused(self) -> dict[str, str]:
@@ -118,7 +126,7 @@ class Config:
     @property
     def effective(self) -> dict[str, Any]:
         """Every setting with its value in the run; None: no limit, or no effect."""
-        values = asdict(self) | {name: getattr(self.hyper, name) for name in self._hyper_names}
+        values = asdict(self) | {k: v for k, v in asdict(self.hyper).items() if hasattr(self, k)}
         return values | dict.fromkeys(self.unused) | {"resume": None}
 
     def again(self, saved: dict[str, Any] | None) -> "Config":
@@ -129,28 +137,14 @@ class Config:
         return replace(self, **{"resume" if has_checkpoint else "run_dir": saved["run_dir"]})
 
     def check(self) -> "Config":
-        """Returns itself if every setting is in its range.
-
-        Raises:
-            ValueError: one line that names the option, its value, and what is allowed.
-        """
-        at_least = {"nprocs": 1, "seed": 0, "batch_size": 1, "num_envs": 1, "epochs": 1, "minibatches": 0, "kl_targ": 0}
-        at_least |= {"num_episodes": 1, "total_steps": 1, "batch_steps": 1, "eval_every": 1, "eval_episodes": 1}
-        at_least |= {"minibatch_rows": 1, "vf_epochs": 1, "ent_coef": 0, "cg_iters": 1, "cg_damping": 0, "threads": 1}
-        at_least |= {"save_every": 0, "keep": 1, "max_restarts": 0, "watchdog": 0}
-        for name, least in at_least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ValueError(f"--{name} is {value}; it must be {least} or more")
-        for name in ("gamma", "lam"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"--{name} is {getattr(self, name)}; it must be between 0 and 1")
-        if not -10 <= self.log_std <= 10:
-            raise ValueError(f"--log_std is {self.log_std}; it must be between -10 and 10")
-        for name in ("lr", "vf_lr", "clip", "max_grad_norm") + ("kl_targ",) * (self.algo == "trpo"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"--{name} is {value}; it must be above 0")
+        """Returns itself. Raises ValueError: one line that names an option, its value, and what is allowed."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            must_be = option.metadata["must_be"] or {int: "1 or more", float: "0 or more"}.get(_kind(option))
+            if option.name == "kl_targ" and self.algo == "trpo":
+                must_be = "above 0"
+            if must_be and value is not None and not ALLOWED[must_be](value):
+                raise ValueError(f"--{option.name} is {value}; it must be {must_be}")
         if self.lr_schedule == "linear" and self.total_steps is None:
             raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
         if self.batch_steps is not None and self.batch_steps % self.num_envs:
@@ -163,12 +157,6 @@ class Config:
                 f"--nprocs {self.nprocs} is more than --num_envs {self.num_envs}; in segment mode each process "
                 f"needs an environment: --num_envs {self.nprocs} or more"
             )
-        self._check_minibatches()
-        self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
-        return self
-
-    def _check_minibatches(self) -> None:
-        """Raises TooFewRows if the settings alone show that minibatches are too small to be shared."""
         hyper = self.hyper
         known = self.batch_steps // hyper.minibatches if self.batch_steps and hyper.minibatches else None
         rows = hyper.minibatch_rows if not hyper.minibatches else known
@@ -177,6 +165,8 @@ class Config:
                 f"--parallel average with --nprocs {self.nprocs}: a minibatch of {rows} rows has fewer than one for "
                 "each process; set --minibatches lower, or --minibatch_rows higher"
             )
+        self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
+        return self
 
     @property
     def env_arguments(self) -> dict[str, Any]:
@@ -197,11 +187,7 @@ class Config:
     @property
     def hyper(self) -> Hyper:
         """The hyperparameters of the learners."""
-        return Hyper(**{name: getattr(self, name) for name in self._hyper_names}).resolve()
-
-    @property
-    def _hyper_names(self) -> set[str]:
-        return {option.name for option in fields(Hyper)} & {option.name for option in fields(Config)}
+        return Hyper(**{o.name: getattr(self, o.name) for o in fields(Hyper) if hasattr(self, o.name)}).resolve()
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -214,22 +200,23 @@ def parse(arguments: list[str] | None = None) -> Config:
         allow_abbrev=False,
     )
     parser.error = lambda message: parser.exit(2, f"train.py: {message} (see --help)\n")
-    groups = {name: parser.add_argument_group(name) for name in (RUN, BATCH, ALGO, NETS)}
+    groups = {name: parser.add_argument_group(name) for name in (RUN, FREE, BATCH, ALGO, NETS)}
     for option in fields(Config):
         how, group = option.metadata, groups[option.metadata["group"]]
         if option.name == "env":
             group.add_argument("env", nargs="?", metavar="ENV", help=how["help"], default=argparse.SUPPRESS)
             continue
-        shown = "" if option.default is None or option.default is False else f" (default: {option.default})"
-        keywords = {"help": how["help"].replace("%", "%%") + shown, "default": argparse.SUPPRESS}
-        if how["kind"] is bool:
+        kind = _kind(option)
+        default = "" if option.default is None or option.default is False else f"default: {option.default}"
+        notes = "; ".join(filter(None, [how["must_be"], default]))
+        keywords = {"help": how["help"].replace("%", "%%") + f" ({notes})" * bool(notes), "default": argparse.SUPPRESS}
+        if kind is bool:
             keywords["action"] = "store_true"
+        elif "choices" in how:
+            keywords |= {"choices": how["choices"], "metavar": "|".join(how["choices"])}
         else:
-            metavar = how.get("metavar", {int: "N", float: "X"}.get(how["kind"], "TEXT"))
-            keywords |= {"type": how["kind"], "metavar": metavar}
-            if "choices" in how:
-                keywords |= {"choices": how["choices"], "metavar": "|".join(how["choices"])}
-        group.add_argument(*how["flags"], f"--{option.name}", **keywords)
+            keywords |= {"type": kind, "metavar": how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT"))}
+        group.add_argument(*filter(None, [how["short"]]), f"--{option.name}", **keywords)
     given = vars(parser.parse_args(arguments))
     if ("env" in given) == ("resume" in given):
         parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
@@ -248,8 +235,7 @@ def _resumed(given: dict[str, Any]) -> Config:
     Raises:
         ValueError: one line: there is no such run, or a setting was given that cannot change.
     """
-    may_change = {"nprocs", "max_restarts", "num_episodes", "total_steps", "device", "render", "framework"}
-    may_change |= {"on_env_error", "save_every", "keep", "watchdog", "watchdog_kill"}
+    may_change = {option.name for option in fields(Config) if option.metadata["group"] == FREE}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")

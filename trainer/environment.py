@@ -28,9 +28,8 @@ def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
         except (gym.error.Error, ImportError, TypeError, AttributeError) as error:
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
     space = env.action_space
-    if not isinstance(space, gym.spaces.Discrete) and not (
-        isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    ):
+    continuous = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    if not continuous and not isinstance(space, gym.spaces.Discrete):
         raise ValueError(f"{env_id}: actions are {space}; a policy needs Box (floating point) or Discrete ones")
     space = env.observation_space
     if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):

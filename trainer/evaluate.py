@@ -45,11 +45,7 @@ def main() -> None:
 
 
 def open_policy(path: Path, args: argparse.Namespace) -> Runner:
-    """A Runner with the policy of a file.
-
-    Raises:
-        ValueError: one line: the file cannot be read, or its environment cannot be made.
-    """
+    """A Runner with the policy of a file. Raises ValueError, one line: file or environment cannot be used."""
     arrays, notes = load(path)
     spec = Spec.from_dict(notes["spec"])
     scaler = Scaler(spec.obs_dim)

@@ -26,23 +26,18 @@ TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "Bca
 
 
 class Record:
-    """The run folder and the screen.
+    """The run folder and the screen."""
 
-    Attributes:
-        folder: RunFolder. display: Display.
-    """
-
-    def __init__(self, config: Config, spec: Spec, nworkers: int, resumed: dict[str, Any]):
+    def __init__(self, config: Config, spec: Spec, resumed: dict[str, Any]):
         """Opens the run folder.
 
         Args:
-            nworkers: number of ranks.
             resumed: what Training found in the checkpoint that is resumed; {}: a new run.
 
         Raises:
             ValueError: one line: the folder cannot be used.
         """
-        self.config, self.spec, self.nworkers = config, spec, nworkers
+        self.config, self.spec = config, spec
         path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed))
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)
@@ -55,19 +50,19 @@ class Record:
 
     def announce(self) -> None:
         """Prints what runs, where its results are, and how it ends."""
-        config, n = self.config, self.nworkers
+        config, n = self.config, self.config.nprocs
         limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
         ends = " or ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit)
         ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
             f"results in {self.folder.path}\n"
-            f"{ends}; Ctrl-C saves and stops; to continue: {python_command()} train.py --resume {self._quoted}"
+            f"{ends}; Ctrl-C saves and stops; {self._to_continue}"
         )
 
     @property
-    def _quoted(self) -> str:
-        return shlex.quote(str(self.folder.path))
+    def _to_continue(self) -> str:
+        return f"to continue: {python_command()} train.py --resume {shlex.quote(str(self.folder.path))}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -77,7 +72,6 @@ class Record:
             commands = json.loads((self.folder.path / "config.json").read_text()).get("commands", [])
         return self.config.effective | {
             "run_dir": str(self.folder.path),
-            "nprocs": self.nworkers,
             "versions": _versions(),
             "commands": [*commands, shlex.join([python_command(), *sys.argv])],
         }
@@ -100,18 +94,14 @@ class Record:
             "Time": round(self._time(), 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),
             **{f"{name.capitalize()}S": round(seconds[name], 6) for name in PHASES},
-            "IdleShare": round(max(0.0, 1.0 - busy_s / max(collecting * self.nworkers, 1e-9)), 4),
+            "IdleShare": round(max(0.0, 1.0 - busy_s / max(collecting * self.config.nprocs, 1e-9)), 4),
         }
 
     def _time(self) -> float:
         return self.time_before + time.perf_counter() - self.began
 
     def keep_best(self, policy: dict[str, np.ndarray]) -> None:
-        """Keeps the policy for best.safetensors if the last row has the best evaluation so far.
-
-        Args:
-            policy: weights and observation scale.
-        """
+        """Keeps weights and observation scale for best.safetensors if the last row has the best evaluation so far."""
         if self.row.get("AverageTestEpRet", math.nan) > self.best:
             self.best = self.row["AverageTestEpRet"]
             copy = {key: array.copy() for key, array in policy.items()}
@@ -144,7 +134,7 @@ class Record:
         """Prints one line on how the run ended. Args: saved: whether the last save has worked."""
         self.display.close()
         weights = f"; weights in {self.folder.path / 'policy.safetensors'}" if saved else "; the last save failed"
-        again = f"; to continue: {python_command()} train.py --resume {self._quoted}" * (saved and why == "stopped")
+        again = f"; {self._to_continue}" * (saved and why == "stopped")
         self.display.say(f"{why}: {iterations} iterations, {steps:,} steps{weights}{again}")
 
 

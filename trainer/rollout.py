@@ -133,8 +133,7 @@ class Runner:
         while True:
             try:
                 if self.env is None:
-                    arguments = self.config.env_arguments | self._render
-                    self.env = make_env(self.config.env, arguments, quiet=True)
+                    self.env = make_env(self.config.env, self.config.env_arguments | self._render, quiet=True)
                 return self._replay()
             except Exception as error:
                 if not self._try_again(error):
@@ -196,7 +195,7 @@ class Runner:
             if stop():
                 return None, False
             if t + 2 > len(self._obs):
-                self._grow()
+                self._obs, self._scaled = (np.concatenate([a, self._rows(len(a))]) for a in (self._obs, self._scaled))
                 self._require_finite(self._obs[:t], acts, rews)  # it may never end
             acts.append(choose(scale(self._obs[t], self._scaled[t]), next(self._noise)))
             try:
@@ -216,10 +215,6 @@ class Runner:
         batch = self._batch(t, acts, rews, ended, terminated)
         batch["work"], self._work, self.failures = (self._work + self._meter() - began)[None], np.zeros(4), 0
         return batch, ended
-
-    def _grow(self) -> None:
-        for name in ("_obs", "_scaled"):
-            setattr(self, name, np.concatenate([getattr(self, name), self._rows(len(self._obs))]))
 
     def _batch(self, t: int, acts: list, rews: list[float], ended: bool, terminated: bool) -> dict[str, Any]:
         """The batch of the last `t` steps; the observation after them becomes the first one of the next batch."""
@@ -251,9 +246,8 @@ class Runner:
                 found.append((at[0], name + f"[{at[-1]}]" * (len(at) > 1), np.asarray(values)[at]))
         if found:
             step, name, value = min(found, key=lambda place: place[0])  # of one step the first, which causes the others
-            raise FloatingPointError(
-                f"episode {self.episode.name}, step {self.episode.length + step}: {name} is {value}"
-            )
+            episode = self.episode
+            raise FloatingPointError(f"episode {episode.name}, step {episode.length + step}: {name} is {value}")
 
 
 def empty_batch(spec: Spec) -> dict[str, np.ndarray]:

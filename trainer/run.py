@@ -121,11 +121,7 @@ class Run:
         self.report_tests(evaluator.evaluate(), restarts)
 
     def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
-        """Collective: adds the times of this iteration; rank 0 prints the advice when it is complete.
-
-        Args:
-            seconds: of this iteration's phases.
-        """
+        """Collective: adds the seconds of this iteration's phases; rank 0 prints the advice when it is complete."""
         n_params = sum(array.size for array in self.actor.params.values())
         exchange = exchange_s(n_params) if advice.needs_exchange else 0.0
         cost = self.training.cost if self.training is not None else (0, 1)
@@ -141,11 +137,12 @@ class Run:
             arrays, scalars = self.training.state()
             if self.record is not None:
                 self.logger.sync()  # the rows that the checkpoint counts on
-                self.logger.attempt("a checkpoint", lambda: self._write_checkpoint(arrays | running, scalars))
 
-    def _write_checkpoint(self, arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
-        self.record.save(self.actor.params | self.scaler.arrays, arrays, scalars)
-        self.note_saved()
+                def write() -> None:
+                    self.record.save(self.actor.params | self.scaler.arrays, arrays | running, scalars)
+                    self.note_saved()
+
+                self.logger.attempt("a checkpoint", write)
 
     def note_saved(self) -> None:
         """On rank 0: what `--max_restarts` starts again from; before the first checkpoint, in the same folder."""

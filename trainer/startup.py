@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has 
 
 def set_up(config: Config) -> Run:
     """Collective: this rank's part of the run, or the end of the job with one line that says what is wrong."""
+    config = replace(config, nprocs=mpi_util.nworkers)  # where a launcher has started the processes, its number counts
     stop = mpi_util.StopRequest()
     mpi_util.watchdog(config.watchdog, config.watchdog_kill)
     average = config.parallel == "average" and mpi_util.nworkers > 1
-    envs, spec = all_or_none(lambda: build_envs(config))
+    envs, spec = all_or_none(lambda: build_envs(config.check()))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor, scaler = Actor(spec, init_params(spec, rng, config.log_std)), Scaler(spec.obs_dim)
     run = Run(config, average, stop, envs, spec, actor, scaler, Control(config.first_rew_scale))
@@ -41,8 +43,6 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     is_root = mpi_util.rank == 0
     arguments = config.env_arguments | ({"render_mode": "human"} if config.render and is_root else {})
     numbers = range(mpi_util.rank, config.num_envs, mpi_util.nworkers) if config.batch_steps else [0]
-    if not numbers:
-        raise ValueError(f"more processes than --num_envs {config.num_envs}: in segment mode each needs an environment")
     envs = {e: make_env(config.env, arguments, quiet=not is_root or e > 0) for e in numbers}
     env = next(iter(envs.values()))
     obs_dim = env.observation_space.shape[0]
@@ -69,7 +69,7 @@ def build_training(run: Run) -> None:
     threads = max(1, run.config.threads // n_learners)
     run.training = Training(run.config, run.spec, run.actor.params, run.scaler, run.control, share, threads)
     if is_root:
-        run.record = Record(run.config, run.spec, mpi_util.nworkers, run.training.resumed)
+        run.record = Record(run.config, run.spec, run.training.resumed)
         run.note_saved()
 
 

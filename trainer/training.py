@@ -59,8 +59,9 @@ class Training:
         Returns:
             What the learners log: dict of column to number.
         """
+        falls = self.config.lr_schedule == "linear"
         for learner in (self.policy, self.val_func):
-            learner.lr_scale = self._lr_scale()
+            learner.lr_scale = max(0.0, 1.0 - self.control.steps / self.config.total_steps) if falls else 1.0
         steps = self._steps()
         raw = batch["obs"]
         try:
@@ -83,12 +84,6 @@ class Training:
 
     def _steps(self) -> int:
         return self.policy.adam.steps + self.val_func.adam.steps
-
-    def _lr_scale(self) -> float:
-        """Factor of the step sizes in the next update."""
-        if self.config.lr_schedule == "constant":
-            return 1.0
-        return max(0.0, 1.0 - self.control.steps / self.config.total_steps)
 
     def _decide(self, n_new: int = 0) -> None:
         """Sets `control`: stop at a limit; evaluate when due, and at the end. Args: n_new: steps of a new iteration."""
@@ -138,7 +133,6 @@ def _learners(framework: str) -> tuple[Any, Any, Any]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tensorflow", "keras"):
             raise
-        raise ValueError(
-            f"--framework {framework} needs {FRAMEWORKS[framework]}: pip install -e '.[{framework}]'"
-        ) from None
+        how = f"{FRAMEWORKS[framework]}: pip install -e '.[{framework}]'"
+        raise ValueError(f"--framework {framework} needs {how}") from None
     return Policy, ValueFunction, SideBySide

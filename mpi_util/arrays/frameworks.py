@@ -23,6 +23,5 @@ def framework(module: str) -> Any:
         if error.name != module:
             raise
         name, extra = _EXTRAS[module]
-        raise MissingFrameworkError(
-            f"this needs {name}, which is not installed: pip install 'mpi_util[{extra}]'"
-        ) from None
+        message = f"this needs {name}, which is not installed: pip install 'mpi_util[{extra}]'"
+        raise MissingFrameworkError(message) from None

@@ -16,8 +16,7 @@ from ..arrays.layout import Layout
 from ..errors import BatchError
 from ..launch.identity import Comm
 from .barrier import SMALL, Exchange, Page
-from .channel import Channel
-from .comm import channel_of
+from .channel import Channel, channel_of
 from .gather import rank0_accum_batches
 from .weights import bcast
 
@@ -113,11 +112,7 @@ def add(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
 
 def reduce(op: str, summands: Summands, divide: bool, comm: Comm = None) -> None:
     """Collective: arrays become their sum over the ranks, or with `divide` their mean."""
-    channel = channel_of(comm)
-    if channel.size == 1:
-        summands.describe()
-        return
-    _Reduction(op, summands, divide, channel).run(comm)
+    _Reduction(op, summands, divide, channel_of(comm)).run(comm)
 
 
 @functools.lru_cache(maxsize=256)
@@ -145,7 +140,9 @@ class _Reduction(Exchange):
         self._summands.write(page.kept(("own", turn, self._layout), lambda: self._views(rows[page.rank])))
 
     def run(self, comm: Comm) -> None:
-        """Collective: sets the summands to the result."""
+        if self._channel.size == 1:
+            self._summands.describe()
+            return
         page = self.exchange(self._channel)
         if page is None:
             self._summands.read(self._views(self._through_messages(comm)))

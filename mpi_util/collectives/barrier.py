@@ -9,7 +9,7 @@ and small data have two places, which rounds use in turn: a rank that is quick t
 overwrite what a slow one still reads, and by the round after that the slow one has passed.
 """
 
-import platform
+import math
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from ..host.segments import align
 from ..host.waiting import wait_until
 from ..launch.watchdog import Watchdog
 from .channel import Channel
-from .transport import Place, lease, places
+from .transport import STORES_IN_ORDER, Place, lease, places
 
 T = TypeVar("T")
 # (name, dtype, shape) of each array; (name, None, None) where there is none
@@ -103,20 +103,38 @@ class Page:
         while bytes(posts) != same:
             tests -= 1
             if not tests:
-                wait = _Wait(self, op, posts, same)
-                wait_until(wait.over, partial(self.nap, wait.all_came), process.of(Watchdog))
+                self._wait(op, posts, same)
                 break
-        sleepers = bytes(self._asleep)
-        if any(sleepers):
-            self._wake(sleepers)
-        return bytes(posts) == same
-
-    def _wake(self, sleepers: bytes) -> None:
-        """Wakes those that sleep; the rank that finds that all have come does so."""
-        for k, asleep in enumerate(sleepers):
+        sleepers = bytes(self._asleep)  # the rank that finds that all have come wakes them
+        for k, asleep in enumerate(sleepers) if any(sleepers) else ():
             if asleep and k in self.channel.peers.wake_fds:
                 self._asleep[k] = 0
                 self.channel.peers.wake(k)
+        return bytes(posts) == same
+
+    def _wait(self, op: str, posts: memoryview, same: bytes) -> None:
+        """Waits until all have come, and looks for messages that say why one does not."""
+        quiet_tests, notice = _QUIET_TESTS, time.perf_counter() + _NOTICE_S
+
+        def came() -> list[bool]:
+            return [number == self.number for number, _ in _ENTRY.iter_unpack(posts)]
+
+        def all_came() -> bool:
+            return bytes(posts) == same or all(came())
+
+        def over() -> bool:
+            nonlocal quiet_tests, notice
+            if all_came():
+                return True
+            quiet_tests -= 1
+            if quiet_tests < 0:
+                self.channel.check_messages(op, came)
+                if self.rank and time.perf_counter() > notice:
+                    notice = math.inf  # once
+                    self.channel.report_waiting(op)
+            return False
+
+        wait_until(over, partial(self.nap, all_came), process.of(Watchdog))
 
     def nap(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Sleeps until woken, unless `ready`. True if it is worth looking again at once.
@@ -128,35 +146,6 @@ class Page:
             return ready() or self.channel.peers.pipe.sleep(seconds)
         finally:
             self._asleep[self.rank] = 0
-
-
-class _Wait:
-    """A rank's wait for the others in one round, with a look for messages that say why one does not come."""
-
-    def __init__(self, page: Page, op: str, posts: memoryview, same: bytes):
-        self._page, self._op, self._posts, self._same = page, op, posts, same
-        self._tests, self._notified = 0, False
-        self._began = time.perf_counter()
-
-    def _came(self) -> list[bool]:
-        return [number == self._page.number for number, _ in _ENTRY.iter_unpack(self._posts)]
-
-    def all_came(self) -> bool:
-        """True if they have."""
-        return bytes(self._posts) == self._same or all(self._came())
-
-    def over(self) -> bool:
-        """True when all have come. Looks for messages that say why one does not."""
-        if self.all_came():
-            return True
-        channel = self._page.channel
-        self._tests += 1
-        if self._tests > _QUIET_TESTS:
-            channel.check_messages(self._op, self._came)
-            if channel.rank and not self._notified and time.perf_counter() - self._began > _NOTICE_S:
-                self._notified = True
-                channel.report_waiting(self._op)
-        return False
 
 
 def _sizes(n: int, room: int) -> list[int]:
@@ -264,4 +253,4 @@ def check_same(op: str, descriptions: Sequence[Description]) -> Sequence[None]:
 
 def possible(channel: Channel) -> bool:
     """True if there may be a page: all ranks on one machine, whose processors show stores in their order."""
-    return channel.size > 1 and len(set(channel.machine)) == 1 and platform.machine() in ("x86_64", "AMD64")
+    return channel.size > 1 and len(set(channel.machine)) == 1 and STORES_IN_ORDER

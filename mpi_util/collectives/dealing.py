@@ -17,8 +17,7 @@ from ..host.waiting import wait_until
 from ..launch import failure
 from ..launch.identity import Comm, nworkers, rank
 from ..launch.watchdog import Watchdog
-from .channel import Channel
-from .comm import channel_of
+from .channel import Channel, channel_of
 from .messages import Background
 
 _SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed

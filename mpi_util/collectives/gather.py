@@ -11,8 +11,7 @@ from ..arrays.adapters import adapter_for
 from ..errors import BatchError
 from ..host import threads
 from ..launch.identity import Comm
-from .channel import Channel
-from .comm import channel_of
+from .channel import Channel, channel_of
 from .gather_plan import Header, Joined, Plan, check_segments, pack
 from .transport import Broadcast, Place, finish, lease, places, put, write
 
@@ -148,9 +147,8 @@ class _Gather:
         if index is not None and not self._listed:
             raise BatchError(f"{op}: with index, give a list of batches, not a {type(self._batch).__name__}")
         if len(order) != len(segments):
-            raise BatchError(
-                f"{op}: {len(segments)} items but {len(order)} entries in index; after deal(): index=episodes.taken"
-            )
+            found = f"{len(segments)} items but {len(order)} entries in index"
+            raise BatchError(f"{op}: {found}; after deal(): index=episodes.taken")
         packed = [pack(op, segment, index is not None) for segment in segments]
         check_segments(op, [structure for structure, _ in packed])
         self._arrays = [arrays for _, arrays in packed]

@@ -148,9 +148,8 @@ class Plan:
                 raise BatchError(f"{op}: index {i} is given by rank {k} and by rank {other}; each segment has its own")
         rows = [headers[k].rows[j] for _, k, j in order]  # of each segment, in order; of each leaf
         dtypes = [np.dtype(leaf.dtype or np.uint8) for leaf in kinds]
-        layout = Layout.of(
-            (leaf.path, dtype, (sum(column), *leaf.trailing)) for leaf, dtype, column in zip(kinds, dtypes, zip(*rows))
-        )
+        shapes = [(sum(column), *leaf.trailing) for leaf, column in zip(kinds, zip(*rows))]
+        layout = Layout.of(zip([leaf.path for leaf in kinds], dtypes, shapes))
         self.joined = Joined(kinds, layout)
         # plain integers: for some hundred pieces that is twice as fast as arrays of them
         row_bytes = [dtype.itemsize * math.prod(leaf.trailing) for leaf, dtype in zip(kinds, dtypes)]

@@ -127,10 +127,7 @@ class Messages:
         return (status.source, message.recv()) if message else None
 
     def wait(self, test: Callable[[], Any], peer: int, woken: bool = False) -> Any:
-        """Sleeps until `test` comes true, which is up to rank `peer`.
-
-        `woken`: that rank wakes this one then.
-        """
+        """Sleeps until `test` comes true, which is up to rank `peer`. `woken`: that rank wakes this one then."""
         sleep = self.peers.pipe.sleep if woken and peer in self.peers.wake_fds else None
         return wait_until(test, sleep, process.of(Watchdog))
 

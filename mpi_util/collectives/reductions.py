@@ -8,7 +8,7 @@ import numpy as np
 from ..arrays.adapters import adapter_for
 from ..launch.identity import Comm
 from .averaging import Arrays, add, average
-from .comm import channel_of
+from .channel import channel_of
 from .gather import rank0_accum_batches
 from .weights import all_same, bcast
 
@@ -62,7 +62,7 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
         RankMismatchError: on every rank, if dtypes, shapes or functions differ.
         MpiUtilError: on every rank, if the function does not accept such an array.
     """
-    return _Reduction(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype).run(comm)
+    return _reduce(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype, comm)
 
 
 def _sum(op: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: bool, comm: Comm) -> Any:
@@ -72,7 +72,7 @@ def _sum(op: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: 
     except Exception:  # raised again within the agreement, and so on every rank
         array = np.empty(())
     if not array.ndim or array.dtype.kind not in "biufc":
-        return _Reduction(op, x, np.add, result_dtype).run(comm, divide)
+        return _reduce(op, x, np.add, result_dtype, comm, divide)
 
     def make() -> Arrays:
         return {"x": array.astype(result_dtype(array.dtype))}
@@ -81,41 +81,34 @@ def _sum(op: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: 
     return adapter_for(x).from_numbers(total, x)
 
 
-class _Reduction:
-    """One reduction. Small arrays are sent within the agreement; larger ones are gathered, the result is broadcast."""
+def _reduce(
+    name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False
+) -> Any:
+    """Collective: one reduction. Small arrays travel within the agreement; larger ones are gathered on rank 0."""
+    channel = channel_of(comm)
 
-    def __init__(self, name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype]):
-        self._name, self._x, self._op, self._result_dtype = name, x, op, result_dtype
-
-    def run(self, comm: Comm, divide: bool = False) -> Any:
-        """Collective: the result on every rank, of the kind of x. divide: by the number of ranks."""
-        channel = channel_of(comm)
-        self._n, self._divisor = channel.size, channel.size if divide else None
-        result = channel.agree(self._name, self._describe, self._decide)
-        if result is None:
-            stacked = rank0_accum_batches(self._array[None], comm=comm)
-            result = np.empty(self._array.shape, self._dtype) if channel.rank else self._combine(stacked)
-            bcast(result, comm=comm)
-        return adapter_for(self._x).from_numbers(result, self._x)
-
-    def _describe(self) -> tuple[np.dtype, tuple[int, ...], np.ndarray | None]:
-        """This rank's dtype and shape; the values too if they are few."""
-        array = self._array = adapter_for(self._x).to_numbers(self._x)
-        self._dtype = self._result_dtype(array.dtype)
+    def describe() -> tuple[np.dtype, tuple[int, ...], np.ndarray | None]:
+        array = adapter_for(x).to_numbers(x)
         return array.dtype, array.shape, array if array.nbytes <= _SMALL else None
 
-    def _decide(self, found: list[Any]) -> list[np.ndarray | None]:
-        """Rank 0: the result; None if it has to gather the arrays first."""
-        all_same(self._name, [f[:2] for f in found])
-        if self._array.nbytes <= _SMALL:
-            return [self._combine([values for *_, values in found])] * self._n
-        self._combine([np.empty(0, self._array.dtype)] * 2)  # if `op` rejects such an array, all ranks raise that
-        return [None] * self._n
-
-    def _combine(self, arrays: Any) -> np.ndarray:
+    def combine(arrays: Iterable[np.ndarray]) -> np.ndarray:
         first, *others = arrays
-        # float16 is too narrow to add in
-        total = first.astype(np.float32 if self._dtype == np.float16 else self._dtype)
+        dtype = result_dtype(first.dtype)
+        total = first.astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
         for array in others:
-            self._op(total, array, out=total)
-        return np.asarray(total / self._divisor if self._divisor else total).astype(self._dtype, copy=False)
+            op(total, array, out=total)
+        return np.asarray(total / channel.size if divide else total).astype(dtype, copy=False)
+
+    def decide(described: list[Any]) -> list[np.ndarray | None]:
+        all_same(name, [found[:2] for found in described])
+        arrays = [values for *_, values in described]
+        if arrays[0] is not None:
+            return [combine(arrays)] * len(arrays)
+        combine([np.empty(0, described[0][0])] * 2)  # if `op` rejects such an array, all ranks raise that
+        return [None] * len(arrays)
+
+    result = channel.agree(name, describe, decide)
+    if result is None:
+        result = combine(rank0_accum_batches(adapter_for(x).to_numbers(x)[None], comm=comm))
+        bcast(result, comm=comm)  # the others have combined only their own
+    return adapter_for(x).from_numbers(result, x)

@@ -9,7 +9,7 @@ from ..host.process import open_standard_streams, process
 from ..launch import failure, fork
 from ..launch.identity import in_child_of_rank, rank
 from ..program.console import print0_once
-from .comm import channel_of
+from .channel import channel_of
 
 
 def mpi_fork(

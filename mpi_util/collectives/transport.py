@@ -24,6 +24,7 @@ _BULK_TAG = 3
 _STREAM_BYTES = 1 << 22
 _PART_BYTES = 1 << 22  # forwarded while the next part comes
 _FAILED = -1
+STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # other ranks see stores in the order of their making
 
 
 class Place(NamedTuple):
@@ -55,11 +56,7 @@ def places(channel: Channel, ticket: Ticket | None, plans: Sequence[Any]) -> lis
 
 
 def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) -> None:
-    """A rank other than 0 writes its pieces into rank 0's block.
-
-    Args:
-        pieces: (array, byte offset in the block) each.
-    """
+    """A rank other than 0 writes its pieces, (array, byte offset in the block) each, into rank 0's block."""
     if place.ticket is None:
         if not pieces:
             return
@@ -104,12 +101,9 @@ def _blocks(pieces: Iterable[tuple[int, int]]) -> Iterator[list[Any]]:
     """What MPI sends or receives for pieces of memory anywhere in this process, as one message without packing."""
     from mpi4py import MPI
 
-    split = [
-        (address + start, min(_MAX_BLOCK, nbytes - start))
-        for address, nbytes in pieces
-        for start in range(0, nbytes, _MAX_BLOCK)
-    ]
-    kind = MPI.BYTE.Create_hindexed([n for _, n in split], [address for address, _ in split]).Commit()
+    cuts = [(address, nbytes, start) for address, nbytes in pieces for start in range(0, nbytes, _MAX_BLOCK)]
+    sizes = [min(_MAX_BLOCK, nbytes - start) for _, nbytes, start in cuts]
+    kind = MPI.BYTE.Create_hindexed(sizes, [address + start for address, _, start in cuts]).Commit()
     try:
         yield [MPI.BOTTOM, 1, kind]
     finally:
@@ -174,7 +168,8 @@ class Broadcast:
         ticket = None
         if nbytes:
             self._block, ticket = lease(channel, nbytes + ALIGN)
-            self._streams = ticket is not None and _pays_to_stream(channel, nbytes)
+            # the others copy what is there while rank 0 writes the rest: pays where every rank has a core
+            self._streams = bool(ticket) and STORES_IN_ORDER and nbytes >= _STREAM_BYTES and channel.core_each
             _progress(self._block)[0] = 0
             if not self._streams:
                 self._write_all()
@@ -187,16 +182,6 @@ class Broadcast:
         progress[0] = len(self._block)
 
 
-def _pays_to_stream(channel: Channel, nbytes: int) -> bool:
-    """True if the others copy what is there while rank 0 still writes the rest.
-
-    That pays for a large block, where every rank has a core. It needs a processor that shows stores to others in the
-    order in which they were made.
-    """
-    in_order = platform.machine() in ("x86_64", "AMD64")
-    return in_order and nbytes >= _STREAM_BYTES and channel.core_each
-
-
 def _progress(block: np.ndarray) -> np.ndarray:
     """The last cache line of a block: int64 (1,), the number of bytes that are there; all, or _FAILED."""
     return block[-ALIGN:][:8].view(np.int64)
@@ -204,13 +189,9 @@ def _progress(block: np.ndarray) -> np.ndarray:
 
 def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None:
     """Waits until `wanted` bytes of the block are there: as a rule for less time than it takes to sleep and wake."""
-    if not 0 <= progress[0] < wanted:
-        there = progress[0]
-    else:
-        there = channel.messages.wait(
-            lambda: progress[0] if progress[0] >= wanted or progress[0] == _FAILED else None, 0
-        )
-    if there == _FAILED:
+    if 0 <= progress[0] < wanted:
+        channel.messages.wait(lambda: not 0 <= progress[0] < wanted, 0)
+    if progress[0] == _FAILED:
         raise RankLeftError("rank 0 failed while it was sending; part of what this rank has is new, part old")
 
 

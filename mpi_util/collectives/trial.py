@@ -9,7 +9,7 @@ import numpy as np
 
 from ..host import threads
 from ..launch.identity import rank
-from .comm import channel_of
+from .channel import channel_of
 from .gather import rank0_accum_batches
 from .reductions import all_sum
 from .start import mpi_fork

@@ -13,8 +13,7 @@ from ..arrays.layout import Plan, derived
 from ..errors import rank_mismatch
 from ..launch.identity import Comm
 from . import barrier
-from .channel import Channel
-from .comm import channel_of
+from .channel import Channel, channel_of
 from .gather import rank0_accum_batches
 from .transport import Broadcast
 

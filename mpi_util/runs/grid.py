@@ -193,9 +193,14 @@ class ExperimentGrid:
             raise UsageError(f"max_parallel must be a number of runs, at least 1; got {max_parallel!r}")
         experiments = []
         for variant in self.variants():
-            name, function = self.variant_name(variant), self._function(thunk, variant)
+            name = self.variant_name(variant)
+            if isinstance(thunk, str) and thunk not in variant:
+                raise UsageError(f"ExperimentGrid.run: '{thunk}' is not a parameter; they are {', '.join(self.keys)}")
+            call = variant.pop(thunk) if isinstance(thunk, str) else thunk
+            if not callable(call):
+                raise UsageError(f"ExperimentGrid.run: thunk must be a function or name a parameter; got {call!r:.80}")
             where = variant.pop("seed", 0), num_cpu, data_dir, datestamp
-            experiments.append(Experiment(name or valid_str(function), function, *where, variant, max_parallel))
+            experiments.append(Experiment(name or valid_str(call), call, *where, variant, max_parallel))
         folders = Counter(str(e.folder) for e in experiments)
         if shared := [folder for folder, n in folders.items() if n > 1]:
             raise UsageError(f"{folders[shared[0]]} variants have the folder {shared[0]}; make their names differ")
@@ -208,16 +213,6 @@ class ExperimentGrid:
         if failed:
             raise ExperimentError(f"{len(failed)} of {len(results)} experiments failed: {', '.join(failed)}", results)
         return results
-
-    def _function(self, thunk: Callable[..., Any] | str, variant: dict[str, Any]) -> Callable[..., Any]:
-        """The function to run, taken out of the variant if it is the value of a parameter."""
-        if isinstance(thunk, str):
-            if thunk not in variant:
-                raise UsageError(f"ExperimentGrid.run: '{thunk}' is not a parameter; they are {', '.join(self.keys)}")
-            thunk = variant.pop(thunk)
-        if not callable(thunk):
-            raise UsageError(f"ExperimentGrid.run: thunk must be a function or name a parameter; got {thunk!r:.80}")
-        return thunk
 
 
 def valid_str(v: Any) -> str:

@@ -158,8 +158,7 @@ class Logger:
 
     def sync(self) -> None:
         """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
-        if self._is_root:
-            self.attempt(_ROW, partial(self._progress.write, durably=True))
+        self.attempt(_ROW, lambda: self._progress.write(durably=True))
 
     def attempt(self, what: str, write: Callable[[], object]) -> None:
         """Calls what writes files into the folder, on rank 0. If it raises OSError, the program goes on, as with rows.
@@ -219,20 +218,19 @@ class Logger:
                 and the models are saved nevertheless.
             itr: iteration, to keep one save of each; None: each save replaces the last.
         """
-        if not self._is_root:
-            return
         number = "" if itr is None else str(int(itr))
-        self.attempt("the state and the models", lambda: self._write_state(state_dict, number))
 
-    def _write_state(self, state_dict: dict[str, Any], number: str) -> None:
-        try:
-            replace_file(self._folder / f"vars{number}.pkl", pickle.dumps(state_dict))
-        except OSError:
-            raise
-        except Exception as error:  # an environment may raise anything when it is pickled
-            self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
-        for save in self._savers.values():
-            self._warn(save(self._folder, number))
+        def write() -> None:
+            try:
+                replace_file(self._folder / f"vars{number}.pkl", pickle.dumps(state_dict))
+            except OSError:
+                raise
+            except Exception as error:  # an environment may raise anything when it is pickled
+                self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
+            for save in self._savers.values():
+                self._warn(save(self._folder, number))
+
+        self.attempt("the state and the models", write)
 
     def _warn(self, text: str | None) -> None:
         if text and text not in self._warned:

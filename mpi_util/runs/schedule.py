@@ -135,10 +135,8 @@ def table(results: list[Result]) -> str:
     """The results as a table: name, status, seconds, folder."""
     rows = [("run", "status", "seconds", "folder")]
     rows += [(r.name, _status(r), f"{r.seconds:.1f}" if r.seconds else "", str(r.folder)) for r in results]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join(
-        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip() for row in rows
-    )
+    a, b, c = (max(len(row[i]) for row in rows) for i in range(3))
+    return "\n".join(f"{name:<{a}}  {status:<{b}}  {seconds:>{c}}  {folder}" for name, status, seconds, folder in rows)
 
 
 def _status(result: Result) -> str:

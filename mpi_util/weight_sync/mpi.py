@@ -5,8 +5,7 @@ import os
 import time
 from typing import Any
 
-from ..collectives.channel import Channel
-from ..collectives.comm import channel_of
+from ..collectives.channel import Channel, channel_of
 from ..collectives.transport import parts
 from ..errors import SyncTimeoutError, UsageError
 from ..host.sections import Section

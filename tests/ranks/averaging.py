@@ -6,7 +6,7 @@ from harness import fork, raises, run_checks
 import mpi_util
 from mpi_util.collectives.averaging import add, average
 from mpi_util.collectives.barrier import Page
-from mpi_util.collectives.comm import channel_of
+from mpi_util.collectives.channel import channel_of
 
 fork()
 

@@ -8,7 +8,7 @@ import numpy as np
 from harness import fork
 
 import mpi_util
-from mpi_util.collectives.comm import channel_of
+from mpi_util.collectives.channel import channel_of
 from mpi_util.host.waiting import WakePipe
 
 how = sys.argv[2]

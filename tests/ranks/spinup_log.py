@@ -9,7 +9,7 @@ import numpy as np
 from harness import raises
 
 import mpi_util
-from mpi_util.collectives.comm import channel_of
+from mpi_util.collectives.channel import channel_of
 from mpi_util.logx import EpochLogger
 from mpi_util.mpi_tools import mpi_fork, num_procs, proc_id
 

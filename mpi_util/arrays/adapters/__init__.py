@@ -137,7 +137,4 @@ def value_slot(
     slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, None, read_into, write_from, flush=flush)
     if not is_extension(dtype):
         return slot
-    return slot._replace(
-        number=lambda bits: as_numbers(bits.view(dtype)),
-        bits=lambda numbers: as_bits(numbers.astype(dtype)),
-    )
+    return slot._replace(number=lambda b: as_numbers(b.view(dtype)), bits=lambda x: as_bits(x.astype(dtype)))

@@ -46,9 +46,7 @@ def slots(model: Any) -> list[Slot]:
     """A slot for each array of a nested dict, list or tuple; they must be writable in place."""
     if not isinstance(model, (dict, list, tuple, np.ndarray)):
         if all(hasattr(model, name) for name in ("mean", "var", "count")):
-            raise WeightsError(
-                f"a {type(model).__name__} holds running means: merge_moments merges them over the ranks"
-            )
+            raise WeightsError(f"a {type(model).__name__} holds running means: merge_moments merges those of all ranks")
         raise WeightsError(
             f"no weights found in a {type(model).__name__}; give a torch module or optimizer, "
             "or a dict, list or tuple of NumPy arrays"

@@ -35,9 +35,7 @@ def slots(model: Any) -> list[Slot]:
     if isinstance(model, keras.Layer):
         variables = model.weights
         if not variables and not model.built:
-            raise WeightsError(
-                f"{name} has no weights yet: build it with build(input_shape), or call it once, on every rank"
-            )
+            raise WeightsError(f"{name} has no weights yet: call build(input_shape), or the model once, on every rank")
     elif isinstance(model, keras.optimizers.Optimizer):
         variables = model.variables
         if not model.built:

@@ -10,6 +10,8 @@ from ...errors import WeightsError
 from ..frameworks import framework
 from ..layout import KeptSlots, Slot
 
+_NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
+
 
 def to_array(leaf: Any) -> np.ndarray:
     """The values of a tensor in host memory: a view of a CPU tensor, a copy from any other device.
@@ -22,8 +24,7 @@ def to_array(leaf: Any) -> np.ndarray:
 
 def from_array(array: np.ndarray, like: Any) -> Any:
     """A CPU tensor over `array`'s memory, of `like`'s dtype where its values came as bits."""
-    torch = framework("torch")
-    tensor = torch.from_numpy(array)
+    tensor = framework("torch").from_numpy(array)
     return tensor.view(like.dtype) if _travels_as_bits(like) else tensor
 
 
@@ -34,15 +35,13 @@ def to_numbers(leaf: Any) -> np.ndarray:
 
 def from_numbers(array: np.ndarray, like: Any) -> Any:
     """A tensor with these values on `like`'s device, of its dtype where NumPy does not know that."""
-    torch = framework("torch")
-    tensor = torch.from_numpy(np.asarray(array)).to(like.device)
+    tensor = framework("torch").from_numpy(np.asarray(array)).to(like.device)
     return tensor.to(like.dtype) if _travels_as_bits(like) else tensor
 
 
 def token(leaf: Any) -> Any:
     """An empty tensor of the same dtype."""
-    torch = framework("torch")
-    return torch.empty(0, dtype=leaf.dtype)
+    return framework("torch").empty(0, dtype=leaf.dtype)
 
 
 def slots(model: Any) -> list[Slot]:
@@ -52,16 +51,10 @@ def slots(model: Any) -> list[Slot]:
         return _module_slots(model)
     if isinstance(model, torch.optim.Optimizer):
         state = model.state_dict()["state"]
-        named = [
-            (f"{index}/{key}", value)
-            for index in sorted(state)
-            for key, value in sorted(state[index].items())
-            if isinstance(value, torch.Tensor)
-        ]
+        found = ((f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items()))
+        named = [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
         if not named:
-            raise WeightsError(
-                f"{type(model).__name__} has no state yet: take a step, or load_state_dict, on every rank"
-            )
+            raise WeightsError(f"{type(model).__name__} has no state: take a step, or load_state_dict, on every rank")
     elif isinstance(model, torch.Tensor):
         named = [("tensor", model)]
     else:
@@ -92,12 +85,8 @@ class _Watch:
         if [*map(len, self._held)] != self._sizes:
             return False
         for held, name, tensor, pointer, shape, stride in self._places:
-            if (
-                held.get(name) is not tensor
-                or tensor.data_ptr() != pointer
-                or tensor.shape != shape
-                or tensor.stride() != stride
-            ):
+            same = held.get(name) is tensor and tensor.data_ptr() == pointer
+            if not same or tensor.shape != shape or tensor.stride() != stride:
                 return False
         for ref, children in self._children:
             if (part := ref()) is None or ((part._modules or children) and _children(part) != children):
@@ -125,19 +114,14 @@ def _module_slots(module: Any) -> list[Slot]:
 
 
 def _new_slots(module: Any) -> Iterator[Slot]:
-    optional = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, part in module.named_modules()
-        for name in part._non_persistent_buffers_set
-    }
+    parts = module.named_modules()
+    optional = {f"{prefix}.{name}".lstrip(".") for prefix, part in parts for name in part._non_persistent_buffers_set}
     for named in (module.named_parameters, module.named_buffers):
-        names: dict[int, list[str]] = {}
-        tensors = {id(tensor): tensor for name, tensor in named(remove_duplicate=False)}
+        names: dict[Any, list[str]] = {}  # by tensor, which is equal to itself alone
         for name, tensor in named(remove_duplicate=False):
-            names.setdefault(id(tensor), []).append(name)
-        for number, (name, *aliases) in names.items():
-            slot = tensor_slot(name, tensors[number])
-            yield slot._replace(aliases=tuple(aliases), optional=name in optional)
+            names.setdefault(tensor, []).append(name)
+        for tensor, (name, *aliases) in names.items():
+            yield tensor_slot(name, tensor)._replace(aliases=tuple(aliases), optional=name in optional)
 
 
 def forget(module: Any) -> None:
@@ -174,16 +158,12 @@ def tensor_slot(name: str, tensor: Any) -> Slot:
 
 def _travels_as_bits(tensor: Any) -> bool:
     """NumPy has no such dtype: bfloat16 and the 8-bit floats."""
-    return tensor.is_floating_point() and str(tensor.dtype).removeprefix("torch.") not in (
-        "float16",
-        "float32",
-        "float64",
-    )
+    return tensor.is_floating_point() and str(tensor.dtype) not in _NUMPY_FLOATS
 
 
 def _bits(tensor: Any) -> Any:
     """The tensor, or a view of the bits of one whose dtype NumPy does not know."""
-    torch = framework("torch")
     if not _travels_as_bits(tensor):
         return tensor
+    torch = framework("torch")
     return tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)

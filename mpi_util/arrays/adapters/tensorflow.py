@@ -64,9 +64,7 @@ def tensor_slot(name: str, variable: Any) -> Slot:
     """The slot of one variable, on whatever device it lives."""
     tf = framework("tensorflow")
     if not isinstance(variable, tf.Variable):
-        raise WeightsError(
-            f"'{name}' is a {type(variable).__name__}, which cannot be written in place; use a tf.Variable"
-        )
+        raise WeightsError(f"'{name}' is a {type(variable).__name__}, not writable in place; use a tf.Variable")
     check_dtype(name, variable.dtype)
     now = variable.value()
     if tf.is_symbolic_tensor(now):
