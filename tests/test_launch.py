@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import OPEN_MPI, mpi_environment
+from conftest import OPEN_MPI, mpi_environment, run
 
 from mpi_util.errors import LaunchError
 from mpi_util.host import cores

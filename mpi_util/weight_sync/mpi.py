@@ -3,7 +3,10 @@
 import atexit
 import os
 import time
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from ..collectives.channel import Channel, channel_of
 from ..collectives.transport import parts
@@ -117,9 +120,12 @@ class Ranks(Publisher):
         for rank in self._relays:
             keep(comm.isend((None, name), rank, ADDRESS))
 
-    def publish(self, workers: list[Worker], version: int, *content: Any) -> Section:
+    def publish(
+        self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
+    ) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        section = super().publish([worker for worker in workers if worker.relay is None], version, *content)
+        near = [worker for worker in workers if worker.relay is None]
+        section = super().publish(near, version, nbytes, layout, fill)
         distant = [worker for worker in workers if worker.relay is not None]
         for worker in distant:
             worker.sent, worker.latest = version, section  # until its relay has it
