@@ -134,7 +134,9 @@ def test_no_launcher(bare):
 
 
 def test_rank_variables_that_were_left_behind(mpi):
-    stale = {"PMI_RANK": "0", "PMI_SIZE": "1"} if mpi == "mpich" else {"OMPI_COMM_WORLD_RANK": 0, "PMIX_RANK": 0}
+    stale = {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    if mpi == "openmpi":
+        stale = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"}
     found = doctor(**mpi_environment(mpi), **stale)
     assert found.status == 0 and next(iter(stale)) in found["rank variables"]["found"]
 
