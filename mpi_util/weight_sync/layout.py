@@ -7,6 +7,7 @@ Names are those of a torch module's parameters and buffers (`0.weight`); the pat
 import functools
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,9 @@ def unpacked(text: bytes, room: int) -> Layout:
             ):
                 raise ValueError(f"{name!r} is not described")
             size = math.prod(shape) * (NARROW if narrow else dtype).itemsize
-            if start < end or min(shape, default=0) < 0 or dtype.hasobject or (narrow and dtype != np.float32):
+            # NumPy refuses an empty array too whose other sizes are too large
+            fits = math.prod(max(n, 1) for n in shape) * dtype.itemsize <= sys.maxsize and not dtype.hasobject
+            if not fits or start < end or min(shape, default=0) < 0 or (narrow and dtype != np.float32):
                 raise ValueError(f"'{name}' is {dtype} {shape} at byte {start}")
             end = start + size
             entries.append(Entry(name, portable(dtype), tuple(shape), start, narrow))
