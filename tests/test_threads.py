@@ -77,6 +77,22 @@ def test_other_ways_to_set_the_threads():
         assert all(row["threads"] == 1 and (row["numpy"] > 1.2) == (part == "update" and CORES > 1) for row in rows)
 
 
+def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, torch, mpi_util\n"
+        "mpi_util.mpi_fork(1, threads=3)\n"
+        "torch.set_num_threads(1)\n"
+        "for _ in range(3):\n"
+        "    mpi_util.rank0_accum_batches({'x': np.zeros(2)})\n"
+        "    print(before := torch.get_num_threads())\n"
+        "    torch.set_num_threads(1)\n"  # as what needs one thread for a while does
+        "    torch.set_num_threads(before)\n"
+        "    mpi_util.rank0_bcast_wts({'x': np.zeros(2)})\n"
+    )
+    assert run([sys.executable, program], 60).out == "1\n" * 3
+
+
 def test_a_number_of_threads_that_is_not_that_of_the_cores():
     found, _ = watch(2, "after", env={"MPI_UTIL_UPDATE_THREADS": "3"})
     assert {row["threads"] for row in found[0, "update"]} == {3} and found[0, "collect"][0]["threads"] == 1

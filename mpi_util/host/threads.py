@@ -129,9 +129,11 @@ class _Threads:
 
         @functools.wraps(put)
         def set_num_threads(n: int) -> None:
+            nonlocal ours
             put(n)
+            ours = ours if self.alone else None  # beside the others no number but 1 is ours: it is the user's, for good
             # what has only measured something gives back the number that it has found
-            self._pools["torch"] = ours if self.alone and ours and get() == ours.n else None
+            self._pools["torch"] = ours if ours and get() == ours.n else None
 
         process.set(torch, "set_num_threads", set_num_threads)
 
