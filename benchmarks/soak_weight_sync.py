@@ -15,6 +15,7 @@ import functools
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -184,6 +185,15 @@ def sequence(rng: random.Random) -> None:
         except mpi_util.WorkerLeftError:
             if not struck:
                 raise
+        except mpi_util.SyncTimeoutError as error:  # nobody knows of one that ended before it connected, or was seen
+            absent = {int(index) for index in re.findall(r"worker (\d+) has not connected", str(error))}
+            if not absent <= struck or "has version" in str(error):
+                raise
+            for index in absent:
+                crew[index][0].kill()
+                crew[index][0].join()
+                start(index)
+            continue
         if time.monotonic() - began >= TIMEOUT_S:
             raise RuntimeError(f"{what} took {time.monotonic() - began:.0f} s")
     if rng.random() < 0.5:
