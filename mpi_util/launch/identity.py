@@ -1,5 +1,6 @@
 """Who this process is: a rank of a job (which one, of how many), the process that started the ranks, or neither."""
 
+import contextlib
 import os
 import re
 import sys
@@ -15,13 +16,16 @@ from .reap import JOB_VARIABLE, STAT_PARENT, stat_field
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# What launchers set for each rank: its number, and theirs. Open MPI's mpiexec first, as it may run in a shell of srun,
-# which sets one of the others: hydra (MPICH, Intel MPI) and srun's PMI; PMIx, which has no size.
+# What launchers set for each rank: its number, and how many there are. Open MPI's mpiexec first, as it may run in a
+# shell of srun, which sets one of the others: PMI, as hydra (MPICH, Intel MPI) does, or PMIx, which has no size.
 _LAUNCHERS = {
     "OMPI_COMM_WORLD_RANK": ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"),
     "PMI_RANK": ("PMI_SIZE", "MPICH's mpiexec"),
     "PMIX_RANK": ("SLURM_STEP_NUM_TASKS", "srun"),
 }
+_NAMES_A_RANK = re.compile(r"(PMI|PMIX|OMPI_COMM_WORLD)_(RANK|SIZE|FD|NAMESPACE)")
+_PMIX_PORT = re.compile(r"tcp4://[\d.]+:(\d+)")  # in PMIX_SERVER_URI2 and others
+_OWN_COUNTS = ("MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")  # set by mpi_fork, which reads them elsewhere
 _LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # number of ranks on its machine
 RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
 # What launchers, and mpi_fork, set for a rank: not for the ranks of another job. MCA: the user's parameters.
@@ -42,26 +46,67 @@ class Role:
         is_parent: it has started the ranks.
         launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
             program of its own that a rank has started has the variables of the rank's launcher, but no launcher.
-        rank, size: as the launcher says; size is 0 if it does not say it.
+        variable: the one by which that launcher numbers its ranks.
+        rank, size: as the launcher says.
         job: the folder for what mpi_fork's parent is to know, in a rank that it has started; else "".
         owner: the process id of that rank.
+        error: these variables make no sense.
     """
 
     is_parent = False
+    rank, size, launcher, job = 0, 1, "", ""
+    error: LaunchError | None = None
 
     def __init__(self) -> None:
-        variable = next((variable for variable in _LAUNCHERS if variable in os.environ), "")
+        found = [name for name, (size, _) in _LAUNCHERS.items() if name in os.environ and size in os.environ]
+        # one that is reachable may have been started in a shell with variables that another one has left
+        self.variable = next(filter(_reachable, found), next(iter(found), ""))
         multiprocess = is_multiprocess()
         here = os.getppid() if multiprocess else os.getpid()
-        self.owner = int(os.environ.get(RANK_PID, here))
-        own_program = not multiprocess and (self.owner != here or _ancestor_is_rank(variable))
-        self.job = "" if own_program else os.environ.get(JOB_VARIABLE, "")
-        size_variable, self.launcher = _LAUNCHERS.get(variable, ("", ""))
-        if variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ:
-            self.launcher = "srun"
-        self.rank, self.size = first_number((variable,), 0), first_number((size_variable,), 0)
-        if own_program or not variable or self.size == 1:
-            self.launcher, self.rank, self.size = "", 0, 1
+        self.owner = self._number(RANK_PID, here)
+        if not multiprocess and (self.owner != here or _ancestor_is_rank(self.variable)):
+            return
+        self.job = os.environ.get(JOB_VARIABLE, "")
+        if self.variable:
+            size_variable, launcher = _LAUNCHERS[self.variable]
+            rank, size = self._number(self.variable, 0), self._number(size_variable, 1)
+            if rank >= size and self.error is None:
+                self.error = _nonsense(self.variable, size_variable)
+            elif size > 1:
+                by_srun = self.variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ
+                self.rank, self.size, self.launcher = rank, size, "srun" if by_srun else launcher
+        for name in _OWN_COUNTS:
+            self._number(name, 0)
+        if self.error:
+            self.error.silent = self.rank > 0
+
+    def _number(self, name: str, otherwise: int) -> int:
+        try:
+            return first_number((name,), otherwise)
+        except LaunchError as error:
+            self.error = self.error or error
+            return otherwise
+
+
+def rank_variables() -> dict[str, str]:
+    """The environment variables by which a process takes itself for a rank."""
+    return {name: value for name, value in sorted(os.environ.items()) if _NAMES_A_RANK.fullmatch(name)}
+
+
+def _reachable(variable: str) -> bool | None:
+    """Whether that by which MPI reaches the launcher that has set this variable is there; None: cannot be known.
+
+    hydra and srun's PMI give each rank a socket. Programs do not pass it on: not the shell of `srun --pty`, whose first
+    program has used it. Open MPI's mpiexec and srun's PMIx listen on a port, where others may start jobs, too.
+    """
+    if variable == "PMI_RANK":
+        return Path(f"/proc/self/fd/{os.environ['PMI_FD']}").is_socket() if "PMI_FD" in os.environ else None
+    servers = [value for name, value in os.environ.items() if name.startswith("PMIX_SERVER_URI")]
+    ports = {int(match[1]) for match in map(_PMIX_PORT.search, servers) if match}
+    with contextlib.suppress(OSError):
+        listening = Path("/proc/net/tcp").read_text()
+        return any(f":{port:04X} 00000000:0000 0A " in listening for port in ports) if ports else None
+    return None
 
 
 def is_multiprocess() -> bool:
@@ -114,9 +159,9 @@ def rank() -> int:
 
 
 def nworkers() -> int:
-    """Number of ranks in the world; 1 in a single process. Does not start MPI if the launcher says it."""
+    """Number of ranks in the world; 1 in a single process. Does not start MPI."""
     role = process.of(Role)
-    return (role.size if role.launcher else 0) or (comm.Get_size() if (comm := world()) else 1)
+    return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 
 def local_size() -> int:
@@ -124,8 +169,15 @@ def local_size() -> int:
     return first_number(_LOCAL_SIZE_VARIABLES, nworkers())
 
 
+def check_variables() -> None:
+    """Raises LaunchError where what the environment says of this process's rank makes no sense."""
+    if error := process.of(Role).error:
+        raise error
+
+
 def check_no_parent() -> None:
     """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
+    check_variables()
     if process.of(Role).is_parent:
         raise LaunchError(
             "this process has started the ranks, which have ended, and has nothing to compute; "
@@ -134,27 +186,33 @@ def check_no_parent() -> None:
 
 
 def check_launcher(library: str, size: int = 0) -> None:
-    """Raises LaunchError where launcher and library are of different MPIs, so that the ranks do not find each other.
+    """Raises LaunchError where this process cannot reach the ranks that its launcher's variables speak of.
 
-    MPICH then ends the process, or every rank is alone in a world of its own.
+    The launcher has gone; or it and the library are of different MPIs: MPICH then ends the process, or every rank is
+    alone in a world of its own.
 
     Args:
         library: version of the MPI library. size: of the world; 0: MPI has not started.
     """
     role = process.of(Role)
     fits = ("Open MPI" in library) == ("Open MPI" in role.launcher) or role.launcher == "srun"
-    left = not size and "PMI_FD" in os.environ and not os.path.exists(f"/proc/self/fd/{os.environ['PMI_FD']}")
-    if not role.launcher or (size == role.size if size and role.size else fits and not left):
+    reachable = _reachable(role.variable)
+    if not role.launcher or (size == role.size if size else fits and reachable is not False):
         return
-    name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
-    left_over = " ".join(filter(os.environ.get, _LAUNCHERS))
-    error = LaunchError(
-        f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is alone; "
-        f"use the mpiexec of that library, or mpi_fork without mpiexec (if you did: `unset {left_over}`)"
-    )
-    error.silent = role.rank > 0
-    if role.rank:
-        time.sleep(_OTHERS_S)
+    names = " ".join(rank_variables())
+    if reachable:
+        name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
+        error = LaunchError(
+            f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is "
+            f"alone; use the mpiexec of that library, or mpi_fork without mpiexec (if you did: `unset {names}`)"
+        )
+        error.silent = role.rank > 0
+        time.sleep(_OTHERS_S * error.silent)
+    else:
+        error = LaunchError(
+            f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: "
+            f"variables that were left behind (`unset {names}`), or a rank that was started in another way"
+        )
     role.launcher = ""
     raise error
 
@@ -171,5 +229,13 @@ def in_child_of_rank() -> bool:
 
 
 def first_number(names: tuple[str, ...], otherwise: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The value of the first of these environment variables that is set."""
-    return next((int(environment[name]) for name in names if name in environment), otherwise)
+    """The value of the first of these variables that is set. LaunchError: it is not a whole number of at least 0."""
+    name = next((name for name in names if name in environment), "")
+    if name and not re.fullmatch(r"[0-9]{1,9}", environment[name]):
+        raise _nonsense(name, environment=environment)
+    return int(environment[name]) if name else otherwise
+
+
+def _nonsense(*names: str, environment: Mapping[str, str] = os.environ) -> LaunchError:
+    given = " and ".join(f"{name} is {environment[name]!r}" for name in names)
+    return LaunchError(f"{given}, as no launcher sets it for a rank; where it was left behind: `unset {' '.join(names)}`")
