@@ -31,6 +31,10 @@ _NOTED_AFTER_S = 1.0
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
 _ANSWER_S, _LOOK_S = 1.0, 0.1  # how long stacks are waited for, and between two looks
 _END = "the end of the program"
+# the upper part of a stack: what this package, and Python's modules that it calls, do within the program's call
+_OURS = rf'  File "{re.escape(failure.HERE)}.*\n'
+_PYTHONS = rf'  File "{re.escape(os.path.dirname(os.__file__))}/(?!.*-packages/).*\n'
+_INSIDE = re.compile(rf"(?<=call first\):\n)(?:  File .*\n)*?{_OURS}(?:(?:{_PYTHONS})*{_OURS})*")
 
 
 def watchdog(seconds: float | None, kill: bool = False) -> None:
@@ -163,8 +167,9 @@ def _stacks(notes: Sequence[dict[str, Any]], pids: Sequence[int], waiting: Seque
     for k, place in enumerate(places):
         if place in asked:
             with contextlib.suppress(OSError):
-                text = "\n" + re.sub(r"hread 0x\w+", "hread", place.read_text(errors="replace").strip())
-                stacks[k] = re.sub(rf'  File "{failure.HERE}.*\n', "", text) if waiting[k] else text
+                # which of its threads answers is by chance
+                text = re.sub(r"(Current t|T)hread 0x\w+", "Thread", place.read_text(errors="replace"))
+                stacks[k] = "\n" + (_INSIDE.sub("", text) if waiting[k] else text).rstrip()
     return stacks
 
 
