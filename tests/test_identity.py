@@ -53,7 +53,7 @@ LEFT = {
 @pytest.mark.parametrize("left", [*LEFT, "all"])
 @pytest.mark.parametrize("program", [SHOW, FORK.format(4)], ids=["", "fork"])
 def test_variables_that_a_launcher_has_left(mpi, left, program):
-    """"all": what its rank 1 had, now that it has ended."""
+    """ "all": what its rank 1 had, now that it has ended."""
     if left == "all":
         show = f"import json, os\nif '1' in map(os.environ.get, {RANK_VARIABLES}): print(json.dumps(dict(os.environ)))"
         shown = json.loads(mpiexec(mpi, 4, sys.executable, "-c", show).stdout)
@@ -100,6 +100,7 @@ def test_a_rank_without_a_size_is_none(left):
         *((name, {"PMI_RANK": "0", "PMI_SIZE": "2"}) for name in ("PMI_RANK", "PMI_SIZE", "MPI_UTIL_RANK_PID")),
         ("OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE": "2"}),
         ("OMPI_COMM_WORLD_SIZE", {"OMPI_COMM_WORLD_RANK": "0"}),
+        ("PMI_RANK", {}),
         ("MPI_UTIL_DEPTH", {}),
         ("MPI_UTIL_RESTARTS", {}),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -59,3 +60,7 @@ def _clock(call: Callable[[], None]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -75,7 +75,7 @@ class Role:
             elif size > 1:
                 by_srun = self.variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ
                 self.rank, self.size, self.launcher = rank, size, "srun" if by_srun else launcher
-        for name in _OWN_COUNTS:
+        for name in (*_OWN_COUNTS, *(() if self.variable else _LAUNCHERS)):
             self._number(name, 0)
         if self.error:
             self.error.silent = self.rank > 0
@@ -238,4 +238,6 @@ def first_number(names: tuple[str, ...], otherwise: int, environment: Mapping[st
 
 def _nonsense(*names: str, environment: Mapping[str, str] = os.environ) -> LaunchError:
     given = " and ".join(f"{name} is {environment[name]!r}" for name in names)
-    return LaunchError(f"{given}, as no launcher sets it for a rank; where it was left behind: `unset {' '.join(names)}`")
+    return LaunchError(
+        f"{given}, as no launcher sets it for a rank; where it was left behind: `unset {' '.join(names)}`"
+    )
