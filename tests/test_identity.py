@@ -114,13 +114,6 @@ def test_variables_that_make_no_sense(bad, variables, value):
         assert f"LaunchError: {bad} is '{value}', as no launcher sets it" in line and f"`unset {bad}`" in line
 
 
-@pytest.mark.parametrize(("rank", "size"), [("4", "4"), ("0", "0")])
-def test_a_rank_that_is_not_below_the_size(rank, size):
-    done = run([sys.executable, "-c", SHOW], TIMEOUT_S, CLEAN_ENVIRONMENT | {"PMI_RANK": rank, "PMI_SIZE": size})
-    (line,) = done.err.splitlines()
-    assert done.status == 1 and f"PMI_RANK is '{rank}' and PMI_SIZE is '{size}'" in line
-
-
 @pytest.mark.parametrize("n", [None, 1, 3])
 @pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
 def test_a_program_that_a_rank_starts(mpi, n, outer):

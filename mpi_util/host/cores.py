@@ -1,5 +1,6 @@
 """How many cores this process may use, and how many threads it updates with."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -46,21 +47,15 @@ def _count(name: str, what: str) -> int:
 
 def _cgroup_quota_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
     """The smallest quota of this process's cgroup and those above it, in cores; inf without one."""
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return float("inf")
     quotas = [float("inf")]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / controllers if controllers else root
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            quotas.append(_quota(folder, ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)))
-            if folder == top:
-                break
+    with contextlib.suppress(OSError):
+        for line in proc.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            top = root / controllers
+            group = top / path.lstrip("/")
+            if not controllers or "cpu" in controllers.split(","):
+                files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+                quotas += [_quota(folder, files) for folder in (group, *group.parents) if folder.is_relative_to(top)]
     return min(quotas)
 
 

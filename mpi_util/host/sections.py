@@ -18,11 +18,10 @@ import numpy as np
 from ..errors import WorkerLeftError
 from .segments import ALIGN, Segment, Ticket, attach
 
-_PAGE = mmap.PAGESIZE
 _HEADER = struct.Struct("3q")  # version, bytes of the block, of the description
 
 
-class Section:
+class Section(Segment):
     """The owner's side.
 
     Args:
@@ -37,10 +36,9 @@ class Section:
     description = b""
 
     def __init__(self, nbytes: int):
+        super().__init__(-(-(ALIGN + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
         self.users: list[Callable[[], bool]] = []
-        self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
-        self.ticket = self.segment.ticket
-        self._whole = self.segment.lend(self.ticket.size)
+        self._whole = self.lend(self.ticket.size)
 
     def block(self, nbytes: int) -> np.ndarray:
         """uint8 array of the content, shape (nbytes,)."""
@@ -78,7 +76,7 @@ class Section:
     def close(self) -> None:
         """Gives the memory back when its last reader has dropped it."""
         self._whole = np.empty(0, np.uint8)
-        self.segment.close()
+        super().close()
 
 
 class Content(NamedTuple):

@@ -39,8 +39,7 @@ _PACKAGE = __name__.split(".launch.")[0]
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
 _TRAIN = ("torch", "gymnasium", "mujoco", "safetensors", "rich")
 _LIBRARIES = ("numpy", "tensorflow", "keras", "stable_baselines3", "torchrl", *_TRAIN)
-# A job of 2 ranks needs 40 in one process, one of 8 ranks 56.
-_FEW_FILES = 256
+_FEW_FILES = 256  # a job of 2 ranks needs 40 in one process, one of 8 ranks 56
 _NO_ANSWER = "no answer"
 _NO_CAUSE = re.compile(r"mpi_util: all \d+ ranks were stopped")
 
@@ -156,9 +155,8 @@ def _here() -> Iterator[Check]:
     yield Check("threads", _listed(users) or "no variable set: chosen by mpi_util", do, users)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     do = "2 ranks need 40, each further one 3 more, and what the program opens: ulimit -n 1024"
-    unlimited = files == resource.RLIM_INFINITY
-    text = "no limit" if unlimited else f"{files} in each process (ulimit -n)"
-    yield Check("open files", text, "" if unlimited or files >= _FEW_FILES else do, {"limit": files})
+    text = "no limit" if files == resource.RLIM_INFINITY else f"{files} in each process (ulimit -n)"
+    yield Check("open files", text, do * (0 <= files < _FEW_FILES), {"limit": files})
 
 
 def _version(module: str) -> str | None:

@@ -25,9 +25,9 @@ _LAUNCHERS = {
 }
 _NAMES_A_RANK = re.compile(r"(PMI|PMIX|OMPI_COMM_WORLD)_(RANK|SIZE|FD|NAMESPACE)")
 _PMIX_PORT = re.compile(r"tcp4://[\d.]+:(\d+)")  # in PMIX_SERVER_URI2 and others
-_OWN_COUNTS = ("MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")  # set by mpi_fork, which reads them elsewhere
 _LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # number of ranks on its machine
 RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
+_NUMBERS = (*_LAUNCHERS, *(size for size, _ in _LAUNCHERS.values()), RANK_PID, "MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")
 # What launchers, and mpi_fork, set for a rank: not for the ranks of another job. MCA: the user's parameters.
 _FOR_RANKS = re.compile(
     r"(PMI2?|OMPI_MCA_(ess|orte)|HYDI)_|(PMIX|PRTE)_(?!MCA_)|OMPI_(?!MCA_|ALLOW_)|MPI_LOCAL(NRANKS|RANKID)$|"
@@ -46,46 +46,37 @@ class Role:
         is_parent: it has started the ranks.
         launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
             program of its own that a rank has started has the variables of the rank's launcher, but no launcher.
-        variable: the one by which that launcher numbers its ranks.
+        variable: in which that launcher numbers its ranks.
         rank, size: as the launcher says.
         job: the folder for what mpi_fork's parent is to know, in a rank that it has started; else "".
         owner: the process id of that rank.
-        error: these variables make no sense.
+        error: why these variables make no sense.
     """
 
     is_parent = False
-    rank, size, launcher, job = 0, 1, "", ""
+    rank, size, launcher, variable = 0, 1, "", ""
     error: LaunchError | None = None
 
     def __init__(self) -> None:
-        found = [name for name, (size, _) in _LAUNCHERS.items() if name in os.environ and size in os.environ]
-        # one that is reachable may have been started in a shell with variables that another one has left
-        self.variable = next(filter(_reachable, found), next(iter(found), ""))
         multiprocess = is_multiprocess()
-        here = os.getppid() if multiprocess else os.getpid()
-        self.owner = self._number(RANK_PID, here)
-        if not multiprocess and (self.owner != here or _ancestor_is_rank(self.variable)):
-            return
+        self.owner = here = os.getppid() if multiprocess else os.getpid()
         self.job = os.environ.get(JOB_VARIABLE, "")
-        if self.variable:
-            size_variable, launcher = _LAUNCHERS[self.variable]
-            rank, size = self._number(self.variable, 0), self._number(size_variable, 1)
-            if rank >= size and self.error is None:
-                self.error = _nonsense(self.variable, size_variable)
-            elif size > 1:
-                by_srun = self.variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ
-                self.rank, self.size, self.launcher = rank, size, "srun" if by_srun else launcher
-        for name in (*_OWN_COUNTS, *(() if self.variable else _LAUNCHERS)):
-            self._number(name, 0)
-        if self.error:
-            self.error.silent = self.rank > 0
-
-    def _number(self, name: str, otherwise: int) -> int:
         try:
-            return first_number((name,), otherwise)
+            numbers = {name: first_number((name,), 0) for name in _NUMBERS if name in os.environ}
         except LaunchError as error:
-            self.error = self.error or error
-            return otherwise
+            self.error = error
+            return
+        self.owner = numbers.get(RANK_PID, here)
+        found = [name for name, (size, _) in _LAUNCHERS.items() if name in numbers and numbers.get(size, 1) > 1]
+        # others that come first may have been left in the shell in which this launcher was started
+        self.variable = next(filter(_reachable, found), next(iter(found), ""))
+        if not multiprocess and (self.owner != here or _ancestor_is_rank(self.variable)):
+            self.job = ""
+        elif self.variable:
+            size, self.launcher = _LAUNCHERS[self.variable]
+            self.rank, self.size = numbers[self.variable], numbers[size]
+            if self.variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ:
+                self.launcher = "srun"
 
 
 def rank_variables() -> dict[str, str]:
@@ -94,10 +85,9 @@ def rank_variables() -> dict[str, str]:
 
 
 def _reachable(variable: str) -> bool | None:
-    """Whether that by which MPI reaches the launcher that has set this variable is there; None: cannot be known.
+    """Whether MPI can reach the launcher that has set this variable; None: nothing says how.
 
-    hydra and srun's PMI give each rank a socket. Programs do not pass it on: not the shell of `srun --pty`, whose first
-    program has used it. Open MPI's mpiexec and srun's PMIx listen on a port, where others may start jobs, too.
+    PMI gives each rank a socket, which Python's subprocess closes. PMIx has a server that listens on a port.
     """
     if variable == "PMI_RANK":
         return Path(f"/proc/self/fd/{os.environ['PMI_FD']}").is_socket() if "PMI_FD" in os.environ else None
@@ -199,20 +189,18 @@ def check_launcher(library: str, size: int = 0) -> None:
     reachable = _reachable(role.variable)
     if not role.launcher or (size == role.size if size else fits and reachable is not False):
         return
-    names = " ".join(rank_variables())
+    error = LaunchError(
+        f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: "
+        f"variables that were left behind (`unset {' '.join(rank_variables())}`), or a rank started in another way"
+    )
     if reachable:
         name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
         error = LaunchError(
             f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is "
-            f"alone; use the mpiexec of that library, or mpi_fork without mpiexec (if you did: `unset {names}`)"
+            "alone; use the mpiexec of that library, or mpi_fork without mpiexec"
         )
         error.silent = role.rank > 0
         time.sleep(_OTHERS_S * error.silent)
-    else:
-        error = LaunchError(
-            f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: "
-            f"variables that were left behind (`unset {names}`), or a rank that was started in another way"
-        )
     role.launcher = ""
     raise error
 
@@ -232,12 +220,6 @@ def first_number(names: tuple[str, ...], otherwise: int, environment: Mapping[st
     """The value of the first of these variables that is set. LaunchError: it is not a whole number of at least 0."""
     name = next((name for name in names if name in environment), "")
     if name and not re.fullmatch(r"[0-9]{1,9}", environment[name]):
-        raise _nonsense(name, environment=environment)
+        wrong = f"{name} is {environment[name]!r}, as no launcher sets it for a rank"
+        raise LaunchError(f"{wrong}; where it was left behind: `unset {name}`")
     return int(environment[name]) if name else otherwise
-
-
-def _nonsense(*names: str, environment: Mapping[str, str] = os.environ) -> LaunchError:
-    given = " and ".join(f"{name} is {environment[name]!r}" for name in names)
-    return LaunchError(
-        f"{given}, as no launcher sets it for a rank; where it was left behind: `unset {' '.join(names)}`"
-    )
