@@ -198,3 +198,10 @@ def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
         left = job_processes(job)
         (tmp_path / "stop").touch() if left else None
         assert not left, f"attempt {attempt}"
+
+
+@pytest.mark.parametrize("program", [SHOW, FORK.format(1)], ids=["", "fork"])
+def test_a_bad_number_of_cores_is_reported_in_one_line(program):
+    done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | {"MPI_UTIL_CORES": "0"})
+    (line,) = done.err.splitlines()
+    assert done.status == 2 and "UsageError: MPI_UTIL_CORES is the number of cores" in line and "got '0'" in line
