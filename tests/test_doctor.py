@@ -16,8 +16,8 @@ from test_launch import CLEAN_ENVIRONMENT
 
 START_S = 1.0  # of an interpreter on a busy machine
 NAMES = (
-    "python", "mpi_util", "mpi4py", "frameworks", "rank variables", "cores", "threads", "open files", "MPI library", "launcher",
-    "mpiexec by hand", "shared memory", "/dev/shm", "leftovers", "GPU", "2 ranks",
+    "python", "mpi_util", "mpi4py", "frameworks", "rank variables", "cores", "threads", "open files", "MPI library",
+    "launcher", "mpiexec by hand", "shared memory", "/dev/shm", "leftovers", "GPU", "2 ranks",
 )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_the_launcher_of_the_other_mpi_comes_first_on_path(mpi):
 
 @pytest.mark.parametrize(
     ("options", "status", "do"),
-    [("size=64m", 0, "--shm-size"), ("size=4k", 1, "--shm-size"), ("size=1m", 1, "--shm-size"), ("ro", 1, "remount,rw")],
+    [("size=64m", 0, "shm-size"), ("size=4k", 1, "shm-size"), ("size=1m", 1, "shm-size"), ("ro", 1, "remount,rw")],
 )
 def test_a_small_dev_shm(options, status, do):
     mount = f"mount -t tmpfs -o {options} tmpfs /dev/shm"

@@ -101,7 +101,7 @@ def test_numbers_that_are_none(monkeypatch):
         update_threads()
     for value in ("many", "0", "-1", "2.5", "inf"):
         monkeypatch.setenv("MPI_UTIL_CORES", value)
-        with pytest.raises(UsageError, match="MPI_UTIL_CORES is the number of cores .* at least 1; got"):
+        with pytest.raises(UsageError, match=r"MPI_UTIL_CORES is the number of cores .* at least 1; got"):
             usable_cores()
 
 

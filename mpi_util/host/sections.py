@@ -21,7 +21,7 @@ from .segments import ALIGN, Segment, Ticket, attach
 _HEADER = struct.Struct("3q")  # version, bytes of the block, of the description
 
 
-class Section(Segment):
+class Section:
     """The owner's side.
 
     Args:
@@ -36,9 +36,10 @@ class Section(Segment):
     description = b""
 
     def __init__(self, nbytes: int):
-        super().__init__(-(-(ALIGN + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
         self.users: list[Callable[[], bool]] = []
-        self._whole = self.lend(self.ticket.size)
+        self.segment = Segment(-(-(ALIGN + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self.ticket = self.segment.ticket
+        self._whole = self.segment.lend(self.ticket.size)
 
     def block(self, nbytes: int) -> np.ndarray:
         """uint8 array of the content, shape (nbytes,)."""
@@ -76,7 +77,7 @@ class Section(Segment):
     def close(self) -> None:
         """Gives the memory back when its last reader has dropped it."""
         self._whole = np.empty(0, np.uint8)
-        super().close()
+        self.segment.close()
 
 
 class Content(NamedTuple):

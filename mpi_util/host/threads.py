@@ -88,7 +88,7 @@ class _Threads:
         self._variables = mine[_OURS].split()
         tensorflow = {name: str(self._most if is_root else 1) for name in _TENSORFLOW if name not in os.environ}
         process.set_environment(mine | tensorflow)
-        # with so many libraries start by themselves: of all processors, or all but hyperthreads
+        # by themselves libraries start with a thread for each processor, or each but hyperthreads
         counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
         self._find({1} if launched else {1, *counts, *(count // 2 for count in counts)})
         self._set(1)

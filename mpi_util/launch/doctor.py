@@ -61,7 +61,7 @@ class Check(NamedTuple):
 
 def examine(timeout_s: float = 10.0) -> list[Check]:
     """Checks whether a job will run here, within the given time."""
-    end = time.monotonic() + timeout_s - 2 * _LAST_WORDS_S
+    end = time.monotonic() + timeout_s - _LAST_WORDS_S
     first = time.monotonic() + _FIRST_PARTS * timeout_s
     parts = {name: _start("-c", f"from {__name__} import write_part; write_part({name!r})") for name in PARTS}
     checks = list(_here())
@@ -107,12 +107,9 @@ def _finish(process: subprocess.Popen[str], end: float) -> tuple[str, str]:
     try:
         out, err = process.communicate(timeout=max(0.0, end - began))
     except subprocess.TimeoutExpired:
-        for signum in (signal.SIGTERM, signal.SIGKILL):  # at the first a job ends its ranks; its guard at the second
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signum)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_LAST_WORDS_S)
-                break
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)  # a job's guard then ends its ranks
+            process.communicate(timeout=_LAST_WORDS_S)
         return "", f"{_NO_ANSWER} within {time.monotonic() - began:.1f} s (load {os.getloadavg()[0]:.1f})"
     if process.returncode == 0:
         return out, ""

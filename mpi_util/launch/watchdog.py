@@ -88,7 +88,7 @@ class Watchdog:
         return min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
 
     def due(self, waited: float) -> float:
-        """This rank has waited for so many seconds. Returns after how many to call this again."""
+        """This rank has waited for `waited` seconds. Returns after how many to call this again."""
         if waited >= self.after_s:
             self._report(waited)
             return 2 * waited
