@@ -41,10 +41,10 @@ def doctor(python=sys.executable, before=(), within=30.0, **environment) -> Answ
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert time.monotonic() - began < within + START_S, done.stdout
     assert not done.stderr, done.stderr
-    told = json.loads(done.stdout)
-    found = Answer(told["checks"])
+    answer = json.loads(done.stdout)
+    found = Answer(answer["checks"])
     found.status = done.returncode
-    assert tuple(found) == NAMES and told["ok"] == (not found.status) == (not found.bad())
+    assert tuple(found) == NAMES and answer["ok"] == (not found.status) == (not found.bad())
     for name, check in found.items():
         assert set(check) == {"state", "found", "do", "data"} and check["found"], name
         assert check["do"] or check["state"] == "OK", name

@@ -158,12 +158,9 @@ def _here() -> Iterator[Check]:
 
 def _version(module: str) -> str | None:
     """Without importing it. None: not installed; "?": not by pip."""
-    if importlib.util.find_spec(module) is None:
-        return None
-    try:
-        return importlib.metadata.version(module)
-    except importlib.metadata.PackageNotFoundError:
-        return "?"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(module) if importlib.util.find_spec(module) else None
+    return "?"
 
 
 def _listed(variables: Mapping[str, str]) -> str:

@@ -25,7 +25,6 @@ _LAUNCHERS = {
 }
 _NAMES_A_RANK = re.compile(r"(PMI|PMIX|OMPI_COMM_WORLD)_(RANK|SIZE|FD|NAMESPACE)")
 _PMIX_PORT = re.compile(r"tcp4://[\d.]+:(\d+)")  # in PMIX_SERVER_URI2 and others
-_LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # number of ranks on its machine
 RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
 _NUMBERS = (*_LAUNCHERS, *(size for size, _ in _LAUNCHERS.values()), RANK_PID, "MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")
 # What launchers, and mpi_fork, set for a rank: not for the ranks of another job. MCA: the user's parameters.
@@ -156,7 +155,7 @@ def nworkers() -> int:
 
 def local_size() -> int:
     """Number of ranks on this machine, if the launcher has set it; else of all. Does not start MPI."""
-    return first_number(_LOCAL_SIZE_VARIABLES, nworkers())
+    return first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
 
 
 def check_variables() -> None:
@@ -219,7 +218,7 @@ def in_child_of_rank() -> bool:
 def first_number(names: tuple[str, ...], otherwise: int, environment: Mapping[str, str] = os.environ) -> int:
     """The value of the first of these variables that is set. LaunchError: it is not a whole number of at least 0."""
     name = next((name for name in names if name in environment), "")
-    if name and not re.fullmatch(r"[0-9]{1,9}", environment[name]):
+    if name and not re.fullmatch(r"[0-9]{1,18}", environment[name]):
         wrong = f"{name} is {environment[name]!r}, as no launcher sets it for a rank"
         raise LaunchError(f"{wrong}; where it was left behind: `unset {name}`")
     return int(environment[name]) if name else otherwise
