@@ -63,7 +63,8 @@ def examine(timeout_s: float = 10.0) -> list[Check]:
     """Checks whether a job will run here, within the given time."""
     end = time.monotonic() + timeout_s - _LAST_WORDS_S
     first = time.monotonic() + _FIRST_PARTS * timeout_s
-    parts = {name: _start("-c", f"from {__name__} import write_part; write_part({name!r})") for name in PARTS}
+    code = f"import json; from {__name__} import PARTS; print(json.dumps(list(PARTS[{{!r}}][0]())))"
+    parts = {name: _start("-c", code.format(name)) for name in PARTS}
     checks = list(_here())
     for part, started in parts.items():
         out, why = _finish(started, first)
@@ -87,11 +88,6 @@ def report(checks: list[Check], as_json: bool) -> int:
             print(f"{'':6}{'':{width}}  -> {check.do}")
     print("\nA job will run here." if not status else "\nA job will not run here: see BAD above.")
     return status
-
-
-def write_part(name: str) -> None:
-    """Writes one part's checks to stdout, for `examine` in another process."""
-    print(json.dumps(list(PARTS[name][0]())))
 
 
 def _start(*arguments: str) -> subprocess.Popen[str]:
