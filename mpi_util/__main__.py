@@ -3,7 +3,6 @@
 import argparse
 import sys
 
-from .collectives import trial
 from .launch import doctor
 
 
@@ -11,18 +10,19 @@ def main() -> int:
     """Runs the command that the command line names; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m mpi_util", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    told = commands.add_parser(
+    options = commands.add_parser(
         "doctor", help="check this machine, and run a real job of two ranks", description=doctor.examine.__doc__
     )
-    told.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
-    told.add_argument(
+    options.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
+    options.add_argument(
         "--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: %(default)s)"
     )
-    told.add_argument("--part", choices=[*doctor.PARTS, doctor.TRIAL], help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.part == doctor.TRIAL:
-        return trial.run()
-    return doctor.write_part(args.part) if args.part else doctor.report(doctor.examine(args.timeout), args.json)
+    try:
+        checks = doctor.examine(args.timeout)
+    except OSError as error:  # not even its own parts could be started
+        parser.exit(1, f"{parser.prog}: {error}; see the limits of `ulimit -a`\n")
+    return doctor.report(checks, args.json)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from test_launch import CLEAN_ENVIRONMENT
 
 START_S = 1.0  # of an interpreter on a busy machine
 NAMES = (
-    "python", "mpi_util", "mpi4py", "frameworks", "rank variables", "cores", "threads", "MPI library", "launcher",
-    "mpiexec by hand", "shared memory", "/dev/shm", "leftovers", "GPU", "2 ranks",
+    "python", "mpi_util", "mpi4py", "frameworks", "rank variables", "cores", "threads", "open files", "MPI library",
+    "launcher", "mpiexec by hand", "shared memory", "/dev/shm", "leftovers", "GPU", "2 ranks",
 )  # fmt: skip
 
 
@@ -41,10 +41,10 @@ def doctor(python=sys.executable, before=(), within=30.0, **environment) -> Answ
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert time.monotonic() - began < within + START_S, done.stdout
     assert not done.stderr, done.stderr
-    told = json.loads(done.stdout)
-    found = Answer(told["checks"])
+    answer = json.loads(done.stdout)
+    found = Answer(answer["checks"])
     found.status = done.returncode
-    assert tuple(found) == NAMES and told["ok"] == (not found.status) == (not found.bad())
+    assert tuple(found) == NAMES and answer["ok"] == (not found.status) == (not found.bad())
     for name, check in found.items():
         assert set(check) == {"state", "found", "do", "data"} and check["found"], name
         assert check["do"] or check["state"] == "OK", name
@@ -134,11 +134,43 @@ def test_no_launcher(bare):
 
 
 def test_rank_variables_that_were_left_behind(mpi):
-    stale = {"PMI_RANK": "0", "PMI_SIZE": "1"}
-    if mpi == "openmpi":
-        stale = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"}
+    stale = {"PMI_RANK": "0", "PMI_SIZE": "1"} if mpi == "mpich" else {"OMPI_COMM_WORLD_RANK": 0, "PMIX_RANK": 0}
     found = doctor(**mpi_environment(mpi), **stale)
     assert found.status == 0 and next(iter(stale)) in found["rank variables"]["found"]
+
+
+def test_variables_of_a_rank_that_a_launcher_has_left():
+    found = doctor(PMI_RANK=0, PMI_SIZE=4, PMI_FD=9)
+    assert found.bad() == {"2 ranks"} and "rank variables" in found.notes()
+    assert found["rank variables"]["do"].endswith("unset PMI_FD PMI_RANK PMI_SIZE")
+    assert "variables that were left behind" in found["2 ranks"]["found"]
+
+
+def test_variables_of_a_rank_that_make_no_sense():
+    found = doctor(PMI_RANK="x")
+    assert found.bad() == {"rank variables", "2 ranks"}
+    assert found["rank variables"]["found"] == found["2 ranks"]["found"].removeprefix("mpi_util: LaunchError: ")
+    assert "PMI_RANK is 'x'" in found["rank variables"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("MPI_UTIL_WATCHDOG", {"2 ranks"}), ("MPI_UTIL_UPDATE_THREADS", {"cores", "2 ranks"})]
+)
+def test_a_setting_that_the_ranks_refuse(name, bad):
+    found = doctor(**{name: "x"})
+    assert found.bad() == bad, found
+    for check in bad:
+        assert re.search(rf"(^|rank \d: UsageError: ){name} is .*; got 'x'$", found[check]["found"])
+
+
+def test_few_open_files():
+    found = doctor(before=["sh", "-c", 'ulimit -n 20; exec "$0" "$@"'])
+    assert found.bad() == {"2 ranks"} and "open files" in found.notes()
+    assert found["open files"]["data"] == {"limit": 20} and "ulimit -n 1024" in found["open files"]["do"]
+    command = f"ulimit -n 8; {sys.executable} -m mpi_util doctor"
+    done = run(["sh", "-c", command], timeout=30)
+    (line,) = done.err.splitlines()
+    assert done.status == 1 and "Too many open files" in line and "ulimit" in line
 
 
 def test_a_wrong_number_of_cores():
@@ -185,15 +217,18 @@ def test_the_launcher_of_the_other_mpi_comes_first_on_path(mpi):
     assert found["launcher"]["found"].split()[0] in found["mpiexec by hand"]["do"]
 
 
-@pytest.mark.parametrize("options, status", [("size=64m", 0), ("size=4k", 1)])
-def test_a_small_dev_shm(options, status):
+@pytest.mark.parametrize(
+    ("options", "status", "do"),
+    [("size=64m", 0, "shm-size"), ("size=4k", 1, "shm-size"), ("size=1m", 1, "shm-size"), ("ro", 1, "remount,rw")],
+)
+def test_a_small_dev_shm(options, status, do):
     mount = f"mount -t tmpfs -o {options} tmpfs /dev/shm"
     allowed = os.geteuid() == 0 and shutil.which("unshare")
     if not allowed or subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("mounting a small /dev/shm needs root and mount namespaces")
     found = doctor(before=["unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"'])
     assert found.status == status and found["/dev/shm"]["state"] == "NOTE", found
-    assert "--shm-size" in found["/dev/shm"]["do"] and found["shared memory"]["state"] == "OK"
+    assert do in found["/dev/shm"]["do"] and found["shared memory"]["state"] == "OK"
     assert found.bad() == ({"2 ranks"} if status else set())
 
 

@@ -1,5 +1,6 @@
 """Variables of a launcher that are another's, or left over; ranks that never come to mpi_fork."""
 
+import json
 import subprocess
 import sys
 import time
@@ -12,17 +13,19 @@ from test_launch import CLEAN_ENVIRONMENT, TIMEOUT_S
 from mpi_util.launch.launcher import root_permission
 from mpi_util.launch.reap import JOB_VARIABLE, end_job, job_processes
 
-SHOW = "import mpi_util as m; print(m.rank, m.nworkers, int(m.all_sum(1)), flush=True)"
+# in one write, so that the lines of several ranks do not mix
+SHOW = "import mpi_util as m, os; os.write(1, b'%d %d %d\\n' % (m.rank, m.nworkers, m.all_sum(1)))"
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 FORK = "import sys, mpi_util\nif mpi_util.mpi_fork({}) == 'parent': sys.exit()\n" + SHOW
 
 
-def mpiexec(mpi, n, *command, library=None):
+def mpiexec(mpi, n, *command, library=None, env=None):
     """Runs a command on n ranks, started by hand by the launcher of an MPI."""
     prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(sys.executable).parents[1]
     oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     return subprocess.run(
         [prefix / "bin" / "mpiexec", "-n", str(n), *command], capture_output=True, text=True, timeout=TIMEOUT_S,
-        env=CLEAN_ENVIRONMENT | root_permission() | oversubscribe | mpi_environment(library or mpi),
+        env=CLEAN_ENVIRONMENT | root_permission() | oversubscribe | mpi_environment(library or mpi) | (env or {}),
     )  # fmt: skip
 
 
@@ -39,17 +42,76 @@ def test_the_launcher_of_another_mpi(mpi, program):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "left",
-    [{"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_FD": "9"}, {"PMI_RANK": "0", "PMI_SIZE": "4"},
-     {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}],
-)  # fmt: skip
+LEFT = {
+    "PMI": {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"},
+    "no socket": {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_FD": "1"},
+    "no PMI_FD": {"PMI_RANK": "1", "PMI_SIZE": "4"},
+    "OMPI": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"},
+}
+
+
+@pytest.mark.parametrize("left", [*LEFT, "all"])
 @pytest.mark.parametrize("program", [SHOW, FORK.format(4)], ids=["", "fork"])
 def test_variables_that_a_launcher_has_left(mpi, left, program):
-    done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | mpi_environment(mpi) | left)
+    """ "all": what its rank 1 had, now that it has ended."""
+    if left == "all":
+        show = f"import json, os\nif '1' in map(os.environ.get, {RANK_VARIABLES}): print(json.dumps(dict(os.environ)))"
+        shown = json.loads(mpiexec(mpi, 4, sys.executable, "-c", show).stdout)
+        variables = {name: value for name, value in shown.items() if name not in CLEAN_ENVIRONMENT}
+    else:
+        variables = dict(LEFT[left])
+    started = time.monotonic()
+    done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | mpi_environment(mpi) | variables)
+    assert time.monotonic() - started < 4  # it waits for no other rank
     assert done.status == 1 and done.out == ""
     (line,) = done.err.splitlines()
-    assert "has started 4 processes" in line and "if you did: `unset " in line
+    assert "LaunchError" in line and " of 4 of " in line
+    assert "which it cannot reach: variables that were left behind" in line
+    _, remedy, _ = line.split("`")
+    for name in remedy.removeprefix("unset ").split():
+        del variables[name]
+    if left == "all":
+        program = "import mpi4py.MPI\n" + SHOW
+        done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | mpi_environment(mpi) | variables)
+        assert done.out == "0 1 1\n" and not done.err
+    else:
+        assert not [name for name in variables if name.endswith(("_RANK", "_SIZE"))]
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_launcher_in_a_shell_with_variables_of_another_one(mpi, left):
+    """Those that its own ranks do not overwrite stay, but are not of a launcher that can be reached."""
+    done = mpiexec(mpi, 2, sys.executable, "-c", SHOW, env=LEFT[left])
+    assert sorted(done.stdout.splitlines()) == ["0 2 2", "1 2 2"] and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "left",
+    [{"PMI_RANK": "3"}, {"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}, {"PMIX_RANK": "3", "PMIX_NAMESPACE": "x"}],
+)
+def test_a_rank_without_a_size_is_none(left):
+    done = run([sys.executable, "-c", FORK.format(1)], TIMEOUT_S, CLEAN_ENVIRONMENT | left)
+    assert done.out == "0 1 1\n" and not done.err
+
+
+@pytest.mark.parametrize(
+    ("bad", "variables"),
+    [
+        *((name, {"PMI_RANK": "0", "PMI_SIZE": "2"}) for name in ("PMI_RANK", "PMI_SIZE", "MPI_UTIL_RANK_PID")),
+        ("OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE": "2"}),
+        ("OMPI_COMM_WORLD_SIZE", {"OMPI_COMM_WORLD_RANK": "0"}),
+        ("PMI_RANK", {}),
+        ("MPI_UTIL_DEPTH", {}),
+        ("MPI_UTIL_RESTARTS", {}),
+    ],
+)
+@pytest.mark.parametrize("value", ["x", "", "-1", "9" * 5000], ids=["x", "empty", "-1", "long"])
+def test_variables_that_make_no_sense(bad, variables, value):
+    for program in (FORK.format(2), SHOW) if value == "x" else (SHOW,):
+        done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | variables | {bad: value})
+        assert done.status == 1 and done.out == ""
+        (line,) = done.err.splitlines()
+        assert f"LaunchError: {bad} is '{value}', as no launcher sets it" in line and f"`unset {bad}`" in line
 
 
 @pytest.mark.parametrize("n", [None, 1, 3])
@@ -136,3 +198,10 @@ def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
         left = job_processes(job)
         (tmp_path / "stop").touch() if left else None
         assert not left, f"attempt {attempt}"
+
+
+@pytest.mark.parametrize("program", [SHOW, FORK.format(1)], ids=["", "fork"])
+def test_a_bad_number_of_cores_is_reported_in_one_line(program):
+    done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | {"MPI_UTIL_CORES": "0"})
+    (line,) = done.err.splitlines()
+    assert done.status == 2 and "UsageError: MPI_UTIL_CORES is the number of cores" in line and "got '0'" in line

@@ -116,6 +116,7 @@ def test_runs_that_make_no_sense(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=text):
             grid.run(data_dir=tmp_path, **arguments)
     monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
     process.reset()
     with pytest.raises(UsageError, match="without mpiexec"):
         grid.run(max)

@@ -115,9 +115,10 @@ def test_numbers_that_are_none(monkeypatch):
     monkeypatch.setenv("MPI_UTIL_UPDATE_THREADS", "0")
     with pytest.raises(UsageError, match="MPI_UTIL_UPDATE_THREADS is the number of threads"):
         update_threads()
-    monkeypatch.setenv("MPI_UTIL_CORES", "many")
-    with pytest.raises(UsageError, match="MPI_UTIL_CORES is the number of cores"):
-        usable_cores()
+    for value in ("many", "0", "-1", "2.5", "inf"):
+        monkeypatch.setenv("MPI_UTIL_CORES", value)
+        with pytest.raises(UsageError, match=r"MPI_UTIL_CORES is the number of cores .* at least 1; got"):
+            usable_cores()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from ..errors import LaunchError, MpiUtilError, rank_mismatch
+from ..errors import MpiUtilError, rank_mismatch
 from ..host import threads
 from ..host.cores import usable_cores
 from ..host.process import States, process
@@ -241,7 +241,7 @@ def channel_of(comm: Comm = None) -> Channel:
     """Collective at its first call for a communicator: its channel. None: the world, or without MPI this process."""
     try:
         return _channel_of(comm)
-    except LaunchError:
+    except MpiUtilError:
         failure.install()  # so that it is reported in one line
         raise
 

@@ -7,7 +7,7 @@ from ..host import threads as pools
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..host.process import open_standard_streams, process
 from ..launch import failure, fork
-from ..launch.identity import in_child_of_rank, rank
+from ..launch.identity import check_variables, in_child_of_rank, rank
 from ..program.console import print0_once
 from .channel import channel_of
 
@@ -57,6 +57,7 @@ def mpi_fork(
     """
     open_standard_streams()
     try:
+        check_variables()
         side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts)
     except LaunchError:
         failure.install()  # so that it is reported in one line

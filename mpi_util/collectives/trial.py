@@ -2,8 +2,10 @@
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -28,23 +30,15 @@ def run() -> int:
     channel = channel_of()
     size, whole = channel.size, np.arange(_ROWS, dtype=np.float32)
     mine = {"x": whole[rank() * _ROWS // size : (rank() + 1) * _ROWS // size]}
-    weights, target = {"w": np.zeros_like(whole)}, np.zeros_like(whole)
+    weights = {"w": whole if rank() == 0 else np.full_like(whole, -1)}
     batch: dict[str, np.ndarray] = {}
-
-    def gather() -> None:
-        batch.update(rank0_accum_batches(mine))
-
-    def bcast() -> None:
-        rank0_bcast_wts(weights)
-
-    def memcpy() -> None:
-        if rank() == 0:
-            np.copyto(target, whole)
-
-    seconds = {}
-    for name, call in (("memcpy", memcpy), ("gather", gather), ("bcast", bcast)):
-        weights["w"][:] = whole if rank() == 0 else -1
-        seconds[name] = statistics.median(_clock(call) for _ in range(_REPEATS))
+    copied = whole[: 0 if rank() else None]  # by rank 0 alone
+    calls: dict[str, Callable[[], object]] = {
+        "memcpy": partial(np.copyto, np.empty_like(copied), copied),
+        "gather": lambda: batch.update(rank0_accum_batches(mine)),
+        "bcast": partial(rank0_bcast_wts, weights),
+    }
+    seconds = {name: statistics.median(_clock(call) for _ in range(_REPEATS)) for name, call in calls.items()}
     right = all_sum(int(np.array_equal(weights["w"], whole) and (rank() > 0 or np.array_equal(batch["x"], whole))))
     rank0_accum_batches(mine)
     if rank() == 0:
@@ -53,9 +47,13 @@ def run() -> int:
     return 0
 
 
-def _clock(call: Callable[[], None]) -> float:
+def _clock(call: Callable[[], object]) -> float:
     """Seconds on this rank, from when all are ready."""
     all_sum(0)
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,18 +1,20 @@
 """How many cores this process may use, and how many threads it updates with."""
 
+import contextlib
 import os
+import re
 from pathlib import Path
 
 from ..errors import UsageError
 
-UPDATE_THREADS = "MPI_UTIL_UPDATE_THREADS"
+_CORES, UPDATE_THREADS = "MPI_UTIL_CORES", "MPI_UTIL_UPDATE_THREADS"
 
 
 def usable_cores() -> int:
     """How many cores this process may use, at least 1: its affinity, its cgroup's CPU quota, MPI_UTIL_CORES.
 
     Raises:
-        UsageError: MPI_UTIL_CORES is not a number.
+        UsageError: MPI_UTIL_CORES is not a whole number of at least 1.
     """
     return max(1, int(min(core_limits().values())))
 
@@ -20,11 +22,8 @@ def usable_cores() -> int:
 def core_limits() -> dict[str, float]:
     """What limits the cores of this process, each in cores, inf for no limit. UsageError as `usable_cores`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    text = os.environ.get("MPI_UTIL_CORES") or "inf"
-    try:
-        return {"affinity": cores, "cgroup quota": _cgroup_quota_cores(), "MPI_UTIL_CORES": float(text)}
-    except ValueError:
-        raise UsageError(f"MPI_UTIL_CORES is the number of cores that the job may use; got {text!r}") from None
+    given = _count(_CORES, "cores that the job may use")
+    return {"affinity": cores, "cgroup quota": _cgroup_quota_cores(), _CORES: given or float("inf")}
 
 
 def update_threads() -> int:
@@ -33,31 +32,30 @@ def update_threads() -> int:
     The number decides where sums are cut, and so their last bits; one that is set does not vary with the machine.
 
     Raises:
-        UsageError: MPI_UTIL_UPDATE_THREADS is not a number of at least 1.
+        UsageError: MPI_UTIL_UPDATE_THREADS is not a whole number of at least 1.
     """
-    text = os.environ.get(UPDATE_THREADS)
-    if text and not (text.isdecimal() and int(text)):
-        raise UsageError(f"{UPDATE_THREADS} is the number of threads that rank 0 updates with; got {text!r}")
-    return int(text) if text else usable_cores()
+    return _count(UPDATE_THREADS, "threads that rank 0 updates with") or usable_cores()
+
+
+def _count(name: str, what: str) -> int:
+    """What the user has set; 0 if she has not."""
+    text = os.environ.get(name, "")
+    if text and not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
+        raise UsageError(f"{name} is the number of {what}, a whole number of at least 1; got {text!r}")
+    return int(text or 0)
 
 
 def _cgroup_quota_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
     """The smallest quota of this process's cgroup and those above it, in cores; inf without one."""
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return float("inf")
     quotas = [float("inf")]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / controllers if controllers else root
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            quotas.append(_quota(folder, ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)))
-            if folder == top:
-                break
+    with contextlib.suppress(OSError):
+        for line in proc.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            top = root / controllers
+            group = top / path.lstrip("/")
+            if not controllers or "cpu" in controllers.split(","):
+                files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+                quotas += [_quota(folder, files) for folder in (group, *group.parents) if folder.is_relative_to(top)]
     return min(quotas)
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from ..errors import WorkerLeftError
 from .segments import ALIGN, Segment, Ticket, attach
 
-_PAGE = mmap.PAGESIZE
 _HEADER = struct.Struct("3q")  # version, bytes of the block, of the description
 
 
@@ -38,7 +37,7 @@ class Section:
 
     def __init__(self, nbytes: int):
         self.users: list[Callable[[], bool]] = []
-        self.segment = Segment(-(-(ALIGN + nbytes) // _PAGE) * _PAGE)
+        self.segment = Segment(-(-(ALIGN + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
 

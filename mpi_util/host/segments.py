@@ -80,9 +80,8 @@ class Pool:
 
     def lease(self, nbytes: int) -> tuple[np.ndarray, Ticket]:
         """(uint8 array of `nbytes`, ticket for the others), of a segment to which no array refers. OSError: no room."""
-        free = [s for s in self.segments if not s.lent]
-        fitting = [s for s in free if s.ticket.size >= nbytes]
-        segment = min(fitting, key=lambda s: s.ticket.size, default=None)
+        free = sorted((s for s in self.segments if not s.lent), key=lambda s: s.ticket.size)
+        segment = next((s for s in free if s.ticket.size >= nbytes), None)
         if segment is None:
             for small in free:
                 self.segments.remove(small)

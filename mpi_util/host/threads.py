@@ -13,11 +13,9 @@ torch.set_num_threads or threadpoolctl. (Not seen is what equals our own: 1, giv
 import contextlib
 import ctypes
 import functools
-import importlib.util
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -33,15 +31,15 @@ _WAIT_POLICY = "OMP_WAIT_POLICY"
 # cores, a step on 125 rows of a 2x64 network took 50 ms; so it takes 3 ms there, and 0.8 instead of 0.6 ms undisturbed.
 _SPIN_COUNT = "10000"
 _OURS = "MPI_UTIL_THREADS"  # names the variables that we have set; the others are the user's
-# file of a library, the variables by which a user sets its threads, and its functions: get, set
-_LIBRARIES = [
-    (r"libscipy_openblas64_", ("OPENBLAS_NUM_THREADS", _OMP), "scipy_openblas_{}_num_threads64_"),
-    (r"libscipy_openblas", ("OPENBLAS_NUM_THREADS", _OMP), "scipy_openblas_{}_num_threads"),
-    (r"libopenblas64_", ("OPENBLAS_NUM_THREADS", _OMP), "openblas_{}_num_threads64_"),
-    (r"libopenblas", ("OPENBLAS_NUM_THREADS", _OMP), "openblas_{}_num_threads"),
-    (r"libblis", ("BLIS_NUM_THREADS", _OMP), "bli_thread_{}_num_threads"),
-    (r"libmkl_rt", ("MKL_NUM_THREADS", _OMP), "MKL_{}_Num_Threads"),
-]
+# how the name of a library's file begins -> of its own variable, and its functions: get, set
+_LIBRARIES = {
+    "libscipy_openblas64_": ("OPENBLAS", "scipy_openblas_{}_num_threads64_"),
+    "libscipy_openblas": ("OPENBLAS", "scipy_openblas_{}_num_threads"),
+    "libopenblas64_": ("OPENBLAS", "openblas_{}_num_threads64_"),
+    "libopenblas": ("OPENBLAS", "openblas_{}_num_threads"),
+    "libblis": ("BLIS", "bli_thread_{}_num_threads"),
+    "libmkl_rt": ("MKL", "MKL_{}_Num_Threads"),
+}
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -54,20 +52,22 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Pool:
-    """The threads of one library. It is left alone from when its number is not the one that it had here."""
+    """The threads of one library. They are the user's from when their number is not the one that it had here.
+
+    Args: expected: the numbers with which it may have started; another one is the user's.
+    """
 
     def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):
-        self.get, self.put = get, put
-        self.n: int | None = get() if get() in expected else None
-        process.undo.callback(put, get())
+        self.get, self.put, self.n = get, put, get()
+        self.ours = self.n in expected
+        process.undo.callback(put, self.n)
 
     def set(self, n: int) -> None:
         """Changes the number, unless it is the user's."""
-        if self.n is not None and self.get() == self.n:
+        self.ours = self.ours and self.get() == self.n
+        if self.ours:
             self.put(n)
             self.n = self.get()  # OpenBLAS has a maximum
-        else:
-            self.n = None
 
 
 class _Threads:
@@ -77,7 +77,7 @@ class _Threads:
         self.alone = False  # True while rank 0 has all cores
         self._most = self._n_modules = 0  # most: of rank 0 alone
         self._variables: list[str] = []  # those that are ours
-        self._pools: dict[str, _Pool | None] = {}  # by library; None: the user has set it
+        self.pools: dict[str, _Pool] = {}  # by library
 
     def start(self, is_root: bool) -> None:
         started, self._most = self._most, update_threads()
@@ -88,11 +88,13 @@ class _Threads:
         self._variables = mine[_OURS].split()
         tensorflow = {name: str(self._most if is_root else 1) for name in _TENSORFLOW if name not in os.environ}
         process.set_environment(mine | tensorflow)
-        self._find({1} if launched else {1, *_untouched()})
+        # by themselves libraries start with a thread for each processor, or each but hyperthreads
+        counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
+        self._find({1} if launched else {1, *counts, *(count // 2 for count in counts)})
         self._set(1)
         if "torch" not in sys.modules:
-            sys.meta_path.insert(0, finder := _TorchFinder(self._find_torch))
-            process.undo.callback(sys.meta_path.remove, finder)
+            sys.meta_path.insert(0, self)
+            process.undo.callback(sys.meta_path.remove, self)
 
     def switch(self, alone: bool) -> None:
         """All threads (True), or one."""
@@ -103,21 +105,29 @@ class _Threads:
 
     def _set(self, n: int) -> None:
         os.environ.update(dict.fromkeys(self._variables, str(n)))  # for what is loaded from now on
-        for pool in self._pools.values():
-            if pool is not None:
-                pool.set(n)
+        for pool in self.pools.values():
+            pool.set(n)
 
     def _find(self, expected: set[int]) -> None:
         """Looks for libraries that have been loaded since the last time. Only an import loads one."""
         if len(sys.modules) == self._n_modules:
             return
         self._n_modules = len(sys.modules)
-        if "torch" not in self._pools:
+        if "torch" not in self.pools:
             self._find_torch(sys.modules.get("torch"), expected)
-        for path, variables, functions in _loaded():
-            if path not in self._pools:
-                users = any(os.environ.get(name) and name not in self._variables for name in variables)
-                self._pools[path] = None if users else _library(path, functions, expected)
+        with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+            paths = {line.split(None, 5)[5].rstrip() for line in maps if "/lib" in line}
+            for path in sorted(paths - self.pools.keys()):
+                start = next(filter(os.path.basename(path).startswith, _LIBRARIES), None)
+                if start:
+                    self._find_library(path, *_LIBRARIES[start], expected)
+
+    def _find_library(self, path: str, name: str, functions: str, expected: set[int]) -> None:
+        users = any(os.environ.get(each) and each not in self._variables for each in (f"{name}_NUM_THREADS", _OMP))
+        with contextlib.suppress(OSError, AttributeError):  # a build of it with other names
+            library, words = ctypes.CDLL(path), ("Get_Max", "Set") if name == "MKL" else ("get", "set")
+            get, put = (getattr(library, functions.format(word)) for word in words)
+            self.pools[path] = _Pool(get, put, set() if users else expected)
 
     def _find_torch(self, torch: Any, expected: set[int] | None = None) -> None:
         """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
@@ -125,68 +135,31 @@ class _Threads:
             return
         get, put = torch.get_num_threads, torch.set_num_threads
         free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
-        ours = self._pools["torch"] = _Pool(get, put, expected or {get()}) if free else None
+        pool = self.pools["torch"] = _Pool(get, put, (expected or {get()}) if free else set())
 
         @functools.wraps(put)
         def set_num_threads(n: int) -> None:
-            nonlocal ours
+            nonlocal free
             put(n)
-            ours = ours if self.alone else None  # beside the others no number but 1 is ours: it is the user's, for good
-            # what has only measured something gives back the number that it has found
-            self._pools["torch"] = ours if ours and get() == ours.n else None
+            free = free and self.alone  # what is set beside the other ranks is the user's, for good
+            pool.ours = free and get() == pool.n  # what has only measured something gives back what it has found
 
         process.set(torch, "set_num_threads", set_num_threads)
 
-
-class _TorchFinder:
-    """Calls `then(torch)` when torch has been imported."""
-
-    def __init__(self, then: Callable[[ModuleType], None]):
-        self._then, self._searching = then, False
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """See importlib.abc.MetaPathFinder."""
-        if name != "torch" or self._searching or name in sys.modules:
-            return None
-        self._searching = True
-        spec = importlib.util.find_spec(name)
-        self._searching = False
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """As an entry of sys.meta_path: has torch found as soon as it has been imported."""
+        others = (finder for finder in sys.meta_path if finder is not self and name == "torch")
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         loader: Any = spec and spec.loader
         if loader is not None:
             execute = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._then(module)
+                self._find_torch(module)
 
             loader.exec_module = exec_module
         return spec
-
-
-def _loaded() -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(path, variables, names of the functions) of the libraries that this process has loaded."""
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        for path in sorted({line.split(None, 5)[5].rstrip() for line in maps if "/lib" in line}):
-            name = os.path.basename(path)
-            found = next((known for known in _LIBRARIES if re.match(known[0], name)), None)
-            if found is not None:
-                yield path, *found[1:]
-
-
-def _library(path: str, functions: str, expected: Iterable[int]) -> _Pool | None:
-    try:
-        library = ctypes.CDLL(path)
-        names = ("Get_Max", "Set") if "MKL" in functions else ("get", "set")
-        get, put = (getattr(library, functions.format(name)) for name in names)
-        return _Pool(get, put, expected)
-    except (OSError, AttributeError):  # a build of it with other names
-        return None
-
-
-def _untouched() -> set[int]:
-    """The numbers with which libraries start by themselves: of all processors, or all but hyperthreads."""
-    counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
-    return counts | {count // 2 for count in counts}
 
 
 def start(is_root: bool, others: Iterable[int] = ()) -> None:
@@ -211,15 +184,12 @@ def alone() -> None:
 
 def beside() -> None:
     """Rank 0 goes on beside the others: one thread."""
-    threads = process.of(_Threads)
-    if threads.alone:
-        threads.switch(False)
+    process.of(_Threads).switch(False)
 
 
 def pools() -> dict[str, int]:
     """The threads of each library that this process has loaded, but for those that the user has set."""
-    found = process.of(_Threads)._pools
-    return {os.path.basename(path): pool.get() for path, pool in found.items() if pool}
+    return {os.path.basename(path): pool.get() for path, pool in process.of(_Threads).pools.items() if pool.ours}
 
 
 def fix_torch(n: int) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -26,10 +27,10 @@ from typing import Any, NamedTuple
 
 from ..errors import LaunchError, UsageError
 from ..host import segments
-from ..host.cores import core_limits, usable_cores
+from ..host.cores import core_limits, update_threads, usable_cores
+from ..host.process import process
 from . import identity, launcher, reap
 
-TRIAL = "trial"  # the part that runs two ranks
 _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have answered
 _LAST_WORDS_S = 1.0
 _OLD_S = 60.0  # what is younger may belong to a job that is starting
@@ -38,7 +39,9 @@ _PACKAGE = __name__.split(".launch.")[0]
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
 _TRAIN = ("torch", "gymnasium", "mujoco", "safetensors", "rich")
 _LIBRARIES = ("numpy", "tensorflow", "keras", "stable_baselines3", "torchrl", *_TRAIN)
-_RANK = re.compile(r"(PMI|PMIX|OMPI_COMM_WORLD)_(RANK|SIZE|FD)")
+_FEW_FILES = 256  # a job of 2 ranks needs 40 in one process, one of 8 ranks 56
+_NO_ANSWER = "no answer"
+_NO_CAUSE = re.compile(r"mpi_util: all \d+ ranks were stopped")
 
 
 class Check(NamedTuple):
@@ -58,16 +61,17 @@ class Check(NamedTuple):
 
 def examine(timeout_s: float = 10.0) -> list[Check]:
     """Checks whether a job will run here, within the given time."""
-    end = time.monotonic() + timeout_s - 2 * _LAST_WORDS_S
+    end = time.monotonic() + timeout_s - _LAST_WORDS_S
     first = time.monotonic() + _FIRST_PARTS * timeout_s
-    parts = {name: _start(name) for name in PARTS}
+    code = f"import json; from {__name__} import PARTS; print(json.dumps(list(PARTS[{{!r}}][0]())))"
+    parts = {name: _start("-c", code.format(name)) for name in PARTS}
     checks = list(_here())
-    for part, process in parts.items():
-        out, why = _finish(process, first)
+    for part, started in parts.items():
+        out, why = _finish(started, first)
         found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
         missing = why or "not looked for: see above", "see above, or try with --timeout 60"
         checks += [found.get(name) or Check(name, *missing) for name in PARTS[part][1:]]
-    return [*checks, _judge_trial(*_finish(_start(TRIAL), end))]
+    return [*checks, _judge_trial(*_finish(_start("-m", f"{_PACKAGE}.collectives.trial"), end))]
 
 
 def report(checks: list[Check], as_json: bool) -> int:
@@ -86,16 +90,10 @@ def report(checks: list[Check], as_json: bool) -> int:
     return status
 
 
-def write_part(name: str) -> int:
-    """Writes one part's checks to stdout, for `examine` in another process."""
-    print(json.dumps(list(PARTS[name][0]())))
-    return 0
-
-
-def _start(part: str) -> subprocess.Popen[str]:
+def _start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603 - this interpreter and package
-        [sys.executable, "-m", _PACKAGE, "doctor", "--part", part],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, *arguments], stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
@@ -105,18 +103,16 @@ def _finish(process: subprocess.Popen[str], end: float) -> tuple[str, str]:
     try:
         out, err = process.communicate(timeout=max(0.0, end - began))
     except subprocess.TimeoutExpired:
-        for signum in (signal.SIGTERM, signal.SIGKILL):  # at the first a job ends its ranks; its guard at the second
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signum)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_LAST_WORDS_S)
-                break
-        return "", f"no answer within {time.monotonic() - began:.1f} s (load {os.getloadavg()[0]:.1f})"
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)  # a job's guard then ends its ranks
+            process.communicate(timeout=_LAST_WORDS_S)
+        return "", f"{_NO_ANSWER} within {time.monotonic() - began:.1f} s (load {os.getloadavg()[0]:.1f})"
     if process.returncode == 0:
         return out, ""
     lines = [line for line in err.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("mpi_util:") or "Error" in line]
-    return "", (ours or lines or [f"ended with {process.returncode}"])[-1]
+    ours = [s for s in lines if (s.startswith("mpi_util:") or "Error" in s) and not _NO_CAUSE.fullmatch(s)]
+    cause = (ours or lines or [f"ended with {process.returncode}"])[-1]
+    return "", re.sub(r"<.*?>:\d+: ", "", cause)  # the place in a program that is no file
 
 
 def _here() -> Iterator[Check]:
@@ -132,32 +128,35 @@ def _here() -> Iterator[Check]:
     do = f"train.py needs {lacking} too: pip install '.[train]'" if lacking else ""
     shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     yield Check("frameworks", shown or "none", do, found)
-    left = {name: value for name, value in os.environ.items() if _RANK.fullmatch(name)}
-    do = f"run this outside mpiexec and srun; in a shell that has them by mistake: unset {' '.join(left)}"
-    is_rank = identity.under_launcher()
-    meaning = "this process takes itself for a rank" if is_rank else "not this process's, and ignored"
-    yield Check("rank variables", f"{_listed(left)}: {meaning}" if left else "none", do if is_rank else "", left)
+    left, is_rank = identity.rank_variables(), identity.under_launcher()
+    if error := process.of(identity.Role).error:
+        yield Check("rank variables", str(error), "unset it", left, bad=True)
+    else:
+        meaning = "this process takes itself for a rank" if is_rank else "not this process's, and ignored"
+        do = f"run this outside mpiexec and srun; in a shell that has them by mistake: unset {' '.join(left)}"
+        yield Check("rank variables", f"{_listed(left)}: {meaning}" if left else "none", do if is_rank else "", left)
     try:
-        limits, cores = core_limits(), usable_cores()
+        limits, cores, _ = core_limits(), usable_cores(), update_threads()
         text = f"{cores} ({', '.join(f'{name} {n:g}' for name, n in limits.items() if n != float('inf'))})"
         do = "ranks share this core: 2 take as long as 1; ask for more (taskset, --cpus, --cpus-per-task)"
         yield Check("cores", text, do if cores == 1 else "", {"usable": cores})
     except UsageError as error:
-        yield Check("cores", str(error), "unset MPI_UTIL_CORES, or set it to a number", bad=True)
+        yield Check("cores", str(error), "unset it, or set it to such a number", bad=True)
     ours = os.environ.get("MPI_UTIL_THREADS", "").split()
     users = {k: v for k, v in os.environ.items() if _THREADS.fullmatch(k) and k not in ours}
     do = "these stay as they are, in rank 0's update too; unset them to give it every core" if users else ""
     yield Check("threads", _listed(users) or "no variable set: chosen by mpi_util", do, users)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    do = "2 ranks need 40, each further one 3 more, and what the program opens: ulimit -n 1024"
+    text = "no limit" if files == resource.RLIM_INFINITY else f"{files} in each process (ulimit -n)"
+    yield Check("open files", text, do * (0 <= files < _FEW_FILES), {"limit": files})
 
 
 def _version(module: str) -> str | None:
     """Without importing it. None: not installed; "?": not by pip."""
-    if importlib.util.find_spec(module) is None:
-        return None
-    try:
-        return importlib.metadata.version(module)
-    except importlib.metadata.PackageNotFoundError:
-        return "?"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(module) if importlib.util.find_spec(module) else None
+    return "?"
 
 
 def _listed(variables: Mapping[str, str]) -> str:
@@ -189,11 +188,14 @@ def _machine() -> Iterator[Check]:
     yield _shared_memory()
     try:
         shm = shutil.disk_usage(_SHM)
-        do = "MPI itself uses some of it (mpi_util does not): docker run --shm-size=1g" * (shm.free < _SMALL_SHM)
+        tempfile.TemporaryFile(dir=_SHM).close()
+        do = "where MPI's buffers do not fit, ranks are killed (SIGBUS): mount -o remount,size=1g /dev/shm"
+        do = f"{do}; docker run --shm-size=1g" * (shm.free < _SMALL_SHM)
         text = f"{shm.total >> 20} MiB, {shm.free >> 20} free"
         yield Check(_SHM, text, do, {"total": shm.total, "free": shm.free})
     except OSError as error:
-        yield Check(_SHM, str(error), "MPI needs it: mount -t tmpfs tmpfs /dev/shm")
+        do = "MPI writes there: mount -o remount,rw /dev/shm, or mount -t tmpfs tmpfs /dev/shm, and chmod 1777 /dev/shm"
+        yield Check(_SHM, str(error), do)
     yield _leftovers()
 
 
@@ -245,7 +247,9 @@ def _gpu() -> Iterator[Check]:
 
 def _judge_trial(out: str, why: str) -> Check:
     found = json.loads(out.splitlines()[-1]) if out else {}
-    do = "repair what is NOTE or BAD above; if nothing is, try with --timeout 60"
+    do = "repair what this line names, or what is NOTE or BAD above"
+    if why.startswith(_NO_ANSWER):
+        do = "repair what is NOTE or BAD above; if nothing is, try with --timeout 60"
     if "SLURM_JOB_ID" in os.environ:
         do += "; in a job of Slurm MPICH starts ranks by srun: on one machine HYDRA_LAUNCHER=fork does without"
     if found and found["ranks"] != 2:

@@ -1,5 +1,6 @@
 """Who this process is: a rank of a job (which one, of how many), the process that started the ranks, or neither."""
 
+import contextlib
 import os
 import re
 import sys
@@ -15,15 +16,17 @@ from .reap import JOB_VARIABLE, STAT_PARENT, stat_field
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# What launchers set for each rank: its number, and theirs. Open MPI's mpiexec first, as it may run in a shell of srun,
-# which sets one of the others: hydra (MPICH, Intel MPI) and srun's PMI; PMIx, which has no size.
+# What launchers set for each rank: its number, and how many there are. Open MPI's mpiexec first, as it may run in a
+# shell of srun, which sets one of the others: PMI, as hydra (MPICH, Intel MPI) does, or PMIx, which has no size.
 _LAUNCHERS = {
     "OMPI_COMM_WORLD_RANK": ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"),
     "PMI_RANK": ("PMI_SIZE", "MPICH's mpiexec"),
     "PMIX_RANK": ("SLURM_STEP_NUM_TASKS", "srun"),
 }
-_LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # number of ranks on its machine
+_NAMES_A_RANK = re.compile(r"(PMI|PMIX|OMPI_COMM_WORLD)_(RANK|SIZE|FD|NAMESPACE)")
+_PMIX_PORT = re.compile(r"tcp4://[\d.]+:(\d+)")  # in PMIX_SERVER_URI2 and others
 RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
+_NUMBERS = (*_LAUNCHERS, *(size for size, _ in _LAUNCHERS.values()), RANK_PID, "MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")
 # What launchers, and mpi_fork, set for a rank: not for the ranks of another job. MCA: the user's parameters.
 _FOR_RANKS = re.compile(
     r"(PMI2?|OMPI_MCA_(ess|orte)|HYDI)_|(PMIX|PRTE)_(?!MCA_)|OMPI_(?!MCA_|ALLOW_)|MPI_LOCAL(NRANKS|RANKID)$|"
@@ -42,26 +45,57 @@ class Role:
         is_parent: it has started the ranks.
         launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
             program of its own that a rank has started has the variables of the rank's launcher, but no launcher.
-        rank, size: as the launcher says; size is 0 if it does not say it.
+        variable: in which that launcher numbers its ranks.
+        rank, size: as the launcher says.
         job: the folder for what mpi_fork's parent is to know, in a rank that it has started; else "".
         owner: the process id of that rank.
+        error: why these variables make no sense.
     """
 
     is_parent = False
+    rank, size, launcher, variable = 0, 1, "", ""
+    error: LaunchError | None = None
 
     def __init__(self) -> None:
-        variable = next((variable for variable in _LAUNCHERS if variable in os.environ), "")
         multiprocess = is_multiprocess()
-        here = os.getppid() if multiprocess else os.getpid()
-        self.owner = int(os.environ.get(RANK_PID, here))
-        own_program = not multiprocess and (self.owner != here or _ancestor_is_rank(variable))
-        self.job = "" if own_program else os.environ.get(JOB_VARIABLE, "")
-        size_variable, self.launcher = _LAUNCHERS.get(variable, ("", ""))
-        if variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ:
-            self.launcher = "srun"
-        self.rank, self.size = first_number((variable,), 0), first_number((size_variable,), 0)
-        if own_program or not variable or self.size == 1:
-            self.launcher, self.rank, self.size = "", 0, 1
+        self.owner = here = os.getppid() if multiprocess else os.getpid()
+        self.job = os.environ.get(JOB_VARIABLE, "")
+        try:
+            numbers = {name: first_number((name,), 0) for name in _NUMBERS if name in os.environ}
+        except LaunchError as error:
+            self.error = error
+            return
+        self.owner = numbers.get(RANK_PID, here)
+        found = [name for name, (size, _) in _LAUNCHERS.items() if name in numbers and numbers.get(size, 1) > 1]
+        # others that come first may have been left in the shell in which this launcher was started
+        self.variable = next(filter(_reachable, found), next(iter(found), ""))
+        if not multiprocess and (self.owner != here or _ancestor_is_rank(self.variable)):
+            self.job = ""
+        elif self.variable:
+            size, self.launcher = _LAUNCHERS[self.variable]
+            self.rank, self.size = numbers[self.variable], numbers[size]
+            if self.variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ:
+                self.launcher = "srun"
+
+
+def rank_variables() -> dict[str, str]:
+    """The environment variables by which a process takes itself for a rank."""
+    return {name: value for name, value in sorted(os.environ.items()) if _NAMES_A_RANK.fullmatch(name)}
+
+
+def _reachable(variable: str) -> bool | None:
+    """Whether MPI can reach the launcher that has set this variable; None: nothing says how.
+
+    PMI gives each rank a socket, which Python's subprocess closes. PMIx has a server that listens on a port.
+    """
+    if variable == "PMI_RANK":
+        return Path(f"/proc/self/fd/{os.environ['PMI_FD']}").is_socket() if "PMI_FD" in os.environ else None
+    servers = [value for name, value in os.environ.items() if name.startswith("PMIX_SERVER_URI")]
+    ports = {int(match[1]) for match in map(_PMIX_PORT.search, servers) if match}
+    with contextlib.suppress(OSError):
+        listening = Path("/proc/net/tcp").read_text()
+        return any(f":{port:04X} 00000000:0000 0A " in listening for port in ports) if ports else None
+    return None
 
 
 def is_multiprocess() -> bool:
@@ -114,18 +148,25 @@ def rank() -> int:
 
 
 def nworkers() -> int:
-    """Number of ranks in the world; 1 in a single process. Does not start MPI if the launcher says it."""
+    """Number of ranks in the world; 1 in a single process. Does not start MPI."""
     role = process.of(Role)
-    return (role.size if role.launcher else 0) or (comm.Get_size() if (comm := world()) else 1)
+    return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 
 def local_size() -> int:
     """Number of ranks on this machine, if the launcher has set it; else of all. Does not start MPI."""
-    return first_number(_LOCAL_SIZE_VARIABLES, nworkers())
+    return first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
+
+
+def check_variables() -> None:
+    """Raises LaunchError where what the environment says of this process's rank makes no sense."""
+    if error := process.of(Role).error:
+        raise error
 
 
 def check_no_parent() -> None:
     """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
+    check_variables()
     if process.of(Role).is_parent:
         raise LaunchError(
             "this process has started the ranks, which have ended, and has nothing to compute; "
@@ -134,27 +175,31 @@ def check_no_parent() -> None:
 
 
 def check_launcher(library: str, size: int = 0) -> None:
-    """Raises LaunchError where launcher and library are of different MPIs, so that the ranks do not find each other.
+    """Raises LaunchError where this process cannot reach the ranks that its launcher's variables speak of.
 
-    MPICH then ends the process, or every rank is alone in a world of its own.
+    The launcher has gone; or it and the library are of different MPIs: MPICH then ends the process, or every rank is
+    alone in a world of its own.
 
     Args:
         library: version of the MPI library. size: of the world; 0: MPI has not started.
     """
     role = process.of(Role)
     fits = ("Open MPI" in library) == ("Open MPI" in role.launcher) or role.launcher == "srun"
-    left = not size and "PMI_FD" in os.environ and not os.path.exists(f"/proc/self/fd/{os.environ['PMI_FD']}")
-    if not role.launcher or (size == role.size if size and role.size else fits and not left):
+    reachable = _reachable(role.variable)
+    if not role.launcher or (size == role.size if size else fits and reachable is not False):
         return
-    name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
-    left_over = " ".join(filter(os.environ.get, _LAUNCHERS))
     error = LaunchError(
-        f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is alone; "
-        f"use the mpiexec of that library, or mpi_fork without mpiexec (if you did: `unset {left_over}`)"
+        f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: "
+        f"variables that were left behind (`unset {' '.join(rank_variables())}`), or a rank started in another way"
     )
-    error.silent = role.rank > 0
-    if role.rank:
-        time.sleep(_OTHERS_S)
+    if reachable:
+        name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
+        error = LaunchError(
+            f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is "
+            "alone; use the mpiexec of that library, or mpi_fork without mpiexec"
+        )
+        error.silent = role.rank > 0
+        time.sleep(_OTHERS_S * error.silent)
     role.launcher = ""
     raise error
 
@@ -171,5 +216,9 @@ def in_child_of_rank() -> bool:
 
 
 def first_number(names: tuple[str, ...], otherwise: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The value of the first of these environment variables that is set."""
-    return next((int(environment[name]) for name in names if name in environment), otherwise)
+    """The value of the first of these variables that is set. LaunchError: it is not a whole number of at least 0."""
+    name = next((name for name in names if name in environment), "")
+    if name and not re.fullmatch(r"[0-9]{1,18}", environment[name]):
+        wrong = f"{name} is {environment[name]!r}, as no launcher sets it for a rank"
+        raise LaunchError(f"{wrong}; where it was left behind: `unset {name}`")
+    return int(environment[name]) if name else otherwise

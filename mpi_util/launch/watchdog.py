@@ -31,6 +31,10 @@ _NOTED_AFTER_S = 1.0
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
 _ANSWER_S, _LOOK_S = 1.0, 0.1  # how long stacks are waited for, and between two looks
 _END = "the end of the program"
+# the upper part of a stack: what this package, and Python's modules that it calls, do within the program's call
+_OURS = rf'  File "{re.escape(failure.HERE)}.*\n'
+_PYTHONS = rf'  File "{re.escape(os.path.dirname(os.__file__))}/(?!.*-packages/).*\n'
+_INSIDE = re.compile(rf"(?<=call first\):\n)(?:  File .*\n)*?{_OURS}(?:(?:{_PYTHONS})*{_OURS})*")
 
 
 def watchdog(seconds: float | None, kill: bool = False) -> None:
@@ -84,7 +88,7 @@ class Watchdog:
         return min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
 
     def due(self, waited: float) -> float:
-        """This rank has waited for so many seconds. Returns after how many to call this again."""
+        """This rank has waited for `waited` seconds. Returns after how many to call this again."""
         if waited >= self.after_s:
             self._report(waited)
             return 2 * waited
@@ -109,70 +113,73 @@ class Watchdog:
             self._memory[:NOTE_BYTES] = json.dumps(note).encode().ljust(NOTE_BYTES)
 
     def _report(self, waited: float) -> None:
-        notes, pids = [_read(*owner) for owner in self._owners], [pid for pid, _ in self._owners]
-        waiting = [bool(note and note["call"]) and not _stopped(pid) for note, pid in zip(notes, pids)]
-        if any(waiting[: self._rank]):
+        ranks = [_Seen(pid, ticket) for pid, ticket in self._owners]
+        if any(each.waits for each in ranks[: self._rank]):
             return  # that rank reports, now or soon
-        lines = _grouped("", [_describe(*rank) for rank in zip(notes, pids, waiting)])
+        lines = _grouped("", [each.described() for each in ranks])
         head = (
             f"mpi_util: rank {self._rank} has waited for {waited:.3g} s. This is a report, not an error: another rank "
             f"may take that long. The next one is due after {2 * waited:.3g} s (mpi_util.watchdog; 0: never)"
         )
-        stacks = _grouped("stack of ", _stacks(notes, pids, waiting))
+        _ask_for_stacks(ranks)
+        stacks = _grouped("stack of ", [each.stack() for each in ranks])
         failure.print_line("\n".join([head, *(f"  {line}" for line in lines), *stacks]))
         if self.kill:
             cause = "; ".join(line for line in lines if ": missing" in line) or "all ranks wait, for one another"
             failure.fail(f"mpi_util: the watchdog ends the job after {waited:.3g} s: {cause}")
 
 
-def _read(pid: int, ticket: Ticket | None) -> dict[str, Any]:
-    """What a rank has noted; {} of one that cannot be reached from here."""
-    with contextlib.suppress(OSError, ValueError):
-        if ticket is not None:
-            fd, memory = attach(ticket)
-            os.close(fd)
-            return dict(json.loads(memory[:NOTE_BYTES]))
-    return {}
+class _Seen:
+    """What a rank has noted, and what can be seen of its process. The note of one that cannot be reached is empty."""
+
+    def __init__(self, pid: int, ticket: Ticket | None):
+        self.pid, self._note = pid, dict[str, Any]()
+        with contextlib.suppress(OSError, ValueError):
+            if ticket is not None:
+                fd, memory = attach(ticket)
+                os.close(fd)
+                self._note = json.loads(memory[:NOTE_BYTES])
+        self._stopped = any(stat_field(pid, STAT_PARENT, state) is not None for state in "Tt")
+        self.stacks = Path(f"/proc/{pid}/fd/{self._note.get('stacks')}")
+        self.waits = bool(self._note.get("call")) and not self._stopped
+        self.answers = self.stacks.exists() and not self._stopped
+
+    def described(self) -> str:
+        """What it does, for the roll-call."""
+        if not (note := self._note):
+            return " on another machine, without shared memory, or ended: cannot be asked"
+        since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
+        if self.waits:
+            return f" waiting in {note['call']} since {since}"
+        with contextlib.suppress(OSError):
+            if (inside := Path(f"/proc/{self.pid}/wchan").read_text()) != "0":
+                state = f", in the kernel's {inside}"
+        if self._stopped:
+            state = f", stopped: it has no stack to show, and `kill -CONT {self.pid}` continues it"
+        return f" missing, {note['call'] or note['where']} since {since} (process {self.pid}{state})"
+
+    def stack(self) -> str:
+        """What it has written, "" if nothing; of a rank that waits without what is inside of this package's call."""
+        with contextlib.suppress(OSError):
+            if self.answers and (text := self.stacks.read_text(errors="replace")):
+                text = re.sub(r"(Current t|T)hread 0x\w+", "Thread", text)  # which thread answers is by chance
+                return "\n" + (_INSIDE.sub("", text) if self.waits else text).rstrip()
+        return ""
 
 
-def _describe(note: dict[str, Any], pid: int, waits: bool) -> str:
-    """What a rank does, for the roll-call."""
-    if not note:
-        return " on another machine, without shared memory, or ended: cannot be asked"
-    since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
-    if waits:
-        return f" waiting in {note['call']} since {since}"
+def _ask_for_stacks(ranks: Sequence[_Seen]) -> None:
+    """Returns when all that can have answered, or are not going to."""
+    asked, end = [each for each in ranks if each.answers], time.monotonic() + _ANSWER_S
     with contextlib.suppress(OSError):
-        state = f", in the kernel's {inside}" if (inside := Path(f"/proc/{pid}/wchan").read_text()) != "0" else ""
-    state = f", stopped: it has no stack to show, and `kill -CONT {pid}` continues it" if _stopped(pid) else state
-    return f" missing, {note['call'] or note['where']} since {since} (process {pid}{state})"
-
-
-def _stacks(notes: Sequence[dict[str, Any]], pids: Sequence[int], waiting: Sequence[bool]) -> list[str]:
-    """The ranks' stacks, "" where there is none; of a rank that waits without what is inside of this package."""
-    places = [Path(f"/proc/{pid}/fd/{note.get('stacks')}") for note, pid in zip(notes, pids)]
-    asked = [place for place, pid in zip(places, pids) if place.exists() and not _stopped(pid)]
-    stacks, end = [""] * len(places), time.monotonic() + _ANSWER_S
-    with contextlib.suppress(OSError):
-        for place in asked:
-            os.truncate(place, 0)
-            os.kill(int(place.parts[2]), _SIGNAL)
-        while time.monotonic() < end and not all(place.stat().st_size for place in asked):
+        for each in asked:
+            os.truncate(each.stacks, 0)
+            os.kill(each.pid, _SIGNAL)
+        while time.monotonic() < end and not all(each.stack() for each in asked):
             time.sleep(_LOOK_S)
         time.sleep(_LOOK_S)
-    for k, place in enumerate(places):
-        if place in asked:
-            with contextlib.suppress(OSError):
-                text = "\n" + re.sub(r"hread 0x\w+", "hread", place.read_text(errors="replace").strip())
-                stacks[k] = re.sub(rf'  File "{failure.HERE}.*\n', "", text) if waiting[k] else text
-    return stacks
 
 
 def _grouped(what: str, texts: Sequence[str]) -> list[str]:
     """`ranks 0, 2:text` for each text that is not empty."""
     of = {text: [str(k) for k, other in enumerate(texts) if other == text] for text in texts if text}
     return [f"{what}rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}:{text}" for text, ranks in of.items()]
-
-
-def _stopped(pid: int) -> bool:
-    return any(stat_field(pid, STAT_PARENT, state) is not None for state in "Tt")

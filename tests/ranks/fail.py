@@ -4,12 +4,14 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
 from harness import fork
 
 import mpi_util
+from mpi_util.host.waiting import WakePipe
 
 
 class NoText(Exception):
@@ -24,6 +26,8 @@ who, how = int(sys.argv[2]), sys.argv[3]
 mpi_util.watchdog(None, kill="KILL" in os.environ)
 mpi_util.rank0_accum_batches({"x": np.zeros(3)})
 mpi_util.print0("started", flush=True)
+if how == "hang" and mpi_util.rank == 2:  # it waits in another way than the others: in a module of Python's
+    WakePipe.sleep = lambda pipe, seconds: threading.Event().wait(seconds)
 
 if mpi_util.rank == who:
     with mpi_util.during("rollout", episode=17):
@@ -52,8 +56,6 @@ if mpi_util.rank == who:
         if how == "fail":
             mpi_util.fail("train: reward is nan", 1)
         if how == "thread":
-            import threading
-
             threading.Thread(target=lambda: 1 / 0).start()
             time.sleep(30)
         if how == "hang":
