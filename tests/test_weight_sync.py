@@ -92,8 +92,6 @@ def scaled(worker, weights):
 FORMS = {
     "model, num_workers": lambda w: {"model": w, "num_workers": 2},
     "weights, num_workers": lambda w: {"weights": w, "num_workers": 2},
-    "weights, devices": lambda w: {"weights": w, "devices": ["cpu", "cpu"]},
-    "model, devices, num_workers": lambda w: {"model": w, "devices": ["cpu", "cpu"], "num_workers": 2},
     "weights, device_map_fn": lambda w: {"weights": w, "device_map_fn": scaled, "num_workers": 2},
     "params_map": lambda w: {"params_map": {0: w, 1: {"w": w["w"] * 2}}},
     "params_map, shared": lambda w: {"params_map": {0: w, 1: w}},
@@ -122,16 +120,12 @@ CLASHES = {
     "params_map= and model=": {"params_map": {0: 1}, "model": 1},
     "params_map= and weights=": {"params_map": {0: 1}, "weights": 1},
     "params_map= and context=": {"params_map": {0: 1}, "context": 1},
-    "params_map= and devices=": {"params_map": {0: 1}, "devices": [1]},
     "params_map= and device_map_fn=": {"params_map": {0: 1}, "device_map_fn": scaled},
-    "context= and devices=": {"context": 1, "devices": [1], "model_id": "x"},
     "context= and model=": {"context": 1, "model": 1, "model_id": "x"},
     "context= and weights=": {"context": 1, "weights": 1, "model_id": "x"},
     "context= and device_map_fn=": {"context": 1, "device_map_fn": scaled, "model_id": "x"},
     "context= needs model_id=": {"context": 1},
     "model= and weights=": {"model": 1, "weights": 1, "num_workers": 1},
-    "devices= and device_map_fn=": {"model": 1, "devices": [1], "device_map_fn": scaled},
-    "num_workers= says 3 workers and devices= 1": {"model": 1, "devices": [1], "num_workers": 3},
     "num_workers= says 3 workers and params_map= 1": {"params_map": {0: 1}, "num_workers": 3},
     "num_workers= says 3 workers and context= 2": {"context": Context(0), "model_id": "deep.policy", "num_workers": 3},
     "how many workers": {"model": 1},
@@ -700,7 +694,7 @@ def test_an_update_that_comes_again_is_not_applied_again():
         scheme.send(arrays(2.0))
         publisher, worker = scheme._sender.publisher, scheme._sender.workers[0]
         for section in publisher._sections:
-            publisher._send(worker, worker.connection, section)
+            publisher._send(worker, section)
             worker.connection.wake()
         assert scheme.send(arrays(3.0)) == 3 and applied == [1, 2, 3]
 
@@ -960,9 +954,9 @@ def test_a_worker_that_has_left_stays_away_when_its_relay_responds_again():
     for worker in workers.values():
         worker.apply(Event.STARTED)
     workers[0].apply(Event.LEFT)
-    ranks._give_up(ranks._relays[1])
+    ranks._give_up(1)
     assert [worker.state for worker in workers.values()] == [State.LEFT, State.DEAD]
-    ranks._hear(ranks._relays[1])
+    ranks._hear(1)
     assert [worker.state for worker in workers.values()] == [State.LEFT, State.READY]
     ranks.close()
 

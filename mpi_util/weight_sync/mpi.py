@@ -18,8 +18,7 @@ from .connection import Address, Deadline
 from .publisher import Publisher
 from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, in_flight, keep
 from .scheme import WeightSyncScheme
-from .subscriber import Subscriber
-from .worker import Event, RelayRecord, Report, State, Worker
+from .worker import Event, Report, Worker
 
 _NAP_S = 1e-3
 _PING_S = 1.0
@@ -49,7 +48,6 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
         self._root, self._ranks = sender, self._channel.size - 1
-        self._address: Address | None = None
         self._comm: Any = _duplicate(self._channel) if self._channel.comm else None  # None: a single process
         if self._channel.rank != sender:
             atexit.register(_say_left, os.getpid(), self._comm, sender)
@@ -63,9 +61,9 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
-        worker = _ranks_of_workers(self._channel, self._root).index(self._channel.rank)
+        worker = _worker(rank := self._channel.rank, self._root)
         if given not in (None, worker):
-            raise UsageError(f"worker_idx={given}: rank {self._channel.rank} is worker {worker}")
+            raise UsageError(f"worker_idx={given}: rank {rank} is worker {worker}")
         return worker
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Ranks":
@@ -73,29 +71,22 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"init_on_sender: {n} workers, and {self._ranks} ranks beside the sender: one worker each")
         return Ranks(self._channel, self._comm, self._root, workers, name)
 
-    def _subscribe(self, worker: int, name: str) -> Subscriber:
-        self._address = self._address or self._find_publisher(name)  # the sender sends it once
-        return Subscriber(self._address, worker, name)
-
     def _find_publisher(self, name: str) -> Address:
-        rank, machine = self._channel.rank, self._channel.machine
-        here = machine[rank]
-        address, name = self._receive_address(here if here not in (rank, machine[self._root]) else self._root, name)
-        if here == rank and here != machine[self._root]:
-            members = {i: k for i, k in enumerate(_ranks_of_workers(self._channel, self._root)) if machine[k] == here}
-            address = Relay(self._comm, self._root, [*members], name).publisher.address
-            for k in set(members.values()) - {here}:
-                keep(self._comm.isend((address, name), k, ADDRESS))
-        return address
-
-    def _receive_address(self, source: int, name: str) -> tuple[Address, str]:
-        """The publisher's address and the model's name at the sender; sleeps until `source` has sent them."""
-        deadline = Deadline(self.timeout)
+        if self._address.name:  # the sender sends it once
+            return self._address
+        rank, machine, deadline = self._channel.rank, self._channel.machine, Deadline(self.timeout)
+        source = here if (here := machine[rank]) not in (rank, machine[self._root]) else self._root
         message = wait_until(lambda: self._comm.improbe(source, ADDRESS) or not deadline.left)
         if isinstance(message, bool):
             raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
-        found: tuple[Address, str] = message.recv()
-        return found
+        address, name = message.recv()
+        if address is None:  # this rank is the relay of its machine
+            members = [k for k in range(self._channel.size) if machine[k] == rank]
+            address = Relay(self._comm, self._root, [_worker(k, self._root) for k in members], name).publisher.address
+            for k in members[1:]:
+                keep(self._comm.isend((address, name), k, ADDRESS))
+        self._address = address
+        return self._address
 
 
 class Ranks(Publisher):
@@ -104,19 +95,20 @@ class Ranks(Publisher):
     def __init__(self, channel: Channel, comm: Any, root: int, workers: dict[int, Worker], name: str):
         super().__init__(workers, name)
         self._comm, self._root = comm, root
-        self._relays: dict[int, RelayRecord] = {}
+        self._relays: dict[int, list[Worker]] = {}  # by the rank of each: the workers of its machine
+        self._heard: dict[int, float] = {}  # when each sent something last, or should have; before, it is not ready
+        self._cut_off: dict[int, list[Worker]] = {}  # of those that do not respond: the workers marked dead with them
         self._pinged = 0.0
         self._forwarded = 0  # updates
         self._last: tuple[Section, int, list[Worker]] | None = None  # update that was forwarded: where, version, to
         self._ended: set[int] = set()  # ranks
-        self._ranks = _ranks_of_workers(channel, root)
         for worker in workers.values():
-            leader = channel.machine[rank := self._ranks[worker.index]]
+            leader = channel.machine[rank := _rank(worker.index, root)]
             if leader == channel.machine[root]:
                 keep(comm.isend((self.address, name), rank, ADDRESS))
             else:
-                worker.relay = self._relays.setdefault(leader, RelayRecord(leader))
-                worker.relay.workers.append(worker)
+                worker.relay = leader
+                self._relays.setdefault(leader, []).append(worker)
         for rank in self._relays:
             keep(comm.isend((None, name), rank, ADDRESS))
 
@@ -129,14 +121,14 @@ class Ranks(Publisher):
         distant = [worker for worker in workers if worker.relay is not None]
         for worker in distant:
             worker.sent, worker.latest = version, section  # until its relay has it
-        if forward := [worker for worker in distant if worker.relay and worker.relay.state is not State.ABSENT]:
+        if forward := [worker for worker in distant if worker.relay in self._heard]:
             self._last = section, version, forward
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
 
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
-        path = [self._root, *sorted({worker.relay.rank for worker in workers if worker.relay})]
+        path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
         indices, layout = [worker.index for worker in workers], section.description
         self._forwarded += 1
         header = Header(BULK + self._forwarded % TAGS, section.version, section.nbytes, layout, indices, path)
@@ -163,33 +155,32 @@ class Ranks(Publisher):
 
         status = MPI.Status()
         while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
-            self._hear(self._relays[status.source])
+            self._hear(status.source)
             if (report := message.recv()) is not None:
                 event, index, *content = report
                 self._report(self.workers[index], event, *content)
-        for relay in self._relays.values():
-            if relay.state is State.READY and self._pinged - relay.heard > _SILENT_S:
+        for relay, heard in self._heard.items():
+            if relay not in self._cut_off and self._pinged - heard > _SILENT_S:
                 self._give_up(relay)
 
-    def _hear(self, relay: RelayRecord) -> None:
+    def _hear(self, relay: int) -> None:
         """A relay has sent something. One that was absent gets what was sent to its workers before."""
-        relay.state, relay.heard = State.READY, time.perf_counter()
-        for worker in relay.cut_off:
+        self._heard[relay] = time.perf_counter()
+        for worker in self._cut_off.pop(relay, ()):
             worker.apply(Event.RESUMED)
-        relay.cut_off = []
-        for worker in relay.workers:
+        for worker in self._relays[relay]:
             if worker.latest is not None:
                 self._forward(worker.latest, [worker])
 
-    def _give_up(self, relay: RelayRecord) -> None:
+    def _give_up(self, relay: int) -> None:
         """The others to which it should have passed on the last version get it on another path, perhaps again."""
-        relay.state, relay.cut_off = State.DEAD, [worker for worker in relay.workers if not worker.gone]
-        why = f"rank {relay.rank}, the relay of its machine, has not responded for {_SILENT_S:g} s"
-        for worker in relay.cut_off:
+        self._cut_off[relay] = [worker for worker in self._relays[relay] if not worker.gone]
+        why = f"rank {relay}, the relay of its machine, has not responded for {_SILENT_S:g} s"
+        for worker in self._cut_off[relay]:
             self._report(worker, Event.DIED, 0, why)
         if self._last is not None:
             section, version, workers = self._last
-            rest = [worker for worker in workers if worker.relay and worker.relay.state is not State.DEAD]
+            rest = [worker for worker in workers if worker.relay not in self._cut_off]
             if rest and section.version == version:
                 self._forward(section, rest)
 
@@ -198,8 +189,7 @@ class Ranks(Publisher):
         now = time.perf_counter()
         if now - self._pinged > _PING_S:
             if now - self._pinged > 2 * _PING_S:  # a new wait begins
-                for relay in self._relays.values():
-                    relay.heard = now
+                self._heard = dict.fromkeys(self._heard, now)
             self._pinged = now
             for rank in self._relays:
                 keep(self._comm.isend(None, rank, PING))
@@ -211,7 +201,7 @@ class Ranks(Publisher):
         while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT):
             self._ended.add(message.recv())
         for worker in workers:
-            if (rank := self._ranks[worker.index]) in self._ended:
+            if (rank := _rank(worker.index, self._root)) in self._ended:
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
@@ -229,8 +219,12 @@ def _say_left(pid: int, comm: Any, sender: int) -> None:
         keep(comm.isend(comm.Get_rank(), sender, LEFT))
 
 
-def _ranks_of_workers(channel: Channel, root: int) -> list[int]:
-    return [rank for rank in range(len(channel.machine)) if rank != root]
+def _rank(worker: int, root: int) -> int:
+    return worker + (worker >= root)
+
+
+def _worker(rank: int, root: int) -> int:
+    return rank - (rank > root)
 
 
 def _duplicate(channel: Channel) -> Any:

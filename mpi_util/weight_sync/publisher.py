@@ -6,6 +6,7 @@ are. Workers connect whenever they are ready; a thread, asleep until then, accep
 
 import contextlib
 import hmac
+import multiprocessing
 import os
 import secrets
 import select
@@ -13,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 
@@ -52,6 +54,7 @@ class Publisher:
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
         self._checked = 0.0
+        self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
         self.closed = False
 
     # ---- connections
@@ -110,7 +113,7 @@ class Publisher:
             self._epoll.register(connection.fd, select.EPOLLIN)
             self._report(worker, Event.CONNECTED if worker.latest is None else Event.STARTED)
             if worker.latest is not None:
-                self._send(worker, connection, worker.latest)
+                self._send(worker, worker.latest)
                 connection.wake()
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -124,8 +127,8 @@ class Publisher:
 
     def _check(self, worker: Worker) -> None:
         """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
-        if worker.connection is not None and alive(worker.pid):
-            self._receive(worker, worker.connection)
+        if alive(worker.pid):
+            self._receive(worker)
         else:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
 
@@ -170,7 +173,10 @@ class Publisher:
             message = self._update(section)
             try:
                 for worker in workers:
-                    self._deliver(worker, section, message)
+                    if worker.state is State.WAITING:
+                        self._check(worker)
+                    worker.latest, worker.sent = section, version
+                    self._send(worker, section, message)
             finally:
                 for worker in workers:
                     if worker.connection is not None:
@@ -182,15 +188,10 @@ class Publisher:
         serials = [section.ticket.serial for section in self._sections]
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
-    def _deliver(self, worker: Worker, section: Section, message: bytes) -> None:
-        if worker.state is State.WAITING:
-            self._check(worker)
-        worker.latest, worker.sent = section, section.version
-        if worker.connection is not None:
-            self._send(worker, worker.connection, section, message)
-
-    def _send(self, worker: Worker, connection: Connection, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker."""
+    def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
+        """Sends an update, if the worker has connected, without waking it."""
+        if worker.connection is None:
+            return
         if worker.state is State.WAITING:
             self._report(worker, Event.STARTED)
         worker.unread[section.version] = section
@@ -198,7 +199,7 @@ class Publisher:
         if worker.deferred:
             return
         try:
-            connection.send_frame(message or self._update(section))
+            worker.connection.send_frame(message or self._update(section))
         except BlockingIOError:
             self._disconnect(worker, "it is not reading its socket")
         except OSError:
@@ -243,9 +244,8 @@ class Publisher:
             timeout = 0
         for fd, _ in self._epoll.poll(timeout):
             with self._lock:
-                worker = self._by_fd.get(fd)
-                if worker is not None and worker.connection is not None:
-                    self._receive(worker, worker.connection)
+                if (worker := self._by_fd.get(fd)) is not None:
+                    self._receive(worker)
         with self._lock:
             now = time.perf_counter()
             if waits and not self._reports and now - self._checked > _CHECK_S:
@@ -255,7 +255,9 @@ class Publisher:
             reports, self._reports = self._reports, []
         return reports
 
-    def _receive(self, worker: Worker, connection: Connection) -> None:
+    def _receive(self, worker: Worker) -> None:
+        if (connection := worker.connection) is None:
+            return
         try:
             for kind, *answer in connection.receive(0, _ANSWERS):
                 if kind is Kind.BYE:
@@ -266,7 +268,7 @@ class Publisher:
         except ProtocolError as error:
             return self._disconnect(worker, f"its process ({worker.pid}) sent {error}")
         if worker.deferred and worker.unread:
-            self._send(worker, connection, worker.unread[max(worker.unread)])
+            self._send(worker, worker.unread[max(worker.unread)])
             connection.wake()
 
     def _answered(self, worker: Worker, version: int, *error: str) -> None:
@@ -279,7 +281,16 @@ class Publisher:
             self._report(worker, Event.ERROR, version, *error)
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks those of these workers, which have not connected, that never will."""
+        """Marks workers that have not connected if too few children are left: until one connects none has an index."""
+        connected = {worker.pid for worker in self.workers.values()}
+        self._children |= {child.pid: child for child in multiprocessing.active_children()}
+        strangers = [child for pid, child in self._children.items() if pid not in connected]
+        ended = [child for child in strangers if not child.is_alive()]
+        if ended and len(strangers) - len(ended) < len(workers):
+            text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
+            why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
+            for worker in workers:
+                worker.apply(Event.DIED, 0, why)
 
     def close(self) -> None:
         """Disconnects the workers, and gives everything back. Not in a process that was forked from this one."""

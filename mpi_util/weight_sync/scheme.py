@@ -1,11 +1,12 @@
 """The scheme: one sender, which owns a model, and receivers, which have copies of it."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import UsageError
-from .connection import Deadline
+from .connection import Address, Deadline
 from .publisher import Publisher
 from .receiver import Receiver
 from .sender import Sender
@@ -14,7 +15,7 @@ from .subscriber import Subscriber
 from .worker import Worker
 
 
-class WeightSyncScheme:
+class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     """Base of the schemes; one for each model. Phase 1 is `init_on_sender` or `init_on_receiver`, phase 2 `connect`.
 
     Args:
@@ -30,6 +31,7 @@ class WeightSyncScheme:
     """
 
     _ranks: int | None = None  # number of workers, where the transport knows it
+    _address = Address("", b"", 0)  # of the publisher that this process connects to, once it is known
 
     def __init__(
         self,
@@ -67,10 +69,8 @@ class WeightSyncScheme:
         weights: Any = None,
         context: Any = None,
         params_map: dict[int, Any] | None = None,
-        devices: list[Any] | None = None,
         device_map_fn: Callable[[int, Any], Any] | None = None,
         num_workers: int | None = None,
-        ctx: Any = None,
     ) -> None:
         """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
 
@@ -80,20 +80,19 @@ class WeightSyncScheme:
             weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; excludes `model`.
             context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`.
             params_map: worker -> its own weights. Both exclude all others but `model_id`.
-            devices: one for each worker; only their number is used. Excludes `device_map_fn`.
             device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
             num_workers: number of receivers.
-            ctx: not used: workers may be started in any way.
 
         Raises:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
-        given = {"model_id": model_id, "model": model, "weights": weights, "context": context, "devices": devices}
+        given = {"model_id": model_id, "model": model, "weights": weights, "context": context}
         given |= {"params_map": params_map, "device_map_fn": device_map_fn, "num_workers": num_workers}
         given = {name: value for name, value in given.items() if value is not None}
         workers = {index: Worker(index) for index in worker_indices(given, self._ranks)}
         publisher = self._open_publisher(workers, name_of(model_id))
+        self._address = publisher.address
         self._sender = Sender(given, publisher, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
@@ -155,7 +154,8 @@ class WeightSyncScheme:
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
         if worker_idx is not None:
             receiver.worker = self._worker_index(worker_idx)
-        receiver.connect(self._subscribe(receiver.worker, receiver.name), self.timeout)
+        address = self._find_publisher(receiver.name)
+        receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout)
         self._connected = True
         if background:
             receiver.listen()
@@ -282,9 +282,6 @@ class WeightSyncScheme:
         if self._sender is not None:
             self._sender.publisher.close()
 
-    def __enter__(self) -> "WeightSyncScheme":
-        return self
-
     def __exit__(self, *_: Any) -> None:
         self.shutdown()
 
@@ -297,7 +294,37 @@ class WeightSyncScheme:
         return given
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
-        raise NotImplementedError
+        return Publisher(workers, name)
 
-    def _subscribe(self, worker: int, name: str) -> Subscriber:
-        raise NotImplementedError
+    def _find_publisher(self, name: str) -> Address:
+        """Whom this process connects to."""
+        return self._address
+
+
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
+
+    The scheme itself is given to the workers, after `init_on_sender` and before they start; what travels with it is an
+    address with a key. The bytes of an update are written once, into shared memory. Arguments: `WeightSyncScheme`.
+    An example: docs/weight_sync.md.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_address")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def _start_role(self, call: str) -> None:
+        if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
+            self._reset()
+        super()._start_role(call)
+
+    def _worker_index(self, given: int | None) -> int:
+        if not self._address.name:
+            raise UsageError(
+                "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
+            )
+        return super()._worker_index(given)

@@ -6,10 +6,9 @@ from typing import Any
 from ..errors import UsageError
 
 _EXCLUDES = {  # argument -> those that would say the same as a part of it
-    "params_map": ["context", "model", "weights", "devices", "device_map_fn"],
-    "context": ["model", "weights", "devices", "device_map_fn"],
+    "params_map": ["context", "model", "weights", "device_map_fn"],
+    "context": ["model", "weights", "device_map_fn"],
     "model": ["weights"],
-    "devices": ["device_map_fn"],
 }
 
 
@@ -28,16 +27,14 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
         raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
     if not all(isinstance(k, int) and k >= 0 for k in given.get("params_map", ())):
         raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
-    counts = {"num_workers": given["num_workers"]} if "num_workers" in given else {}
-    counts |= {name: len(given[name]) for name in ("devices", "params_map") if name in given}
-    if (count := getattr(given.get("context"), "num_workers", None)) is not None:
-        counts["context"] = count
-    if len(set(counts.values())) > 1:
-        (first, m), (second, n) = list(counts.items())[:2]
-        raise UsageError(f"init_on_sender: {first}= says {m} workers and {second}= {n}")
-    count = next(iter(counts.values()), ranks)
+    name, said = "context", getattr(given.get("context"), "num_workers", None)
+    if "params_map" in given:
+        name, said = "params_map", len(given["params_map"])
+    count = given.get("num_workers", ranks if said is None else said)
+    if said not in (None, count):
+        raise UsageError(f"init_on_sender: num_workers= says {count} workers and {name}= {said}")
     if count is None:
-        raise UsageError("init_on_sender: how many workers? give num_workers= or devices=")
+        raise UsageError("init_on_sender: how many workers? give num_workers=")
     if count < 0:
         raise UsageError(f"init_on_sender: num_workers={count}")
     return sorted(given.get("params_map", range(count)))

@@ -46,7 +46,7 @@ class Worker:
     """One worker. The sender has a record of each; a relay has one of each worker of its machine."""
 
     index: int
-    relay: "RelayRecord | None" = None  # that passes on its updates; None: it connects to this process's publisher
+    relay: int | None = None  # rank that passes on its updates; None: it connects to this process's publisher
     state: State = State.ABSENT
     reason: str = ""  # why it left or died
     layout: Layout | None = None  # of what it gets; kept by the sender only
@@ -86,14 +86,3 @@ class Worker:
             if self.answered < self.sent:
                 self.unreported = text
             self.state, self.reason = State.DEAD, text
-
-
-@dataclass(eq=False)
-class RelayRecord:
-    """What the sender knows of another machine's relay."""
-
-    rank: int
-    workers: list[Worker] = field(default_factory=list)
-    state: State = State.ABSENT  # or READY, or DEAD: it does not respond
-    cut_off: list[Worker] = field(default_factory=list)  # workers that were marked dead with it
-    heard: float = 0.0  # when it sent something last, or should have (time.perf_counter)
