@@ -48,6 +48,7 @@ class Channel:
         # the same for what the ranks hold together; forgotten when an agreement fails, as one may not have it
         self.shared: dict[type, Any] = {}
         self.core_each = self.size <= usable_cores()  # asked once: it reads files
+        self.version = 0  # of the weights that were sent last
         if self.size > 1:
             self._connect(comm)
         self.leader = self.machine[self.rank]

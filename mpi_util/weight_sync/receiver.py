@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,33 +34,31 @@ class ReadersWriterLock:
     def __init__(self) -> None:
         self._turn = threading.Lock()  # of a writer while it waits and writes, and of a reader that enters
         self._changed = threading.Condition()
-        self._readers, self._closed = 0, False
-        self._thread = threading.local()
+        self._inside = Counter[int]()  # by thread: how often it has entered
+        self._closed = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Nothing is written inside. A thread that reads already may enter again."""
-        depth = getattr(self._thread, "depth", 0)
-        with self._turn if depth == 0 else contextlib.nullcontext(), self._changed:
-            self._readers += 1
-        self._thread.depth = depth + 1
+        me = threading.get_ident()
+        with contextlib.nullcontext() if self._inside[me] else self._turn, self._changed:
+            self._inside[me] += 1
         try:
             yield
         finally:
-            self._thread.depth = depth
             with self._changed:
-                self._readers -= 1
+                self._inside[me] -= 1
                 self._changed.notify_all()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
         """No other thread is inside. Yields True if it had to wait. UsageError: it reads. LockClosed: too late."""
-        if getattr(self._thread, "depth", 0):
+        if self._inside[threading.get_ident()]:
             raise UsageError("inside frozen() the thread that called it cannot change the weights")
         with self._turn:
             with self._changed:
-                waited = self._readers > 0
-                self._changed.wait_for(lambda: self._closed or not self._readers)
+                waited = any(self._inside.values())
+                self._changed.wait_for(lambda: self._closed or not any(self._inside.values()))
                 if self._closed:
                     raise LockClosed("the weights cannot change after shutdown()")
             yield waited

@@ -35,7 +35,7 @@ class Sender:
         return self._given.get("model", self._given.get("weights"))
 
     def versions(self) -> dict[int, int]:
-        """By worker: the version acknowledged last; 0 before the first."""
+        """See `WeightSyncScheme`."""
         self._poll(0)
         return {index: worker.acked for index, worker in self.workers.items()}
 
@@ -53,14 +53,14 @@ class Sender:
         if not self._coalesce:
             self.wait(workers, deadline)
         version = self.version + 1
+        # the model of phase 1 knows what a state dict leaves out and what is tied in it
+        model = None if weights is None else self.model()
         for group, thing in self._shares(weights, workers):
+            base = None if model is None or model is thing else Weights.of(model)
             for layout, members in self._by_layout(group, thing).items():
-                # the model of phase 1 knows what a state dict leaves out and what is tied in it
-                model = None if weights is None else self.model()
-                base = None if model is None or model is thing else Weights.of(model)
                 plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
+                self.version = version  # before a worker may have it: if this is interrupted the next one is another
                 self.publisher.publish(members, version, layout.nbytes, packed(layout), plan.write_all)
-                self.version = version
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)
         self.version = version
@@ -74,29 +74,24 @@ class Sender:
             if everyone and not workers:
                 raise self._left_error({worker.index: worker.reason for worker in everyone})
             return workers
-        indices = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
-        for index in indices:
-            if index not in self.workers:
-                raise UsageError(f"send: there is no worker {index}; there are {list(self.workers)}")
-        workers = [self.workers[index] for index in dict.fromkeys(indices)]
+        indices = dict.fromkeys(worker_ids if isinstance(worker_ids, Iterable) else [worker_ids])
+        if unknown := [index for index in indices if index not in self.workers]:
+            raise UsageError(f"send: there is no worker {unknown[0]}; there are {list(self.workers)}")
+        workers = [self.workers[index] for index in indices]
         if gone := {worker.index: worker.reason for worker in workers if worker.gone}:
             raise self._left_error(gone)
         return workers
 
     def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
         """(workers, what they get), one after another: a copy for one is freed before the next is made."""
-        thing, own = self.model() if weights is None else weights, self._given.get("params_map")
-        if make := self._given.get("device_map_fn"):
-            for worker in workers:
-                yield [worker], make(worker.index, thing)
-        elif own is not None and weights is None:
-            same: dict[int, list[Worker]] = {}
-            for worker in workers:
-                same.setdefault(id(own[worker.index]), []).append(worker)
-            for group in same.values():
-                yield group, own[group[0].index]
-        else:
-            yield workers, thing
+        thing, make = self.model() if weights is None else weights, self._given.get("device_map_fn")
+        own = self._given.get("params_map", {}) if weights is None else {}
+        same: dict[int, list[Worker]] = {}
+        for worker in workers:
+            same.setdefault(worker.index if make else id(own.get(worker.index)), []).append(worker)
+        for group in same.values():
+            index = group[0].index
+            yield group, make(index, thing) if make else own.get(index, thing)
 
     def _by_layout(self, group: list[Worker], thing: Any) -> dict[Layout, list[Worker]]:
         """Workers by the layout of what they get; the first weights of a worker determine that."""

@@ -20,16 +20,16 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What changes a worker's record."""
+    """What changes a worker's record, and the state to which it leads; None: it stays as it is."""
 
-    CONNECTED = "a process connects; nothing was sent to this worker since the last one left"
-    WITHDREW = "that process ends, or gives up, before anything was sent"
-    STARTED = "it gets its first update"
-    ACK = "it has applied a version"
-    ERROR = "it could not apply a version (0: not even the first)"
-    LEFT = "it shuts down in order"
-    DIED = "its process has ended, or the relay of its machine does not respond"
-    RESUMED = "that relay responds again"
+    CONNECTED = "a process connects; nothing was sent to this worker since the last one left", State.WAITING
+    WITHDREW = "that process ends, or gives up, before anything was sent", State.ABSENT
+    STARTED = "it gets its first update", State.READY
+    ACK = "it has applied a version", None
+    ERROR = "it could not apply a version (0: not even the first)", None
+    LEFT = "it shuts down in order", State.LEFT
+    DIED = "its process has ended, or the relay of its machine does not respond", State.DEAD
+    RESUMED = "that relay responds again", State.READY
 
 
 class Report(NamedTuple):
@@ -48,7 +48,7 @@ class Worker:
     index: int
     relay: int | None = None  # rank that passes on its updates; None: it connects to this process's publisher
     state: State = State.ABSENT
-    reason: str = ""  # why it left or died
+    reason: str = ""  # why it is in this state
     layout: Layout | None = None  # of what it gets; kept by the sender only
     sent: int = 0  # the last version
     acked: int = 0  # the last one that it has acknowledged
@@ -67,22 +67,16 @@ class Worker:
 
     def apply(self, event: Event, version: int = 0, text: str = "") -> None:
         """The only place where the state and the versions that it has answered change. text: why it died."""
+        if (state := event.value[1]) is not None:
+            self.state, self.reason = state, text or state.value
         if event is Event.CONNECTED:
-            self.state, self.answered = State.WAITING, self.sent  # another process: it owes no answer
-        elif event is Event.WITHDREW:
-            self.state = State.ABSENT
+            self.answered = self.sent  # another process: it owes no answer
         elif event is Event.STARTED:
-            self.state, self.acked, self.answered = State.READY, 0, 0
-        elif event is Event.RESUMED:
-            self.state = State.READY
+            self.acked = self.answered = 0
         elif event is Event.ACK:
             self.acked = max(version, self.acked)
             self.answered = max(version, self.answered)
         elif event is Event.ERROR:
             self.answered = max(version or self.sent, self.answered)
-        elif event is Event.LEFT:
-            self.state, self.reason = State.LEFT, State.LEFT.value
-        elif event is Event.DIED:
-            if self.answered < self.sent:
-                self.unreported = text
-            self.state, self.reason = State.DEAD, text
+        elif event is Event.DIED and self.answered < self.sent:
+            self.unreported = text
