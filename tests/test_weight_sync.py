@@ -699,6 +699,24 @@ def test_an_update_that_comes_again_is_not_applied_again():
         assert scheme.send(arrays(3.0)) == 3 and applied == [1, 2, 3]
 
 
+def test_a_version_that_was_sent_before_an_interrupt_is_not_used_again(monkeypatch):
+    scheme, mine = scheme_for(2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy") as receivers:
+        publisher, send = scheme._sender.publisher, scheme._sender.publisher._send
+
+        def interrupted(worker, *arguments):
+            send(worker, *arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(publisher, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(arrays(2.0))
+        monkeypatch.undo()
+        wait_for(lambda: receivers[0].version == 2)
+        assert scheme.send(arrays(3.0)) == 3
+        assert all((model["layer"]["w"] == 3).all() for model in mine)
+
+
 # ---- the end
 
 

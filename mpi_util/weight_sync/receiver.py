@@ -130,14 +130,6 @@ class Receiver:
             subscriber.close()
             raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
 
-    def _compare(self, layout: Layout) -> Layout:
-        if self.model is None:
-            self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
-        self._plan(layout)
-        if self._sharing is not None and any(entry.narrow for entry in layout.entries):
-            raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
-        return layout
-
     def _plan(self, layout: Layout) -> Plan:
         return Weights.of(self.model).plan(layout, f"worker {self.worker}'s model", "the sender's")
 
@@ -179,7 +171,13 @@ class Receiver:
                 f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
             )
         if self._layout is None:
-            self._layout = self._compare(unpacked(bytes(content.description), len(block)))
+            layout = unpacked(bytes(content.description), len(block))
+            if self.model is None:
+                self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
+            self._plan(layout)
+            if self._sharing is not None and any(entry.narrow for entry in layout.entries):
+                raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
+            self._layout = layout
         if self._sharing is None:
             self._plan(self._layout).take(block, undo=True)
         else:

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 import traceback
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,7 +116,12 @@ class Relay:
         here = [records[index] for index in header.workers if index in records]
         mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
         forwarding = Forwarding(self._comm, header)
-        fill = partial(self._fill, header, source, forwarding)
+
+        def fill(block: np.ndarray) -> None:
+            for part in parts(block):
+                self._receive(part, source, header.tag)
+                forwarding.send(part)
+
         try:
             section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
             section.users.append(forwarding.busy)
@@ -130,11 +134,6 @@ class Relay:
                     fill(np.empty(header.nbytes, np.uint8))
             for worker in mine:
                 self._report(Report(Event.ERROR, worker.index, header.version, text))
-
-    def _fill(self, header: Header, source: int, forwarding: Forwarding, block: np.ndarray) -> None:
-        for part in parts(block):
-            self._receive(part, source, header.tag)
-            forwarding.send(part)
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
         request, deadline = self._comm.Irecv(part, source, tag), Deadline(_STALLED_S)

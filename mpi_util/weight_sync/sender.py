@@ -56,11 +56,13 @@ class Sender:
         # the model of phase 1 knows what a state dict leaves out and what is tied in it
         model = None if weights is None else self.model()
         for group, thing in self._shares(weights, workers):
-            base = None if model is None or model is thing else Weights.of(model)
-            for layout, members in self._by_layout(group, thing).items():
-                plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
-                self.version = version  # before a worker may have it: if this is interrupted the next one is another
-                self.publisher.publish(members, version, layout.nbytes, packed(layout), plan.write_all)
+            own, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
+            layout = group[0].layout or own.layout(self._wire_dtype)  # a worker's first weights determine it
+            plan = own.plan(layout, "the weights given", "the model of init_on_sender", base)
+            self.version = version  # before a worker may have it: if this is interrupted the next one is another
+            for worker in group:
+                worker.layout = layout
+            self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)
         self.version = version
@@ -83,23 +85,16 @@ class Sender:
         return workers
 
     def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
-        """(workers, what they get), one after another: a copy for one is freed before the next is made."""
+        """(workers of one layout, what they get), one after another: a copy is freed before the next is made."""
         thing, make = self.model() if weights is None else weights, self._given.get("device_map_fn")
         own = self._given.get("params_map", {}) if weights is None else {}
-        same: dict[int, list[Worker]] = {}
+        same: dict[tuple[int, Layout | None], list[Worker]] = {}
         for worker in workers:
-            same.setdefault(worker.index if make else id(own.get(worker.index)), []).append(worker)
+            what = worker.index if make else id(own.get(worker.index))
+            same.setdefault((what, worker.layout), []).append(worker)
         for group in same.values():
             index = group[0].index
             yield group, make(index, thing) if make else own.get(index, thing)
-
-    def _by_layout(self, group: list[Worker], thing: Any) -> dict[Layout, list[Worker]]:
-        """Workers by the layout of what they get; the first weights of a worker determine that."""
-        found: dict[Layout, list[Worker]] = {}
-        for worker in group:
-            worker.layout = worker.layout or Weights.of(thing).layout(self._wire_dtype)
-            found.setdefault(worker.layout, []).append(worker)
-        return found
 
     def wait(self, workers: Iterable[Worker], deadline: Deadline) -> None:
         """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
