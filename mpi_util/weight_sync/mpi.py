@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..collectives.channel import Channel, channel_of
-from ..collectives.transport import parts
 from ..errors import SyncTimeoutError, UsageError
 from ..host.sections import Section
 from ..host.waiting import wait_until
@@ -48,9 +47,16 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
         self._root, self._ranks = sender, self._channel.size - 1
-        self._comm: Any = _duplicate(self._channel) if self._channel.comm else None  # None: a single process
-        if self._channel.rank != sender:
-            atexit.register(_say_left, os.getpid(), self._comm, sender)
+        self._comm: Any = None  # of the scheme's own; None: a single process
+        if self._channel.comm:
+            from mpi4py import MPI
+
+            if any(self._channel.machine) and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+                raise UsageError("ranks on several machines need an MPI with threads: MPI_THREAD_MULTIPLE")
+            self._comm, request = self._channel.comm.Idup()
+            wait_until(request.Test)
+            if self._channel.rank != sender:
+                atexit.register(_say_left, os.getpid(), self._comm, sender)
 
     def __reduce__(self) -> Any:
         raise UsageError("an MPIWeightSyncScheme cannot be sent to another process; each rank makes its own")
@@ -61,7 +67,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
-        worker = _worker(rank := self._channel.rank, self._root)
+        worker = _ranks_of_workers(self._channel, self._root).index(rank := self._channel.rank)
         if given not in (None, worker):
             raise UsageError(f"worker_idx={given}: rank {rank} is worker {worker}")
         return worker
@@ -81,9 +87,9 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
         address, name = message.recv()
         if address is None:  # this rank is the relay of its machine
-            members = [k for k in range(self._channel.size) if machine[k] == rank]
-            address = Relay(self._comm, self._root, [_worker(k, self._root) for k in members], name).publisher.address
-            for k in members[1:]:
+            members = {i: k for i, k in enumerate(_ranks_of_workers(self._channel, self._root)) if machine[k] == rank}
+            address = Relay(self._comm, self._root, [*members], name).publisher.address
+            for k in set(members.values()) - {rank}:
                 keep(self._comm.isend((address, name), k, ADDRESS))
         self._address = address
         return self._address
@@ -100,10 +106,11 @@ class Ranks(Publisher):
         self._cut_off: dict[int, list[Worker]] = {}  # of those that do not respond: the workers marked dead with them
         self._pinged = 0.0
         self._forwarded = 0  # updates
-        self._last: tuple[Section, int, list[Worker]] | None = None  # update that was forwarded: where, version, to
+        self._last: Section | None = None  # that was forwarded
         self._ended: set[int] = set()  # ranks
+        self._ranks = _ranks_of_workers(channel, root)
         for worker in workers.values():
-            leader = channel.machine[rank := _rank(worker.index, root)]
+            leader = channel.machine[rank := self._ranks[worker.index]]
             if leader == channel.machine[root]:
                 keep(comm.isend((self.address, name), rank, ADDRESS))
             else:
@@ -122,7 +129,7 @@ class Ranks(Publisher):
         for worker in distant:
             worker.sent, worker.latest = version, section  # until its relay has it
         if forward := [worker for worker in distant if worker.relay in self._heard]:
-            self._last = section, version, forward
+            self._last = section
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
@@ -133,8 +140,7 @@ class Ranks(Publisher):
         self._forwarded += 1
         header = Header(BULK + self._forwarded % TAGS, section.version, section.nbytes, layout, indices, path)
         forwarding = Forwarding(self._comm, header)
-        for part in parts(section.block(section.nbytes)):
-            forwarding.send(part)
+        forwarding.send(section.block(section.nbytes))
         section.users.append(forwarding.busy)
         for worker in workers:
             worker.latest = None
@@ -178,11 +184,12 @@ class Ranks(Publisher):
         why = f"rank {relay}, the relay of its machine, has not responded for {_SILENT_S:g} s"
         for worker in self._cut_off[relay]:
             self._report(worker, Event.DIED, 0, why)
-        if self._last is not None:
-            section, version, workers = self._last
-            rest = [worker for worker in workers if worker.relay not in self._cut_off]
-            if rest and section.version == version:
-                self._forward(section, rest)
+        if (last := self._last) is not None:
+            waiting = [
+                w for w in self.workers.values() if w.answered < w.sent == last.version and w.relay in self._heard
+            ]
+            if rest := [worker for worker in waiting if worker.relay not in self._cut_off]:
+                self._forward(last, rest)
 
     def _ping(self) -> None:
         """While it waits, the sender asks the relays once a second whether they are alive."""
@@ -201,7 +208,7 @@ class Ranks(Publisher):
         while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT):
             self._ended.add(message.recv())
         for worker in workers:
-            if (rank := _rank(worker.index, self._root)) in self._ended:
+            if (rank := self._ranks[worker.index]) in self._ended:
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
@@ -219,20 +226,5 @@ def _say_left(pid: int, comm: Any, sender: int) -> None:
         keep(comm.isend(comm.Get_rank(), sender, LEFT))
 
 
-def _rank(worker: int, root: int) -> int:
-    return worker + (worker >= root)
-
-
-def _worker(rank: int, root: int) -> int:
-    return rank - (rank > root)
-
-
-def _duplicate(channel: Channel) -> Any:
-    """Collective: a communicator of the scheme's own."""
-    from mpi4py import MPI
-
-    if len(set(channel.machine)) > 1 and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise UsageError("ranks on several machines need an MPI with threads: MPI_THREAD_MULTIPLE")
-    duplicate, request = channel.comm.Idup()
-    wait_until(request.Test)
-    return duplicate
+def _ranks_of_workers(channel: Channel, root: int) -> list[int]:
+    return [rank for rank in range(len(channel.machine)) if rank != root]

@@ -6,6 +6,8 @@ import math
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,8 +64,11 @@ class Forwarding:
         self._children = [header.path[i] for i in next_ones]
         self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
 
-    def send(self, part: np.ndarray) -> None:
-        self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
+    def send(self, block: np.ndarray, arrive: Callable[[np.ndarray], None] = lambda part: None) -> None:
+        """Sends each part of the block after `arrive` has returned: then it is there."""
+        for part in parts(block):
+            arrive(part)
+            self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
 
     def busy(self) -> bool:
         """True while the parts must stay as they are."""
@@ -116,12 +121,7 @@ class Relay:
         here = [records[index] for index in header.workers if index in records]
         mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
         forwarding = Forwarding(self._comm, header)
-
-        def fill(block: np.ndarray) -> None:
-            for part in parts(block):
-                self._receive(part, source, header.tag)
-                forwarding.send(part)
-
+        fill = partial(forwarding.send, arrive=partial(self._receive, source=source, tag=header.tag))
         try:
             section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
             section.users.append(forwarding.busy)

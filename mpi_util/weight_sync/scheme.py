@@ -8,10 +8,8 @@ from typing import Any
 from ..errors import UsageError
 from .connection import Address, Deadline
 from .publisher import Publisher
-from .receiver import Receiver
-from .sender import Sender
-from .source import name_of, own_model, worker_indices
-from .subscriber import Subscriber
+from .receiver import Receiver, Subscriber
+from .sender import Sender, name_of, own_model, worker_indices
 from .worker import Worker
 
 
