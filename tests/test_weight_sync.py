@@ -848,7 +848,7 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
     coming = threading.Thread(target=receiver.connect)
     coming.start()
-    wait_for(lambda: scheme._sender.workers[0].state is State.WAITING)
+    wait_for(lambda: scheme._sender.workers[0].state is State.ABSENT)  # it has connected
     scheme.send(arrays(5.0))
     coming.join()
     assert (mine["layer"]["w"] == 5).all()

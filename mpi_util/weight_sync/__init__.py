@@ -13,19 +13,18 @@ what that imports. Read first: scheme.py, then sender.py and receiver.py.
     mpi.py           the scheme between ranks, on one machine or several;  relay.py: forwarding between machines
     torchrl.py       the scheme as a weight-sync backend of torchrl (optional)
 
-A worker's record at the sender has one of five states (worker.py says what they and the events mean). `Worker.apply`
+A worker's record at the sender has one of four states (worker.py says what they and the events mean). `Worker.apply`
 makes every change:
 
-              CONNECTED              STARTED                LEFT
-      ABSENT ----------> WAITING ----------------> READY ----------> LEFT
-        |    <----------                           ^  |  ^
-        |     WITHDREW                             |  |  | RESUMED
-        |                                          |  |  |
-        '---------------- STARTED -----------------'  v  |
-                                                DIED  DEAD
+                STARTED            LEFT
+        ABSENT ---------> READY ---------> LEFT
+                         |     ^
+                    DIED |     | RESUMED
+                         v     |
+                          DEAD
 
-CONNECTED and STARTED lead out of LEFT and DEAD as out of ABSENT, when another process replaces the worker. ACK and
-ERROR change no state. An ABSENT worker whose process or rank has ended becomes DEAD.
+When another process replaces the worker, CONNECTED leads from LEFT and DEAD to ABSENT; a sender does not hear that from
+a relay, but STARTED. ACK and ERROR change no state. An ABSENT worker whose process or rank has ended becomes DEAD.
 """
 
 from .mpi import MPIWeightSyncScheme

@@ -123,12 +123,8 @@ class Ranks(Publisher):
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
     ) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        near = [worker for worker in workers if worker.relay is None]
-        section = super().publish(near, version, nbytes, layout, fill)
-        distant = [worker for worker in workers if worker.relay is not None]
-        for worker in distant:
-            worker.sent, worker.latest = version, section  # until its relay has it
-        if forward := [worker for worker in distant if worker.relay in self._heard]:
+        section = super().publish(workers, version, nbytes, layout, fill)
+        if forward := [worker for worker in workers if worker.relay in self._heard]:
             self._last = section
             forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or not deadline.left)

@@ -111,7 +111,7 @@ class Publisher:
             worker.pid, worker.connection = connection.pid, connection
             self._by_fd[connection.fd] = worker
             self._epoll.register(connection.fd, select.EPOLLIN)
-            self._report(worker, Event.CONNECTED if worker.latest is None else Event.STARTED)
+            self._report(worker, Event.CONNECTED)
             if worker.latest is not None:
                 self._send(worker, worker.latest)
                 connection.wake()
@@ -142,8 +142,8 @@ class Publisher:
         del self._by_fd[connection.fd]
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(connection.fd)
-        waiting = worker.state is State.WAITING
-        self._report(worker, Event.WITHDREW if waiting else Event.DIED if died else Event.LEFT, 0, died)
+        if worker.state is State.READY:
+            self._report(worker, Event.DIED if died else Event.LEFT, 0, died)
         connection.close()
 
     def _report(self, worker: Worker, event: Event, version: int = 0, text: str = "") -> None:
@@ -173,7 +173,7 @@ class Publisher:
             message = self._update(section)
             try:
                 for worker in workers:
-                    if worker.state is State.WAITING:
+                    if worker.state is State.ABSENT:
                         self._check(worker)
                     worker.latest, worker.sent = section, version
                     self._send(worker, section, message)
@@ -192,7 +192,7 @@ class Publisher:
         """Sends an update, if the worker has connected, without waking it."""
         if worker.connection is None:
             return
-        if worker.state is State.WAITING:
+        if worker.state is State.ABSENT:
             self._report(worker, Event.STARTED)
         worker.unread[section.version] = section
         worker.deferred = len(worker.unread) > _UNREAD

@@ -102,7 +102,7 @@ class Relay:
             quiet_s = time.perf_counter() - last
             pause = next(pause for limit, pause in _PAUSES if quiet_s < limit)
             for report in self.publisher.poll(0 if message else pause):
-                if report.event not in (Event.CONNECTED, Event.WITHDREW):  # the sender sends without knowing of it
+                if report.event is not Event.CONNECTED:  # the sender sends without knowing of it
                     self._report(report)
         self.publisher.close()
 
@@ -117,8 +117,7 @@ class Relay:
 
     def _take(self, header: Header, source: int) -> None:
         """Receives an update, passes it on, and publishes it; the sender gets the error if that fails."""
-        records = self.publisher.workers
-        here = [records[index] for index in header.workers if index in records]
+        here = [worker for index, worker in self.publisher.workers.items() if index in header.workers]
         mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
         forwarding = Forwarding(self._comm, header)
         fill = partial(forwarding.send, arrive=partial(self._receive, source=source, tag=header.tag))

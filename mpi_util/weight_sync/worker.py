@@ -12,8 +12,7 @@ from .connection import Connection
 class State(enum.Enum):
     """What a worker is to the sender."""
 
-    ABSENT = "it has not connected"
-    WAITING = "it has connected, and there is no update for it yet"
+    ABSENT = "it has not connected, or there is no update for it yet"
     READY = "it gets updates"
     LEFT = "it has shut down"
     DEAD = "its process ended, or the relay of its machine does not respond"
@@ -22,8 +21,7 @@ class State(enum.Enum):
 class Event(enum.Enum):
     """What changes a worker's record, and the state to which it leads; None: it stays as it is."""
 
-    CONNECTED = "a process connects; nothing was sent to this worker since the last one left", State.WAITING
-    WITHDREW = "that process ends, or gives up, before anything was sent", State.ABSENT
+    CONNECTED = "a process connects, and is this worker from now on", State.ABSENT
     STARTED = "it gets its first update", State.READY
     ACK = "it has applied a version", None
     ERROR = "it could not apply a version (0: not even the first)", None
@@ -56,7 +54,7 @@ class Worker:
     unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
     pid: int = 0
     connection: Connection | None = None
-    latest: Section | None = None  # where the last update sent to it is, until it has left
+    latest: Section | None = None  # where the last update sent to it is, until it has left, or its relay has that
     unread: dict[int, Section] = field(default_factory=dict)  # by version: where those are that it has not answered
     deferred: bool = False  # too many of these: it gets the newest when it answers
 
