@@ -134,15 +134,15 @@ class Sender:
         if worker_ids is None:
             everyone = list(self.workers.values())
             workers = [worker for worker in everyone if not worker.gone]
-            self._raise_died({worker.index: worker.reason for worker in everyone if worker.state is State.DEAD})
+            self._raise_died([worker for worker in everyone if worker.state is State.DEAD])
             if everyone and not workers:
-                raise self._left_error({worker.index: worker.reason for worker in everyone})
+                raise self._left_error(everyone)
             return workers
         indices = dict.fromkeys(worker_ids if isinstance(worker_ids, Iterable) else [worker_ids])
         if unknown := [index for index in indices if index not in self.workers]:
             raise UsageError(f"send: there is no worker {unknown[0]}; there are {list(self.workers)}")
         workers = [self.workers[index] for index in indices]
-        if gone := {worker.index: worker.reason for worker in workers if worker.gone}:
+        if gone := [worker for worker in workers if worker.gone]:
             raise self._left_error(gone)
         return workers
 
@@ -163,11 +163,10 @@ class Sender:
         workers = list(workers)
         self._await(workers, deadline)
         self._raise_errors()
-        died = {worker.index: worker.unreported for worker in workers if worker.unreported}
-        unanswered = [worker for worker in workers if worker.answered < worker.sent]  # others ended after they had it
-        died |= {worker.index: worker.reason for worker in unanswered if worker.state is State.DEAD}
-        self._forget_unreported()
-        self._raise_died(died)
+        try:  # others that have died had answered before
+            self._raise_died([w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)])
+        finally:
+            self._forget_unreported()
 
     def _forget_unreported(self) -> None:
         for worker in self.workers.values():
@@ -196,12 +195,12 @@ class Sender:
             error.worker, error.traceback = errors[0].worker, errors[0].text
             raise error
 
-    def _raise_died(self, reasons: dict[int, str]) -> None:
-        if reasons and self._on_dead == "raise":
-            raise self._left_error(reasons)
+    def _raise_died(self, workers: list[Worker]) -> None:
+        if workers and self._on_dead == "raise":
+            raise self._left_error(workers)
 
-    def _left_error(self, reasons: dict[int, str]) -> WorkerLeftError:
-        text = "; ".join(f"worker {index}: {why}" for index, why in sorted(reasons.items()))
+    def _left_error(self, workers: list[Worker]) -> WorkerLeftError:
+        text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
         return WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
 
     def _late_error(self, workers: list[Worker], timeout: float | None) -> SyncTimeoutError:
