@@ -80,25 +80,22 @@ class Publisher:
                 time.sleep(_ACCEPT_AGAIN_S)
 
     def _greet(self, connection: Connection) -> None:
+        """The handshake, in a thread of its own."""
+        deadline, nonce = Deadline(_HELLO_S), secrets.token_bytes(32)
         try:
-            self._admit(connection, *self._identify(connection))
+            theirs, index, name = connection.receive_one(Kind.HELLO, deadline.left)
+            known = (theirs, nonce), connection.pid, index, name
+            connection.send(Kind.CHALLENGE, nonce, proof(self.address, b"publisher", *known))
+            (proven,) = connection.receive_one(Kind.PROOF, deadline.left)
+            wanted = proof(self.address, b"subscriber", *known)
+            if not hmac.compare_digest(proven, wanted) or connection.peer_wakeup is None:
+                raise ProtocolError("it does not have the key")
+            self._admit(connection, index, name)
         except Exception as error:  # a stranger may send anything
             self.turned_away = f"process {connection.pid}: {str(error) or type(error).__name__}"
             connection.close()
         finally:
             self._guests.pop(connection, None)
-
-    def _identify(self, connection: Connection) -> tuple[int, str]:
-        """The handshake. Returns the worker's index and the name of its model."""
-        deadline, nonce = Deadline(_HELLO_S), secrets.token_bytes(32)
-        theirs, index, name = connection.receive_one(Kind.HELLO, _HELLO_S)
-        known = (theirs, nonce), connection.pid, index, name
-        connection.send(Kind.CHALLENGE, nonce, proof(self.address, b"publisher", *known))
-        (proven,) = connection.receive_one(Kind.PROOF, deadline.left)
-        wanted = proof(self.address, b"subscriber", *known)
-        if not hmac.compare_digest(proven, wanted) or connection.peer_wakeup is None:
-            raise ProtocolError("it does not have the key")
-        return index, name
 
     def _admit(self, connection: Connection, index: int, name: str) -> None:
         with self._lock:

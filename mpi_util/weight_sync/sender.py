@@ -15,11 +15,6 @@ from .publisher import Publisher
 from .worker import Event, Report, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
-_EXCLUDES = {  # argument -> those that would say the same as a part of it
-    "params_map": ["context", "model", "weights", "device_map_fn"],
-    "context": ["model", "weights", "device_map_fn"],
-    "model": ["weights"],
-}
 
 
 def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
@@ -27,12 +22,13 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
 
     Args: ranks: number of workers where no argument says it.
     """
-    for name, excluded in _EXCLUDES.items():
-        for other in excluded:
-            if name in given and other in given:
-                raise UsageError(f"init_on_sender: {name}= and {other}= exclude each other; leave one out")
-    if not given.keys() & {"params_map", "context", "model", "weights"}:
+    sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
+    if "device_map_fn" in given and given.keys() & {"params_map", "context"}:
+        sources.append("device_map_fn")
+    if not sources:
         raise UsageError("init_on_sender: give model=, weights=, context= or params_map=")
+    if len(sources) > 1:
+        raise UsageError(f"init_on_sender: {sources[0]}= and {sources[1]}= exclude each other; leave one out")
     if "context" in given and "model_id" not in given:
         raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
     if not all(isinstance(k, int) and k >= 0 for k in given.get("params_map", ())):
