@@ -178,7 +178,10 @@ class _Model:
 
     def compare(self, channel: Channel) -> None:
         """Collective: the RankMismatchError that names the first array that differs, if there is one."""
-        channel.agree(self.op, lambda: self.plan.layout.kinds, partial(barrier.check_same, self.op))
+        if barrier.possible(channel):
+            _OnPage(self).exchange(channel)
+        else:
+            channel.agree(self.op, lambda: self.plan.layout.kinds, partial(barrier.check_same, self.op))
 
 
 class _OnPage(barrier.Exchange):
