@@ -57,8 +57,6 @@ class Publisher:
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
         self.closed = False
 
-    # ---- connections
-
     def open(self) -> None:
         """Starts to accept workers."""
         if self._thread is None:
@@ -147,8 +145,6 @@ class Publisher:
         worker.apply(event, version, text)
         self._reports.append(Report(event, worker.index, version, text))
 
-    # ---- what is sent
-
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
     ) -> Section:
@@ -202,8 +198,6 @@ class Publisher:
         except OSError:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
 
-    # ---- where it is written
-
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
         """A section that is not being read, and will be read only by some of `workers`, who want the newest."""
         for section in self._sections:
@@ -227,8 +221,6 @@ class Publisher:
             if section is not newest and not self._readers(section) and section.claim():
                 self._sections.remove(section)
                 section.close()
-
-    # ---- what is answered
 
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
         """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.

@@ -57,8 +57,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         self._receiver: Receiver | None = None
         self._connected = self._closed = False
 
-    # ---- both phases of the set-up
-
     def init_on_sender(
         self,
         *,
@@ -160,8 +158,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     synchronize_weights = connect
 
-    # ---- the sender
-
     def send(
         self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
     ) -> int:
@@ -211,8 +207,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._closed or not self._connected:
             raise UsageError(f"{call} {'after shutdown' if self._closed else 'before connect'}()")
         return self._sender
-
-    # ---- the receiver
 
     def _need_receiver(self, call: str) -> Receiver:
         if self._receiver is None:
@@ -268,8 +262,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             return self._receiver.model
         return self._sender.model() if self._sender is not None else None
 
-    # ---- both
-
     def shutdown(self) -> None:
         """Ends this side in order and within seconds; may be called in any state, and again."""
         if self._closed:
@@ -282,8 +274,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     def __exit__(self, *_: Any) -> None:
         self.shutdown()
-
-    # ---- what the transports define
 
     def _worker_index(self, given: int | None) -> int:
         """This process's index. UsageError if it is not known, or not `given`."""
