@@ -529,6 +529,14 @@ def test_a_worker_that_dies_before_it_connects(start):
     scheme.shutdown()
 
 
+def test_a_worker_that_has_died_before_the_sender_connects(start):
+    scheme = scheme_for(1, timeout=None)
+    start(die, scheme, 0, "start")[0].join()
+    with pytest.raises(WorkerLeftError, match=r"worker 0: it has not connected.*status 3"):
+        scheme.connect()
+    scheme.shutdown()
+
+
 def test_a_sender_that_dies(start):
     ours, theirs = multiprocessing.Pipe()
     start(send_and_die, theirs, at=0)

@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
@@ -55,6 +56,7 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._checked = 0.0
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
+        self._others = weakref.WeakSet(_processes())  # which existed before
         self.closed = False
 
     def open(self) -> None:
@@ -272,7 +274,9 @@ class Publisher:
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks workers that have not connected if too few children are left: until one connects none has an index."""
         connected = {worker.pid for worker in self.workers.values()}
-        self._children |= {child.pid: child for child in multiprocessing.active_children()}
+        # also those that have ended already
+        started = [child for child in _processes() if child.pid and child not in self._others]
+        self._children |= {child.pid: child for child in (*started, *multiprocessing.active_children())}
         strangers = [child for pid, child in self._children.items() if pid not in connected]
         ended = [child for child in strangers if not child.is_alive()]
         if ended and len(strangers) - len(ended) < len(workers):
@@ -302,6 +306,11 @@ class Publisher:
             self._sections.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
+
+
+def _processes() -> set[BaseProcess]:
+    """The Process objects of this program; multiprocessing itself names only those that have not ended."""
+    return set(getattr(multiprocessing.process, "_dangling", ()))
 
 
 def alive(pid: int) -> bool:
