@@ -33,8 +33,14 @@ class Weights:
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
-        """The weights of anything; the last ones of a module that has the same tensors in their places."""
-        return derived(_slots(thing), cls)
+        """The weights of anything; the last ones of a module that has the same tensors in their places.
+
+        What holds writable arrays can be written too, all else can only be read.
+        """
+        if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
+            items = thing.items(True, True)
+            thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
+        return derived(adapters.slots(thing, read_only=True), cls)
 
     def layout(self, wire_dtype: str | None = None) -> Layout:
         """The layout in which these weights travel."""
@@ -110,11 +116,3 @@ def unpacked(text: bytes, room: int) -> Layout:
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
         raise WeightsError(f"the sender's description of its weights is damaged: {error}") from None
     return Layout(tuple(entries), nbytes, pairs)
-
-
-def _slots(thing: Any) -> list[Slot]:
-    """What holds writable arrays can be written too, all else can only be read."""
-    if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
-        items = thing.items(True, True)
-        thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
-    return adapters.slots(thing, read_only=True)

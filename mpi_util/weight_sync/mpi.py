@@ -148,7 +148,13 @@ class Ranks(Publisher):
         deadline = Deadline(timeout)
         self._receive_reports()
         while not (reports := super().poll(min(_NAP_S, deadline.left))) and deadline.left:
-            self._ping()
+            now = time.perf_counter()
+            if now - self._pinged > _PING_S:  # asks the relays whether they are alive
+                if now - self._pinged > 2 * _PING_S:  # a new wait begins
+                    self._heard = dict.fromkeys(self._heard, now)
+                self._pinged = now
+                for rank in self._relays:
+                    keep(self._comm.isend(None, rank, PING))
             self._receive_reports()
         return reports
 
@@ -186,16 +192,6 @@ class Ranks(Publisher):
             ]
             if rest := [worker for worker in waiting if worker.relay not in self._cut_off]:
                 self._forward(last, rest)
-
-    def _ping(self) -> None:
-        """While it waits, the sender asks the relays once a second whether they are alive."""
-        now = time.perf_counter()
-        if now - self._pinged > _PING_S:
-            if now - self._pinged > 2 * _PING_S:  # a new wait begins
-                self._heard = dict.fromkeys(self._heard, now)
-            self._pinged = now
-            for rank in self._relays:
-                keep(self._comm.isend(None, rank, PING))
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""

@@ -9,7 +9,7 @@ from ..errors import UsageError
 from .connection import Address, Deadline
 from .publisher import Publisher
 from .receiver import Receiver, Subscriber
-from .sender import Sender, name_of, own_model, worker_indices
+from .sender import Sender, name_of, resolve, worker_indices
 from .worker import Worker
 
 
@@ -115,7 +115,13 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
         """
         self._start_role("init_on_receiver")
-        model, worker_idx = own_model(model_id, model, context, worker_idx)
+        if context is not None:
+            if model is not None:
+                raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
+            if model_id is None:
+                raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
+            model = resolve(context, model_id)
+            worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
         self._receiver = Receiver(index, name, model, share, on_update)
 

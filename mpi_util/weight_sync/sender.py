@@ -1,6 +1,6 @@
 """The sender's side of a scheme: makes each version, has it published, and waits for the answers.
 
-First the arguments of phase 1, the receiver's too: whose weights are sent, to which workers, and which model gets them.
+First the arguments of phase 1: whose weights are sent, and to which workers.
 """
 
 import functools
@@ -49,17 +49,6 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
 def name_of(model_id: str | None) -> str:
     """The model, in messages."""
     return f"the model '{model_id}'" if model_id is not None else "the model"
-
-
-def own_model(model_id: str | None, model: Any, context: Any, worker_idx: int | None) -> tuple[Any, int | None]:
-    """A receiver's model and index, from the arguments of `init_on_receiver`."""
-    if context is None:
-        return model, worker_idx
-    if model is not None:
-        raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
-    if model_id is None:
-        raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
-    return resolve(context, model_id), getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
 
 
 def resolve(context: Any, model_id: str) -> Any:
