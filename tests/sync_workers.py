@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mpi_util.weight_sync.connection import Deadline
-from mpi_util.weight_sync.subscriber import Subscriber
+from mpi_util.weight_sync.receiver import Subscriber
 
 
 def arrays(value: float) -> dict:

@@ -48,7 +48,7 @@ from mpi_util.weight_sync.connection import (
     proof,
 )
 from mpi_util.weight_sync.layout import Weights, packed, unpacked
-from mpi_util.weight_sync.subscriber import Subscriber
+from mpi_util.weight_sync.receiver import Subscriber
 
 NOBODY = 65534
 NAME = "the model 'policy'"

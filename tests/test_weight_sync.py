@@ -92,8 +92,6 @@ def scaled(worker, weights):
 FORMS = {
     "model, num_workers": lambda w: {"model": w, "num_workers": 2},
     "weights, num_workers": lambda w: {"weights": w, "num_workers": 2},
-    "weights, devices": lambda w: {"weights": w, "devices": ["cpu", "cpu"]},
-    "model, devices, num_workers": lambda w: {"model": w, "devices": ["cpu", "cpu"], "num_workers": 2},
     "weights, device_map_fn": lambda w: {"weights": w, "device_map_fn": scaled, "num_workers": 2},
     "params_map": lambda w: {"params_map": {0: w, 1: {"w": w["w"] * 2}}},
     "params_map, shared": lambda w: {"params_map": {0: w, 1: w}},
@@ -122,16 +120,12 @@ CLASHES = {
     "params_map= and model=": {"params_map": {0: 1}, "model": 1},
     "params_map= and weights=": {"params_map": {0: 1}, "weights": 1},
     "params_map= and context=": {"params_map": {0: 1}, "context": 1},
-    "params_map= and devices=": {"params_map": {0: 1}, "devices": [1]},
     "params_map= and device_map_fn=": {"params_map": {0: 1}, "device_map_fn": scaled},
-    "context= and devices=": {"context": 1, "devices": [1], "model_id": "x"},
     "context= and model=": {"context": 1, "model": 1, "model_id": "x"},
     "context= and weights=": {"context": 1, "weights": 1, "model_id": "x"},
     "context= and device_map_fn=": {"context": 1, "device_map_fn": scaled, "model_id": "x"},
     "context= needs model_id=": {"context": 1},
     "model= and weights=": {"model": 1, "weights": 1, "num_workers": 1},
-    "devices= and device_map_fn=": {"model": 1, "devices": [1], "device_map_fn": scaled},
-    "num_workers= says 3 workers and devices= 1": {"model": 1, "devices": [1], "num_workers": 3},
     "num_workers= says 3 workers and params_map= 1": {"params_map": {0: 1}, "num_workers": 3},
     "num_workers= says 3 workers and context= 2": {"context": Context(0), "model_id": "deep.policy", "num_workers": 3},
     "how many workers": {"model": 1},
@@ -535,6 +529,14 @@ def test_a_worker_that_dies_before_it_connects(start):
     scheme.shutdown()
 
 
+def test_a_worker_that_has_died_before_the_sender_connects(start):
+    scheme = scheme_for(1, timeout=None)
+    start(die, scheme, 0, "start")[0].join()
+    with pytest.raises(WorkerLeftError, match=r"worker 0: it has not connected.*status 3"):
+        scheme.connect()
+    scheme.shutdown()
+
+
 def test_a_sender_that_dies(start):
     ours, theirs = multiprocessing.Pipe()
     start(send_and_die, theirs, at=0)
@@ -700,9 +702,27 @@ def test_an_update_that_comes_again_is_not_applied_again():
         scheme.send(arrays(2.0))
         publisher, worker = scheme._sender.publisher, scheme._sender.workers[0]
         for section in publisher._sections:
-            publisher._send(worker, worker.connection, section)
+            publisher._send(worker, section)
             worker.connection.wake()
         assert scheme.send(arrays(3.0)) == 3 and applied == [1, 2, 3]
+
+
+def test_a_version_that_was_sent_before_an_interrupt_is_not_used_again(monkeypatch):
+    scheme, mine = scheme_for(2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy") as receivers:
+        publisher, send = scheme._sender.publisher, scheme._sender.publisher._send
+
+        def interrupted(worker, *arguments):
+            send(worker, *arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(publisher, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(arrays(2.0))
+        monkeypatch.undo()
+        wait_for(lambda: receivers[0].version == 2)
+        assert scheme.send(arrays(3.0)) == 3
+        assert all((model["layer"]["w"] == 3).all() for model in mine)
 
 
 # ---- the end
@@ -836,7 +856,7 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
     coming = threading.Thread(target=receiver.connect)
     coming.start()
-    wait_for(lambda: scheme._sender.workers[0].state is State.WAITING)
+    wait_for(lambda: scheme._sender.workers[0].state is State.ABSENT)  # it has connected
     scheme.send(arrays(5.0))
     coming.join()
     assert (mine["layer"]["w"] == 5).all()
@@ -960,9 +980,9 @@ def test_a_worker_that_has_left_stays_away_when_its_relay_responds_again():
     for worker in workers.values():
         worker.apply(Event.STARTED)
     workers[0].apply(Event.LEFT)
-    ranks._give_up(ranks._relays[1])
+    ranks._give_up(1)
     assert [worker.state for worker in workers.values()] == [State.LEFT, State.DEAD]
-    ranks._hear(ranks._relays[1])
+    ranks._hear(1)
     assert [worker.state for worker in workers.values()] == [State.LEFT, State.READY]
     ranks.close()
 

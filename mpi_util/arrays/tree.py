@@ -58,21 +58,18 @@ def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:
     """The same containers as `tree`, in its own key order, with the leaves replaced by `leaves[path]`."""
     if isinstance(tree, dict):
         items = {key: rebuild(item, leaves, f"{path}/{key}" if path else str(key)) for key, item in tree.items()}
-        return items if type(tree) is dict else _like_mapping(tree, items)
+        if type(tree) is dict:
+            return items
+        copy = tree.copy()  # a mapping of its own class, such as OrderedDict or defaultdict
+        for key, item in items.items():  # not update: a Counter's adds
+            copy[key] = item
+        return copy
     if isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
         rows = [rebuild(item, leaves, f"{path}/{i}" if path else str(i)) for i, item in enumerate(tree)]
         if hasattr(tree, "_fields"):
             return type(tree)(*rows)
         return rows if isinstance(tree, list) else tuple(rows)
     return leaves[path]
-
-
-def _like_mapping(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """A mapping of `tree`'s own class (OrderedDict, defaultdict) that holds `items`."""
-    copy = tree.copy()
-    for key, item in items.items():  # not update: a Counter's adds
-        copy[key] = item
-    return copy
 
 
 def check_paths(paths: list[str]) -> None:

@@ -191,13 +191,12 @@ class Exchange:
         except Exception as caught:  # raised in the agreement, and so on all ranks
             self._error = caught
         while True:
-            page: Page | None = channel.shared.get(Page)
+            page: Page | None = channel.page
             if page:
                 fits = self._write(page)
                 if page.meet(self.op, _FAILED if self._error else digest if fits else b"room" + digest[:4]) and fits:
                     return page
-            channel.shared.pop(Page, None)  # if one rank comes to this line, all do
-            page = None  # its memory is free
+            page = channel.page = None  # its memory is free; if one rank comes to this line, all do
             place = channel.agree(self.op, self._brought, partial(self._new_page, channel))
             if place.ticket is None:
                 return None
@@ -205,7 +204,7 @@ class Exchange:
                 mapped = channel.attached.map(place.ticket, place.live)
                 self._memory = np.ndarray((sum(_sizes(channel.size, place.plan)),), np.uint8, mapped)
             channel.peers.open_all(channel.here())
-            channel.shared[Page] = Page(channel, self._memory, place.plan)
+            channel.page = Page(channel, self._memory, place.plan)
 
     def _write(self, page: Page) -> bool:
         """True if this rank's data is on the page."""

@@ -45,9 +45,9 @@ class Channel:
         self.machine = [0]  # for each rank its leader: the lowest rank of its machine, with which it shares memory
         self.pool, self.attached = Pool(), Attached()  # shared memory that this rank owns, and that it maps
         self.states = States(self)  # what other modules keep for this communicator, each made as `kind(channel)`
-        # the same for what the ranks hold together; forgotten when an agreement fails, as one may not have it
-        self.shared: dict[type, Any] = {}
+        self.page: Any = None  # the ranks' barrier page; forgotten when an agreement fails, as one may not have it
         self.core_each = self.size <= usable_cores()  # asked once: it reads files
+        self.version = 0  # of the weights that were sent last
         if self.size > 1:
             self._connect(comm)
         self.leader = self.machine[self.rank]
@@ -111,7 +111,7 @@ class Channel:
             self.messages.post(0, *mine)
             kind, payload = self._read(0, op)
             if kind == ERROR:
-                self.shared.clear()
+                self.page = None
                 raise own_error or payload
             return cast(Answer, payload[1])
         received: list[Message] = [mine]
@@ -170,7 +170,7 @@ class Channel:
         Args:
             read: the ranks whose CALL has been read. Those of the others come later, and are then dropped.
         """
-        self.shared.clear()
+        self.page = None
         error.silent = True  # on the others: this rank reports it
         for k in range(1, self.size) if self.rank == 0 else ():
             self.messages.failed[k] = 0 if k in read else self.messages.calls
@@ -222,7 +222,7 @@ class Channel:
         if self.comm is None:
             return
         self.comm.Free()
-        self.shared.clear()
+        self.page = None
         self.states.close()
         self.peers.close()
         self.pool.close()

@@ -30,6 +30,8 @@ class Peers:
         with contextlib.suppress(OSError):
             self._segment = Segment(NOTE_BYTES)
         ticket = self._segment.ticket if self._segment else None
+        # memory for this rank's note (launch/watchdog.py), which all on its machine may read; None: there is none
+        self.note: Any = self._segment.map if self._segment else None
         self.own = PeerInfo(os.getpid(), self.pipe.write_fd, ticket, _lowest_rank_here(comm, rank))
 
     def reach(self) -> set[int]:
@@ -70,11 +72,6 @@ class Peers:
         except OSError:
             return False
         return True
-
-    @property
-    def note(self) -> Any:
-        """Memory for this rank's note (launch/watchdog.py), which all on its machine may read; None: there is none."""
-        return self._segment.map if self._segment else None
 
     def wake(self, k: int) -> None:
         """Wakes rank `k`, if it can be woken from here; else it polls."""

@@ -47,9 +47,8 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
         WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
     """
     channel = channel_of(comm)
-    versions = channel.states.of(_Versions)
-    versions.last = _Model("rank0_bcast_wts", model, graph).send(channel)
-    return versions.last
+    channel.version = _Model("rank0_bcast_wts", model, graph).send(channel)
+    return channel.version
 
 
 def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
@@ -61,7 +60,7 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     """
     channel = channel_of(comm)
     own = _Model("all_avg_wts", model, graph)
-    own.send(channel, compare_only=True)
+    own.compare(channel)
     found = [slot for _, slot in own.plan.pairs]
     stacked = rank0_accum_batches({slot.name: slot.numbers()[None] for slot in found}, comm=comm)
     if channel.rank == 0:
@@ -148,13 +147,6 @@ def all_same(op: str, found: list[Any]) -> None:
         raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
 
 
-class _Versions:
-    """The number of the weights that were sent last on a communicator."""
-
-    def __init__(self, _: Channel):
-        self.last = 0
-
-
 class _Model:
     """A model to send. Its weights are looked up within the agreement, so that an error there reaches all ranks."""
 
@@ -171,40 +163,47 @@ class _Model:
         """True if they fit on the barrier page."""
         return self.plan.layout.nbytes <= barrier.SMALL
 
-    def send(self, channel: Channel, compare_only: bool = False) -> int:
+    def send(self, channel: Channel) -> int:
         """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
         if barrier.possible(channel):
-            page = _OnPage(self, compare_only).exchange(channel)
-            if page is not None and (compare_only or self.small):
-                if channel.rank and not compare_only:
+            page = _OnPage(self).exchange(channel)
+            if page is not None and self.small:
+                if channel.rank:
                     self.plan.take(page.small()[0])
-                return channel.states.of(_Versions).last + 1
-        version: int = _InBlock(self, compare_only).send(channel)
+                return channel.version + 1
+        version: int = _InBlock(self).send(channel)
         if version == _DIFFERENT:
-            channel.agree(self.op, lambda: self.plan.layout.kinds, partial(barrier.check_same, self.op))
+            self.compare(channel)
         return version
+
+    def compare(self, channel: Channel) -> None:
+        """Collective: the RankMismatchError that names the first array that differs, if there is one."""
+        if barrier.possible(channel):
+            _OnPage(self).exchange(channel)
+        else:
+            channel.agree(self.op, lambda: self.plan.layout.kinds, partial(barrier.check_same, self.op))
 
 
 class _OnPage(barrier.Exchange):
     """Compares the models on the barrier page, and sends what is small there."""
 
-    def __init__(self, model: _Model, compare_only: bool):
-        self.op, self._model, self._compare_only = model.op, model, compare_only
+    def __init__(self, model: _Model):
+        self.op, self._model = model.op, model
 
     def describe(self) -> tuple[bytes, int, Any]:
         layout = self._model.plan.layout
         return tree.digest(self.op, layout.signature), 0, layout.kinds
 
     def write(self, page: barrier.Page) -> None:
-        if page.rank == 0 and not self._compare_only and self._model.small:
+        if page.rank == 0 and self._model.small:
             self._model.plan.write_all(page.small(ahead=1)[0])
 
 
 class _InBlock(Broadcast):
     """Sends the values as one block. Returns the version, or `_DIFFERENT`: then the ranks have to send their names."""
 
-    def __init__(self, model: _Model, compare_only: bool):
-        self.op, self._model, self._compare_only = model.op, model, compare_only
+    def __init__(self, model: _Model):
+        self.op, self._model = model.op, model
 
     def describe(self) -> bytes:
         return self._model.plan.layout.signature
@@ -213,7 +212,7 @@ class _InBlock(Broadcast):
         layout = self._model.plan.layout
         if any(signature != layout.signature for signature in described):
             return 0, _DIFFERENT
-        return 0 if self._compare_only else layout.nbytes, channel.states.of(_Versions).last + 1
+        return layout.nbytes, channel.version + 1
 
     def write(self, block: np.ndarray) -> Iterator[int]:
         return self._model.plan.write(block)

@@ -58,7 +58,14 @@ def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
         gpus = tf.config.list_physical_devices("GPU")
         if gpus:
             ordinal = own_gpu(len(gpus), local_rank(os.environ, rank()))
-            use_gpu(tf, gpus[ordinal], int(share * _gpu_memory_mb(ordinal)) if share else 0)
+            gpu = gpus[ordinal]
+            tf.config.set_visible_devices([gpu], gpu.device_type)
+            if share:
+                limit_mb = int(share * _gpu_memory_mb(ordinal))
+                device = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)
+                tf.config.set_logical_device_configuration(gpu, [device])
+            else:
+                tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError as error:
         raise UsageError(
             f"setup_tensorflow_for_mpi: TensorFlow has started already; call this before its first operation ({error})"
@@ -86,16 +93,6 @@ def local_rank(environment: Mapping[str, str], otherwise: int) -> int:
 def own_gpu(n_gpus: int, local_rank: int) -> int:
     """Index of the GPU that a rank uses: ranks of a machine take them in turn."""
     return local_rank % n_gpus
-
-
-def use_gpu(tf: Any, gpu: Any, limit_mb: int) -> None:
-    """Makes one physical device the only visible one of its type, with a memory limit, or with growing memory (0)."""
-    tf.config.set_visible_devices([gpu], gpu.device_type)
-    if limit_mb:
-        device = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)
-        tf.config.set_logical_device_configuration(gpu, [device])
-    else:
-        tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _gpu_memory_mb(ordinal: int) -> int:

@@ -1,12 +1,8 @@
 """Messages between two processes of one machine, over an abstract Unix socket that keeps them apart (SEQPACKET).
 
 Nothing is unpickled: a message has a header, fixed items, and a text or numbers, each of a length that is checked.
-Before a byte is sent or read each end checks that the other one belongs to its own user. Then each proves that it has
-the key, which is never sent:
-
-    subscriber  HELLO      nonce, worker, name of the model
-    publisher   CHALLENGE  nonce, proof
-    subscriber  PROOF      proof; its eventfd comes with it
+Before a byte is sent or read each end checks that the other one belongs to its own user. Then each proves, by HELLO,
+CHALLENGE and PROOF, that it has the key, which is never sent.
 
 The kernel reports at once when the other process has died. A forked child would keep its parent's end open, so it
 closes the sockets that it inherits.
@@ -41,7 +37,7 @@ class Kind(enum.Enum):
 
     HELLO = 1, "32sq", "s"  # subscriber: nonce, worker, name of the model
     CHALLENGE = 2, "32s32s", ""  # publisher: nonce, proof
-    PROOF = 3, "32s", ""  # subscriber: proof
+    PROOF = 3, "32s", ""  # subscriber: proof; its eventfd comes with it
     REFUSED = 4, "", "s"  # publisher: why
     UPDATE = 5, "4q", "q"  # publisher: version, its section's fd, serial, size; serials of all sections
     STOP = 6, "", ""  # publisher: shuts down

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
-from ..arrays import adapters, tree
-from ..arrays.adapters.arrays import slots_of
+from ..arrays import adapters
 from ..arrays.layout import NARROW, Entry, Layout, Plan, Slot, derived, portable
 from ..errors import WeightsError
 
@@ -34,8 +33,14 @@ class Weights:
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
-        """The weights of anything; the last ones of a module that has the same tensors in their places."""
-        return derived(_slots(thing), cls)
+        """The weights of anything; the last ones of a module that has the same tensors in their places.
+
+        What holds writable arrays can be written too, all else can only be read.
+        """
+        if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
+            items = thing.items(True, True)
+            thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
+        return derived(adapters.slots(thing, read_only=True), cls)
 
     def layout(self, wire_dtype: str | None = None) -> Layout:
         """The layout in which these weights travel."""
@@ -111,22 +116,3 @@ def unpacked(text: bytes, room: int) -> Layout:
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
         raise WeightsError(f"the sender's description of its weights is damaged: {error}") from None
     return Layout(tuple(entries), nbytes, pairs)
-
-
-def _slots(thing: Any) -> list[Slot]:
-    """What holds writable arrays can be written too, all else can only be read."""
-    if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
-        found = slots_of(_leaves(thing), read_only=True)
-    elif isinstance(thing, (dict, list, tuple)):
-        found = slots_of(tree.walk(thing), read_only=True)
-    else:
-        return adapters.slots(thing)
-    if not found:
-        raise WeightsError(f"{type(thing).__name__} holds no weights")
-    return found
-
-
-def _leaves(tensordict: Any) -> list[tuple[str, Any]]:
-    """(path, tensor) of each tensor of a TensorDict."""
-    items = tensordict.items(True, True)
-    return [(key if isinstance(key, str) else ".".join(key), value) for key, value in items]

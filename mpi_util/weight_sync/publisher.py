@@ -6,13 +6,16 @@ are. Workers connect whenever they are ready; a thread, asleep until then, accep
 
 import contextlib
 import hmac
+import multiprocessing
 import os
 import secrets
 import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 
@@ -52,9 +55,9 @@ class Publisher:
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
         self._checked = 0.0
+        self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
+        self._others = weakref.WeakSet(_processes())  # which existed before
         self.closed = False
-
-    # ---- connections
 
     def open(self) -> None:
         """Starts to accept workers."""
@@ -77,25 +80,22 @@ class Publisher:
                 time.sleep(_ACCEPT_AGAIN_S)
 
     def _greet(self, connection: Connection) -> None:
+        """The handshake, in a thread of its own."""
+        deadline, nonce = Deadline(_HELLO_S), secrets.token_bytes(32)
         try:
-            self._admit(connection, *self._identify(connection))
+            theirs, index, name = connection.receive_one(Kind.HELLO, deadline.left)
+            known = (theirs, nonce), connection.pid, index, name
+            connection.send(Kind.CHALLENGE, nonce, proof(self.address, b"publisher", *known))
+            (proven,) = connection.receive_one(Kind.PROOF, deadline.left)
+            wanted = proof(self.address, b"subscriber", *known)
+            if not hmac.compare_digest(proven, wanted) or connection.peer_wakeup is None:
+                raise ProtocolError("it does not have the key")
+            self._admit(connection, index, name)
         except Exception as error:  # a stranger may send anything
             self.turned_away = f"process {connection.pid}: {str(error) or type(error).__name__}"
             connection.close()
         finally:
             self._guests.pop(connection, None)
-
-    def _identify(self, connection: Connection) -> tuple[int, str]:
-        """The handshake. Returns the worker's index and the name of its model."""
-        deadline, nonce = Deadline(_HELLO_S), secrets.token_bytes(32)
-        theirs, index, name = connection.receive_one(Kind.HELLO, _HELLO_S)
-        known = (theirs, nonce), connection.pid, index, name
-        connection.send(Kind.CHALLENGE, nonce, proof(self.address, b"publisher", *known))
-        (proven,) = connection.receive_one(Kind.PROOF, deadline.left)
-        wanted = proof(self.address, b"subscriber", *known)
-        if not hmac.compare_digest(proven, wanted) or connection.peer_wakeup is None:
-            raise ProtocolError("it does not have the key")
-        return index, name
 
     def _admit(self, connection: Connection, index: int, name: str) -> None:
         with self._lock:
@@ -108,9 +108,9 @@ class Publisher:
             worker.pid, worker.connection = connection.pid, connection
             self._by_fd[connection.fd] = worker
             self._epoll.register(connection.fd, select.EPOLLIN)
-            self._report(worker, Event.CONNECTED if worker.latest is None else Event.STARTED)
+            self._report(worker, Event.CONNECTED)
             if worker.latest is not None:
-                self._send(worker, connection, worker.latest)
+                self._send(worker, worker.latest)
                 connection.wake()
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -124,8 +124,8 @@ class Publisher:
 
     def _check(self, worker: Worker) -> None:
         """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
-        if worker.connection is not None and alive(worker.pid):
-            self._receive(worker, worker.connection)
+        if alive(worker.pid):
+            self._receive(worker)
         else:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
 
@@ -139,15 +139,13 @@ class Publisher:
         del self._by_fd[connection.fd]
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(connection.fd)
-        waiting = worker.state is State.WAITING
-        self._report(worker, Event.WITHDREW if waiting else Event.DIED if died else Event.LEFT, 0, died)
+        if worker.state is State.READY:
+            self._report(worker, Event.DIED if died else Event.LEFT, 0, died)
         connection.close()
 
     def _report(self, worker: Worker, event: Event, version: int = 0, text: str = "") -> None:
         worker.apply(event, version, text)
         self._reports.append(Report(event, worker.index, version, text))
-
-    # ---- what is sent
 
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
@@ -170,7 +168,10 @@ class Publisher:
             message = self._update(section)
             try:
                 for worker in workers:
-                    self._deliver(worker, section, message)
+                    if worker.state is State.ABSENT:
+                        self._check(worker)
+                    worker.latest, worker.sent = section, version
+                    self._send(worker, section, message)
             finally:
                 for worker in workers:
                     if worker.connection is not None:
@@ -182,29 +183,22 @@ class Publisher:
         serials = [section.ticket.serial for section in self._sections]
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
-    def _deliver(self, worker: Worker, section: Section, message: bytes) -> None:
-        if worker.state is State.WAITING:
-            self._check(worker)
-        worker.latest, worker.sent = section, section.version
-        if worker.connection is not None:
-            self._send(worker, worker.connection, section, message)
-
-    def _send(self, worker: Worker, connection: Connection, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker."""
-        if worker.state is State.WAITING:
+    def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
+        """Sends an update, if the worker has connected, without waking it."""
+        if worker.connection is None:
+            return
+        if worker.state is State.ABSENT:
             self._report(worker, Event.STARTED)
         worker.unread[section.version] = section
         worker.deferred = len(worker.unread) > _UNREAD
         if worker.deferred:
             return
         try:
-            connection.send_frame(message or self._update(section))
+            worker.connection.send_frame(message or self._update(section))
         except BlockingIOError:
             self._disconnect(worker, "it is not reading its socket")
         except OSError:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
-
-    # ---- where it is written
 
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
         """A section that is not being read, and will be read only by some of `workers`, who want the newest."""
@@ -230,8 +224,6 @@ class Publisher:
                 self._sections.remove(section)
                 section.close()
 
-    # ---- what is answered
-
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
         """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.
 
@@ -243,9 +235,8 @@ class Publisher:
             timeout = 0
         for fd, _ in self._epoll.poll(timeout):
             with self._lock:
-                worker = self._by_fd.get(fd)
-                if worker is not None and worker.connection is not None:
-                    self._receive(worker, worker.connection)
+                if (worker := self._by_fd.get(fd)) is not None:
+                    self._receive(worker)
         with self._lock:
             now = time.perf_counter()
             if waits and not self._reports and now - self._checked > _CHECK_S:
@@ -255,7 +246,9 @@ class Publisher:
             reports, self._reports = self._reports, []
         return reports
 
-    def _receive(self, worker: Worker, connection: Connection) -> None:
+    def _receive(self, worker: Worker) -> None:
+        if (connection := worker.connection) is None:
+            return
         try:
             for kind, *answer in connection.receive(0, _ANSWERS):
                 if kind is Kind.BYE:
@@ -266,7 +259,7 @@ class Publisher:
         except ProtocolError as error:
             return self._disconnect(worker, f"its process ({worker.pid}) sent {error}")
         if worker.deferred and worker.unread:
-            self._send(worker, connection, worker.unread[max(worker.unread)])
+            self._send(worker, worker.unread[max(worker.unread)])
             connection.wake()
 
     def _answered(self, worker: Worker, version: int, *error: str) -> None:
@@ -279,7 +272,18 @@ class Publisher:
             self._report(worker, Event.ERROR, version, *error)
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks those of these workers, which have not connected, that never will."""
+        """Marks workers that have not connected if too few children are left: until one connects none has an index."""
+        connected = {worker.pid for worker in self.workers.values()}
+        # also those that have ended already
+        started = [child for child in _processes() if child.pid and child not in self._others]
+        self._children |= {child.pid: child for child in (*started, *multiprocessing.active_children())}
+        strangers = [child for pid, child in self._children.items() if pid not in connected]
+        ended = [child for child in strangers if not child.is_alive()]
+        if ended and len(strangers) - len(ended) < len(workers):
+            text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
+            why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
+            for worker in workers:
+                worker.apply(Event.DIED, 0, why)
 
     def close(self) -> None:
         """Disconnects the workers, and gives everything back. Not in a process that was forked from this one."""
@@ -302,6 +306,11 @@ class Publisher:
             self._sections.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
+
+
+def _processes() -> set[BaseProcess]:
+    """The Process objects of this program; multiprocessing itself names only those that have not ended."""
+    return set(getattr(multiprocessing.process, "_dangling", ()))
 
 
 def alive(pid: int) -> bool:

@@ -1,10 +1,16 @@
-"""The receiver's side of a scheme: applies updates, whole or not at all, while no thread reads the weights."""
+"""The receiver's side of a scheme: receives where the newest update is, and applies it, whole or not at all."""
 
 import contextlib
+import hmac
+import os
+import secrets
+import socket
+import struct
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,11 +18,12 @@ from ..arrays.adapters.pytorch import forget
 from ..arrays.frameworks import framework
 from ..arrays.layout import Layout, Plan
 from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
-from ..host.sections import Content
-from .connection import Deadline, Kind
+from ..host.sections import Content, Reader
+from ..host.segments import Ticket
+from .connection import Address, Connection, Deadline, Kind, ProtocolError, new_socket, proof
 from .layout import Weights, unpacked
-from .subscriber import Subscriber, Update
 
+_CONNECT_S = 10  # for whoever listens at the address and accepts nobody
 _JOIN_S = 5.0
 
 
@@ -33,33 +40,31 @@ class ReadersWriterLock:
     def __init__(self) -> None:
         self._turn = threading.Lock()  # of a writer while it waits and writes, and of a reader that enters
         self._changed = threading.Condition()
-        self._readers, self._closed = 0, False
-        self._thread = threading.local()
+        self._inside = Counter[int]()  # by thread: how often it has entered
+        self._closed = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Nothing is written inside. A thread that reads already may enter again."""
-        depth = getattr(self._thread, "depth", 0)
-        with self._turn if depth == 0 else contextlib.nullcontext(), self._changed:
-            self._readers += 1
-        self._thread.depth = depth + 1
+        me = threading.get_ident()
+        with contextlib.nullcontext() if self._inside[me] else self._turn, self._changed:
+            self._inside[me] += 1
         try:
             yield
         finally:
-            self._thread.depth = depth
             with self._changed:
-                self._readers -= 1
+                self._inside[me] -= 1
                 self._changed.notify_all()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
         """No other thread is inside. Yields True if it had to wait. UsageError: it reads. LockClosed: too late."""
-        if getattr(self._thread, "depth", 0):
+        if self._inside[threading.get_ident()]:
             raise UsageError("inside frozen() the thread that called it cannot change the weights")
         with self._turn:
             with self._changed:
-                waited = self._readers > 0
-                self._changed.wait_for(lambda: self._closed or not self._readers)
+                waited = any(self._inside.values())
+                self._changed.wait_for(lambda: self._closed or not any(self._inside.values()))
                 if self._closed:
                     raise LockClosed("the weights cannot change after shutdown()")
             yield waited
@@ -81,30 +86,124 @@ class Sharing:
         if not hasattr(model, "named_parameters"):
             raise UsageError(f"share=True needs a torch module, not a {type(model).__name__}")
         self._model = model
-        found = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-        self._tensors = {name: tensor for named in found for name, tensor in named}
+        self._tensors = dict(model.named_parameters(remove_duplicate=False))
+        self._tensors |= model.named_buffers(remove_duplicate=False)
         for name, tensor in self._tensors.items():
             if tensor.device.type != "cpu":
                 raise UsageError(f"share=True needs a module on the CPU; '{name}' is on {tensor.device}")
 
     def point_into(self, layout: Layout, block: np.ndarray) -> None:
         """Every tensor's values are those in `block`, which must stay as it is until the next call."""
-        torch = framework("torch")
         forget(self._model)  # what the adapter remembers of it would keep its former memory
-        tied = {name: other for other, name in layout.aliases}
-        views: dict[Any, Any] = {}
-        for entry in layout.entries:
-            values = torch.from_numpy(entry.view(block))
-            for tensor in (self._tensors.get(entry.name), self._tensors.get(tied.get(entry.name, ""))):
-                if tensor is not None:
-                    views.setdefault(tensor, values if values.dtype == tensor.dtype else values.view(tensor.dtype))
-        for tensor, view in views.items():
-            tensor.data = view
+        entries = {entry.name: entry for entry in layout.entries}
+        entries |= {alias: entries[name] for alias, name in layout.aliases if name in entries}
+        arrays = {tensor: entries[name].view(block) for name, tensor in self._tensors.items() if name in entries}
+        for tensor, array in arrays.items():
+            view = framework("torch").from_numpy(array)
+            tensor.data = view if view.dtype == tensor.dtype else view.view(tensor.dtype)
 
     def part(self) -> None:
         """Every tensor gets memory of its own."""
         for tensor in set(self._tensors.values()):
             tensor.data = tensor.data.clone()
+
+
+class Update(NamedTuple):
+    """Where a version is."""
+
+    version: int
+    ticket: Ticket
+    live: tuple[int, ...]  # serial numbers of all sections that the publisher has
+
+
+class Subscriber:
+    """Connects to the publisher at `address`. WorkerLeftError: there is none, or another process has taken its place.
+
+    Attributes:
+        proven: both ends have shown that they have the key; only now do updates count.
+        stopped: True if no more updates come: this side or the sender has shut down.
+    """
+
+    def __init__(self, address: Address, worker: int, name: str):
+        self._address, self._worker, self._name = address, worker, name
+        self._nonce = secrets.token_bytes(32)
+        self._reader = Reader()
+        self._newest: Update | None = None
+        self.proven = self.stopped = False
+        sock = new_socket()
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_S, 0))
+            sock.connect(address.name)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+            self._connection = Connection(sock)
+            if self._connection.pid != address.pid:
+                raise PermissionError(f"process {self._connection.pid} has taken its address")
+            self._connection.send(Kind.HELLO, self._nonce, worker, name)
+        except OSError as error:
+            sock.close()
+            raise WorkerLeftError(f"worker {worker} finds no sender of {name}: it has ended ({error})") from None
+
+    def next(self, deadline: Deadline) -> Update | None:
+        """The newest update that was not returned yet; None if none comes in time, or ever (`stopped`).
+
+        Raises: UsageError: the publisher refuses this worker. WorkerLeftError: the sender has died, or is no sender.
+        """
+        while self._newest is None and not self.stopped:
+            self._receive(deadline.left)
+            if not deadline.left:
+                break
+        update, self._newest = self._newest, None
+        return update
+
+    def _receive(self, timeout: float) -> None:
+        expected = (Kind.UPDATE, Kind.REFUSED, Kind.STOP) if self.proven else (Kind.CHALLENGE,)
+        try:
+            messages = self._connection.receive(timeout, expected)
+            if messages and not self.proven:
+                return self._prove(*messages[0][1:])
+        except (EOFError, OSError):
+            if self.stopped:
+                return
+            raise WorkerLeftError(f"the sender of {self._name} has ended without shutdown()") from None
+        except ProtocolError as error:
+            self._connection.close()
+            raise WorkerLeftError(f"worker {self._worker}: the sender of {self._name} sent {error}") from None
+        for kind, *content in messages:
+            if kind is Kind.UPDATE:
+                version, fd, serial, size, live = content
+                self._newest = Update(version, Ticket(self._connection.pid, fd, serial, size), live)
+            elif kind is Kind.REFUSED:
+                raise UsageError(content[0])
+            else:
+                self.stopped = True
+
+    def _prove(self, nonce: bytes, theirs: bytes) -> None:
+        known = (self._nonce, nonce), os.getpid(), self._worker, self._name
+        if not hmac.compare_digest(theirs, proof(self._address, b"publisher", *known)):
+            raise ProtocolError("a proof that is not made with the key of this scheme")
+        self._connection.send_proof(proof(self._address, b"subscriber", *known))
+        self.proven = True
+
+    def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
+        """An update, or a newer one in its place. See `Reader.reading`."""
+        self._reader.keep(update.live)
+        return self._reader.reading(update.ticket, discard)
+
+    def answer(self, kind: Kind, *content: object) -> None:
+        """Sends ACK, ERROR or BYE, once it has proven who it is."""
+        with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
+            if self.proven:
+                self._connection.send(kind, *content)
+
+    def close(self) -> None:
+        """Leaves in order. Wakes a thread that waits in `next`."""
+        self.answer(Kind.BYE)
+        self.stopped = True
+        self._connection.close()
+
+    def release(self) -> None:
+        """Gives the memory back, once nothing reads it."""
+        self._reader.keep(())
 
 
 class Receiver:
@@ -130,14 +229,6 @@ class Receiver:
                 raise WorkerLeftError(f"worker {self.worker}: the sender of {self.name} has shut down")
             subscriber.close()
             raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
-
-    def _compare(self, layout: Layout) -> Layout:
-        if self.model is None:
-            self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
-        self._plan(layout)
-        if self._sharing is not None and any(entry.narrow for entry in layout.entries):
-            raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
-        return layout
 
     def _plan(self, layout: Layout) -> Plan:
         return Weights.of(self.model).plan(layout, f"worker {self.worker}'s model", "the sender's")
@@ -180,7 +271,13 @@ class Receiver:
                 f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
             )
         if self._layout is None:
-            self._layout = self._compare(unpacked(bytes(content.description), len(block)))
+            layout = unpacked(bytes(content.description), len(block))
+            if self.model is None:
+                self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
+            self._plan(layout)
+            if self._sharing is not None and any(entry.narrow for entry in layout.entries):
+                raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
+            self._layout = layout
         if self._sharing is None:
             self._plan(self._layout).take(block, undo=True)
         else:

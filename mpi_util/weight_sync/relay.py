@@ -6,6 +6,7 @@ import math
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,8 +64,11 @@ class Forwarding:
         self._children = [header.path[i] for i in next_ones]
         self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
 
-    def send(self, part: np.ndarray) -> None:
-        self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
+    def send(self, block: np.ndarray, arrive: Callable[[np.ndarray], None] = lambda part: None) -> None:
+        """Sends each part of the block after `arrive` has returned: then it is there."""
+        for part in parts(block):
+            arrive(part)
+            self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
 
     def busy(self) -> bool:
         """True while the parts must stay as they are."""
@@ -98,7 +102,7 @@ class Relay:
             quiet_s = time.perf_counter() - last
             pause = next(pause for limit, pause in _PAUSES if quiet_s < limit)
             for report in self.publisher.poll(0 if message else pause):
-                if report.event not in (Event.CONNECTED, Event.WITHDREW):  # the sender sends without knowing of it
+                if report.event is not Event.CONNECTED:  # the sender sends without knowing of it
                     self._report(report)
         self.publisher.close()
 
@@ -113,11 +117,10 @@ class Relay:
 
     def _take(self, header: Header, source: int) -> None:
         """Receives an update, passes it on, and publishes it; the sender gets the error if that fails."""
-        records = self.publisher.workers
-        here = [records[index] for index in header.workers if index in records]
+        here = [worker for index, worker in self.publisher.workers.items() if index in header.workers]
         mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
         forwarding = Forwarding(self._comm, header)
-        fill = partial(self._fill, header, source, forwarding)
+        fill = partial(forwarding.send, arrive=partial(self._receive, source=source, tag=header.tag))
         try:
             section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
             section.users.append(forwarding.busy)
@@ -130,11 +133,6 @@ class Relay:
                     fill(np.empty(header.nbytes, np.uint8))
             for worker in mine:
                 self._report(Report(Event.ERROR, worker.index, header.version, text))
-
-    def _fill(self, header: Header, source: int, forwarding: Forwarding, block: np.ndarray) -> None:
-        for part in parts(block):
-            self._receive(part, source, header.tag)
-            forwarding.send(part)
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
         request, deadline = self._comm.Irecv(part, source, tag), Deadline(_STALLED_S)

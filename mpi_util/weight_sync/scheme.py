@@ -1,20 +1,19 @@
 """The scheme: one sender, which owns a model, and receivers, which have copies of it."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import UsageError
-from .connection import Deadline
+from .connection import Address, Deadline
 from .publisher import Publisher
-from .receiver import Receiver
-from .sender import Sender
-from .source import name_of, own_model, worker_indices
-from .subscriber import Subscriber
+from .receiver import Receiver, Subscriber
+from .sender import Sender, name_of, resolve, worker_indices
 from .worker import Worker
 
 
-class WeightSyncScheme:
+class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     """Base of the schemes; one for each model. Phase 1 is `init_on_sender` or `init_on_receiver`, phase 2 `connect`.
 
     Args:
@@ -30,6 +29,7 @@ class WeightSyncScheme:
     """
 
     _ranks: int | None = None  # number of workers, where the transport knows it
+    _address = Address("", b"", 0)  # of the publisher that this process connects to, once it is known
 
     def __init__(
         self,
@@ -57,8 +57,6 @@ class WeightSyncScheme:
         self._receiver: Receiver | None = None
         self._connected = self._closed = False
 
-    # ---- both phases of the set-up
-
     def init_on_sender(
         self,
         *,
@@ -67,10 +65,8 @@ class WeightSyncScheme:
         weights: Any = None,
         context: Any = None,
         params_map: dict[int, Any] | None = None,
-        devices: list[Any] | None = None,
         device_map_fn: Callable[[int, Any], Any] | None = None,
         num_workers: int | None = None,
-        ctx: Any = None,
     ) -> None:
         """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
 
@@ -80,20 +76,19 @@ class WeightSyncScheme:
             weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; excludes `model`.
             context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`.
             params_map: worker -> its own weights. Both exclude all others but `model_id`.
-            devices: one for each worker; only their number is used. Excludes `device_map_fn`.
             device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
             num_workers: number of receivers.
-            ctx: not used: workers may be started in any way.
 
         Raises:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
-        given = {"model_id": model_id, "model": model, "weights": weights, "context": context, "devices": devices}
+        given = {"model_id": model_id, "model": model, "weights": weights, "context": context}
         given |= {"params_map": params_map, "device_map_fn": device_map_fn, "num_workers": num_workers}
         given = {name: value for name, value in given.items() if value is not None}
         workers = {index: Worker(index) for index in worker_indices(given, self._ranks)}
         publisher = self._open_publisher(workers, name_of(model_id))
+        self._address = publisher.address
         self._sender = Sender(given, publisher, self._coalesce, self._on_dead, self._wire_dtype)
 
     def init_on_receiver(
@@ -120,7 +115,13 @@ class WeightSyncScheme:
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
         """
         self._start_role("init_on_receiver")
-        model, worker_idx = own_model(model_id, model, context, worker_idx)
+        if context is not None:
+            if model is not None:
+                raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
+            if model_id is None:
+                raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
+            model = resolve(context, model_id)
+            worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
         self._receiver = Receiver(index, name, model, share, on_update)
 
@@ -155,14 +156,13 @@ class WeightSyncScheme:
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
         if worker_idx is not None:
             receiver.worker = self._worker_index(worker_idx)
-        receiver.connect(self._subscribe(receiver.worker, receiver.name), self.timeout)
+        address = self._find_publisher(receiver.name)
+        receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout)
         self._connected = True
         if background:
             receiver.listen()
 
     synchronize_weights = connect
-
-    # ---- the sender
 
     def send(
         self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
@@ -213,8 +213,6 @@ class WeightSyncScheme:
         if self._closed or not self._connected:
             raise UsageError(f"{call} {'after shutdown' if self._closed else 'before connect'}()")
         return self._sender
-
-    # ---- the receiver
 
     def _need_receiver(self, call: str) -> Receiver:
         if self._receiver is None:
@@ -270,8 +268,6 @@ class WeightSyncScheme:
             return self._receiver.model
         return self._sender.model() if self._sender is not None else None
 
-    # ---- both
-
     def shutdown(self) -> None:
         """Ends this side in order and within seconds; may be called in any state, and again."""
         if self._closed:
@@ -282,13 +278,8 @@ class WeightSyncScheme:
         if self._sender is not None:
             self._sender.publisher.close()
 
-    def __enter__(self) -> "WeightSyncScheme":
-        return self
-
     def __exit__(self, *_: Any) -> None:
         self.shutdown()
-
-    # ---- what the transports define
 
     def _worker_index(self, given: int | None) -> int:
         """This process's index. UsageError if it is not known, or not `given`."""
@@ -297,7 +288,37 @@ class WeightSyncScheme:
         return given
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
-        raise NotImplementedError
+        return Publisher(workers, name)
 
-    def _subscribe(self, worker: int, name: str) -> Subscriber:
-        raise NotImplementedError
+    def _find_publisher(self, name: str) -> Address:
+        """Whom this process connects to."""
+        return self._address
+
+
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
+
+    The scheme itself is given to the workers, after `init_on_sender` and before they start; what travels with it is an
+    address with a key. The bytes of an update are written once, into shared memory. Arguments: `WeightSyncScheme`.
+    An example: docs/weight_sync.md.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_address")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def _start_role(self, call: str) -> None:
+        if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
+            self._reset()
+        super()._start_role(call)
+
+    def _worker_index(self, given: int | None) -> int:
+        if not self._address.name:
+            raise UsageError(
+                "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
+            )
+        return super()._worker_index(given)

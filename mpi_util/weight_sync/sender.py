@@ -1,5 +1,9 @@
-"""The sender's side of a scheme: makes each version, has it published, and waits for the answers."""
+"""The sender's side of a scheme: makes each version, has it published, and waits for the answers.
 
+First the arguments of phase 1: whose weights are sent, and to which workers.
+"""
+
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,10 +12,53 @@ from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
 from .layout import Weights, packed
 from .publisher import Publisher
-from .source import resolve
 from .worker import Event, Report, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
+
+
+def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
+    """The workers. UsageError: the arguments given to `init_on_sender` exclude each other, or say too little.
+
+    Args: ranks: number of workers where no argument says it.
+    """
+    sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
+    if "device_map_fn" in given and given.keys() & {"params_map", "context"}:
+        sources.append("device_map_fn")
+    if not sources:
+        raise UsageError("init_on_sender: give model=, weights=, context= or params_map=")
+    if len(sources) > 1:
+        raise UsageError(f"init_on_sender: {sources[0]}= and {sources[1]}= exclude each other; leave one out")
+    if "context" in given and "model_id" not in given:
+        raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
+    if not all(isinstance(k, int) and k >= 0 for k in given.get("params_map", ())):
+        raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
+    name, said = "context", getattr(given.get("context"), "num_workers", None)
+    if "params_map" in given:
+        name, said = "params_map", len(given["params_map"])
+    count = given.get("num_workers", ranks if said is None else said)
+    if said not in (None, count):
+        raise UsageError(f"init_on_sender: num_workers= says {count} workers and {name}= {said}")
+    if count is None:
+        raise UsageError("init_on_sender: how many workers? give num_workers=")
+    if count < 0:
+        raise UsageError(f"init_on_sender: num_workers={count}")
+    return sorted(given.get("params_map", range(count)))
+
+
+def name_of(model_id: str | None) -> str:
+    """The model, in messages."""
+    return f"the model '{model_id}'" if model_id is not None else "the model"
+
+
+def resolve(context: Any, model_id: str) -> Any:
+    """The model of that name in a context: the result of its `get_model`, or the attribute at the dotted path."""
+    if hasattr(context, "get_model"):
+        return context.get_model(model_id)
+    try:
+        return functools.reduce(getattr, model_id.split("."), context)
+    except AttributeError as error:
+        raise UsageError(f"no model '{model_id}' in the context: {error}") from None
 
 
 class Sender:
@@ -35,7 +82,7 @@ class Sender:
         return self._given.get("model", self._given.get("weights"))
 
     def versions(self) -> dict[int, int]:
-        """By worker: the version acknowledged last; 0 before the first."""
+        """See `WeightSyncScheme`."""
         self._poll(0)
         return {index: worker.acked for index, worker in self.workers.items()}
 
@@ -53,14 +100,16 @@ class Sender:
         if not self._coalesce:
             self.wait(workers, deadline)
         version = self.version + 1
+        # the model of phase 1 knows what a state dict leaves out and what is tied in it
+        model = None if weights is None else self.model()
         for group, thing in self._shares(weights, workers):
-            for layout, members in self._by_layout(group, thing).items():
-                # the model of phase 1 knows what a state dict leaves out and what is tied in it
-                model = None if weights is None else self.model()
-                base = None if model is None or model is thing else Weights.of(model)
-                plan = Weights.of(thing).plan(layout, "the weights given", "the model of init_on_sender", base)
-                self.publisher.publish(members, version, layout.nbytes, packed(layout), plan.write_all)
-                self.version = version
+            own, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
+            layout = group[0].layout or own.layout(self._wire_dtype)  # a worker's first weights determine it
+            plan = own.plan(layout, "the weights given", "the model of init_on_sender", base)
+            self.version = version  # before a worker may have it: if this is interrupted the next one is another
+            for worker in group:
+                worker.layout = layout
+            self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
             if one_by_one and len(group) < len(workers):
                 self._await(group, deadline)
         self.version = version
@@ -70,52 +119,39 @@ class Sender:
         if worker_ids is None:
             everyone = list(self.workers.values())
             workers = [worker for worker in everyone if not worker.gone]
-            self._raise_died({worker.index: worker.reason for worker in everyone if worker.state is State.DEAD})
+            self._raise_died([worker for worker in everyone if worker.state is State.DEAD])
             if everyone and not workers:
-                raise self._left_error({worker.index: worker.reason for worker in everyone})
+                raise self._left_error(everyone)
             return workers
-        indices = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
-        for index in indices:
-            if index not in self.workers:
-                raise UsageError(f"send: there is no worker {index}; there are {list(self.workers)}")
-        workers = [self.workers[index] for index in dict.fromkeys(indices)]
-        if gone := {worker.index: worker.reason for worker in workers if worker.gone}:
+        indices = dict.fromkeys(worker_ids if isinstance(worker_ids, Iterable) else [worker_ids])
+        if unknown := [index for index in indices if index not in self.workers]:
+            raise UsageError(f"send: there is no worker {unknown[0]}; there are {list(self.workers)}")
+        workers = [self.workers[index] for index in indices]
+        if gone := [worker for worker in workers if worker.gone]:
             raise self._left_error(gone)
         return workers
 
     def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
-        """(workers, what they get), one after another: a copy for one is freed before the next is made."""
-        thing, own = self.model() if weights is None else weights, self._given.get("params_map")
-        if make := self._given.get("device_map_fn"):
-            for worker in workers:
-                yield [worker], make(worker.index, thing)
-        elif own is not None and weights is None:
-            same: dict[int, list[Worker]] = {}
-            for worker in workers:
-                same.setdefault(id(own[worker.index]), []).append(worker)
-            for group in same.values():
-                yield group, own[group[0].index]
-        else:
-            yield workers, thing
-
-    def _by_layout(self, group: list[Worker], thing: Any) -> dict[Layout, list[Worker]]:
-        """Workers by the layout of what they get; the first weights of a worker determine that."""
-        found: dict[Layout, list[Worker]] = {}
-        for worker in group:
-            worker.layout = worker.layout or Weights.of(thing).layout(self._wire_dtype)
-            found.setdefault(worker.layout, []).append(worker)
-        return found
+        """(workers of one layout, what they get), one after another: a copy is freed before the next is made."""
+        thing, make = self.model() if weights is None else weights, self._given.get("device_map_fn")
+        own = self._given.get("params_map", {}) if weights is None else {}
+        same: dict[tuple[int, Layout | None], list[Worker]] = {}
+        for worker in workers:
+            what = worker.index if make else id(own.get(worker.index))
+            same.setdefault((what, worker.layout), []).append(worker)
+        for group in same.values():
+            index = group[0].index
+            yield group, make(index, thing) if make else own.get(index, thing)
 
     def wait(self, workers: Iterable[Worker], deadline: Deadline) -> None:
         """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
         workers = list(workers)
         self._await(workers, deadline)
         self._raise_errors()
-        died = {worker.index: worker.unreported for worker in workers if worker.unreported}
-        unanswered = [worker for worker in workers if worker.answered < worker.sent]  # others ended after they had it
-        died |= {worker.index: worker.reason for worker in unanswered if worker.state is State.DEAD}
-        self._forget_unreported()
-        self._raise_died(died)
+        try:  # others that have died had answered before
+            self._raise_died([w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)])
+        finally:
+            self._forget_unreported()
 
     def _forget_unreported(self) -> None:
         for worker in self.workers.values():
@@ -144,12 +180,12 @@ class Sender:
             error.worker, error.traceback = errors[0].worker, errors[0].text
             raise error
 
-    def _raise_died(self, reasons: dict[int, str]) -> None:
-        if reasons and self._on_dead == "raise":
-            raise self._left_error(reasons)
+    def _raise_died(self, workers: list[Worker]) -> None:
+        if workers and self._on_dead == "raise":
+            raise self._left_error(workers)
 
-    def _left_error(self, reasons: dict[int, str]) -> WorkerLeftError:
-        text = "; ".join(f"worker {index}: {why}" for index, why in sorted(reasons.items()))
+    def _left_error(self, workers: list[Worker]) -> WorkerLeftError:
+        text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
         return WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
 
     def _late_error(self, workers: list[Worker], timeout: float | None) -> SyncTimeoutError:

@@ -14,7 +14,7 @@ import importlib
 from typing import Any
 
 from ..arrays.frameworks import framework
-from .multiprocess import MultiProcessWeightSyncScheme
+from .scheme import MultiProcessWeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so
 base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
@@ -28,7 +28,11 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
         super().__init__(strategy)
         self.scheme = MultiProcessWeightSyncScheme(strategy, **options)
 
-    def _init_on_sender_impl(self, *, model_id: Any = None, context: Any = None, **given: Any) -> None:
+    def _init_on_sender_impl(
+        self, *, model_id: Any = None, context: Any = None, devices: Any = None, ctx: Any = None, **given: Any
+    ) -> None:
+        if devices is not None:  # a worker's model is where the worker has put it
+            given.setdefault("num_workers", len(devices))
         if context is not None:
             self.context = context
             given |= _from_collector(context, model_id)

@@ -12,24 +12,22 @@ from .connection import Connection
 class State(enum.Enum):
     """What a worker is to the sender."""
 
-    ABSENT = "it has not connected"
-    WAITING = "it has connected, and there is no update for it yet"
+    ABSENT = "it has not connected, or there is no update for it yet"
     READY = "it gets updates"
     LEFT = "it has shut down"
     DEAD = "its process ended, or the relay of its machine does not respond"
 
 
 class Event(enum.Enum):
-    """What changes a worker's record."""
+    """What changes a worker's record, and the state to which it leads; None: it stays as it is."""
 
-    CONNECTED = "a process connects; nothing was sent to this worker since the last one left"
-    WITHDREW = "that process ends, or gives up, before anything was sent"
-    STARTED = "it gets its first update"
-    ACK = "it has applied a version"
-    ERROR = "it could not apply a version (0: not even the first)"
-    LEFT = "it shuts down in order"
-    DIED = "its process has ended, or the relay of its machine does not respond"
-    RESUMED = "that relay responds again"
+    CONNECTED = "a process connects, and is this worker from now on", State.ABSENT
+    STARTED = "it gets its first update", State.READY
+    ACK = "it has applied a version", None
+    ERROR = "it could not apply a version (0: not even the first)", None
+    LEFT = "it shuts down in order", State.LEFT
+    DIED = "its process has ended, or the relay of its machine does not respond", State.DEAD
+    RESUMED = "that relay responds again", State.READY
 
 
 class Report(NamedTuple):
@@ -46,9 +44,9 @@ class Worker:
     """One worker. The sender has a record of each; a relay has one of each worker of its machine."""
 
     index: int
-    relay: "RelayRecord | None" = None  # that passes on its updates; None: it connects to this process's publisher
+    relay: int | None = None  # rank that passes on its updates; None: it connects to this process's publisher
     state: State = State.ABSENT
-    reason: str = ""  # why it left or died
+    reason: str = ""  # why it is in this state
     layout: Layout | None = None  # of what it gets; kept by the sender only
     sent: int = 0  # the last version
     acked: int = 0  # the last one that it has acknowledged
@@ -56,7 +54,7 @@ class Worker:
     unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
     pid: int = 0
     connection: Connection | None = None
-    latest: Section | None = None  # where the last update sent to it is, until it has left
+    latest: Section | None = None  # where the last update sent to it is, until it has left, or its relay has that
     unread: dict[int, Section] = field(default_factory=dict)  # by version: where those are that it has not answered
     deferred: bool = False  # too many of these: it gets the newest when it answers
 
@@ -67,33 +65,16 @@ class Worker:
 
     def apply(self, event: Event, version: int = 0, text: str = "") -> None:
         """The only place where the state and the versions that it has answered change. text: why it died."""
+        if (state := event.value[1]) is not None:
+            self.state, self.reason = state, text or state.value
         if event is Event.CONNECTED:
-            self.state, self.answered = State.WAITING, self.sent  # another process: it owes no answer
-        elif event is Event.WITHDREW:
-            self.state = State.ABSENT
+            self.answered = self.sent  # another process: it owes no answer
         elif event is Event.STARTED:
-            self.state, self.acked, self.answered = State.READY, 0, 0
-        elif event is Event.RESUMED:
-            self.state = State.READY
+            self.acked = self.answered = 0
         elif event is Event.ACK:
             self.acked = max(version, self.acked)
             self.answered = max(version, self.answered)
         elif event is Event.ERROR:
             self.answered = max(version or self.sent, self.answered)
-        elif event is Event.LEFT:
-            self.state, self.reason = State.LEFT, State.LEFT.value
-        elif event is Event.DIED:
-            if self.answered < self.sent:
-                self.unreported = text
-            self.state, self.reason = State.DEAD, text
-
-
-@dataclass(eq=False)
-class RelayRecord:
-    """What the sender knows of another machine's relay."""
-
-    rank: int
-    workers: list[Worker] = field(default_factory=list)
-    state: State = State.ABSENT  # or READY, or DEAD: it does not respond
-    cut_off: list[Worker] = field(default_factory=list)  # workers that were marked dead with it
-    heard: float = 0.0  # when it sent something last, or should have (time.perf_counter)
+        elif event is Event.DIED and self.answered < self.sent:
+            self.unreported = text

@@ -5,7 +5,6 @@ from harness import fork, raises, run_checks
 
 import mpi_util
 from mpi_util.collectives.averaging import add, average
-from mpi_util.collectives.barrier import Page
 from mpi_util.collectives.channel import channel_of
 
 fork()
@@ -57,7 +56,7 @@ def check_ever_other_shapes_fill_no_memory(comm, rank, size):
         return
     for n in range(1, 200):
         average("test", lambda n=n: {"x": np.zeros(n)}, comm=comm)
-    page = channel_of(comm).shared.get(Page)
+    page = channel_of(comm).page
     assert page is None or len(page._kept) < 100
 
 

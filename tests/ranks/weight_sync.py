@@ -13,7 +13,6 @@ from harness import fork, raises
 import mpi_util
 from mpi_util.weight_sync import MPIWeightSyncScheme, relay
 from mpi_util.weight_sync import mpi as sync_by_mpi
-from mpi_util.weight_sync.worker import State
 
 fork()
 rank, size = mpi_util.rank, mpi_util.nworkers
@@ -192,7 +191,7 @@ elif "stopped" in sys.argv:
 
             def relays_ready():
                 scheme._sender.publisher.poll(0)
-                return all(record.state is State.READY for record in scheme._sender.publisher._relays.values())
+                return scheme._sender.publisher._relays.keys() == scheme._sender.publisher._heard.keys()
 
             wait_for(relays_ready)
             stop(pid)

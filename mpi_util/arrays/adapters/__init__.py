@@ -72,11 +72,12 @@ def _load(name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
 
-def slots(model: Any, graph: Any = None) -> list[Slot]:
+def slots(model: Any, graph: Any = None, read_only: bool = False) -> list[Slot]:
     """Everything in `model` that a broadcast of its weights carries.
 
     Args:
         graph: of the tf.compat.v1 session `model`; None: the session's own, or `model` is something else.
+        read_only: take from a dict, list or tuple also what cannot be written in place; to write its slot is an error.
 
     Raises:
         WeightsError: the model is of no known kind, or holds no weights.
@@ -86,7 +87,7 @@ def slots(model: Any, graph: Any = None) -> list[Slot]:
     if graph is not None or _is_session(kind):
         found = _load("tf1").slots(model, graph if graph is not None else model.graph)
     elif isinstance(model, (dict, list, tuple)):  # Keras and TensorFlow have containers of their own
-        found = _load("arrays").slots(model)
+        found = _load("arrays").slots(model, read_only)
     else:
         found = adapter_for(model).slots(model)
     if not found:

@@ -1,6 +1,5 @@
 """NumPy arrays, and nested dicts, lists and tuples of them (which may hold tensors of any framework too)."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,8 @@ def token(leaf: Any) -> int:
     return 0
 
 
-def slots(model: Any) -> list[Slot]:
-    """A slot for each array of a nested dict, list or tuple; they must be writable in place."""
+def slots(model: Any, read_only: bool = False) -> list[Slot]:
+    """A slot for each array of a nested dict, list or tuple, and those of models among them."""
     if not isinstance(model, (dict, list, tuple, np.ndarray)):
         if all(hasattr(model, name) for name in ("mean", "var", "count")):
             raise WeightsError(f"a {type(model).__name__} holds running means: merge_moments merges those of all ranks")
@@ -51,17 +50,8 @@ def slots(model: Any) -> list[Slot]:
             f"no weights found in a {type(model).__name__}; give a torch module or optimizer, "
             "or a dict, list or tuple of NumPy arrays"
         )
-    return slots_of(tree.walk(model))
-
-
-def slots_of(leaves: Iterable[tuple[str, Any]], read_only: bool = False) -> list[Slot]:
-    """A slot for each (path, array), and those of models among them.
-
-    Args:
-        read_only: take also what cannot be written in place; to write its slot is an error.
-    """
     found: list[Slot] = []
-    for path, leaf in leaves:
+    for path, leaf in tree.walk(model):
         if type(leaf) is np.ndarray and leaf.flags.writeable and not leaf.dtype.hasobject:  # quick: these are many
             found.append(_array_slot(path, leaf, leaf))
         elif hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models

@@ -25,7 +25,7 @@ def from_array(array: np.ndarray, like: Any) -> Any:
     aligned = array.ctypes.data % ALIGN == 0  # TensorFlow's kernels rely on it
     shareable = aligned and array.flags.c_contiguous and array.flags.writeable and array.dtype != bool
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if shareable else tf.constant(array)
-    dtype = _dtype(like)
+    dtype = getattr(like, "dtype", like)  # or `like` is the token of a tensor
     return tf.bitcast(tensor, dtype) if is_extension(np.dtype(dtype.as_numpy_dtype)) else tensor
 
 
@@ -79,11 +79,6 @@ def check_dtype(name: str, dtype: Any) -> None:
     """Raises WeightsError unless a variable of this dtype holds numbers or booleans."""
     if dtype.is_quantized or not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
         raise WeightsError(f"'{name}' is a {dtype.name} variable; weights are numbers or booleans")
-
-
-def _dtype(like: Any) -> Any:
-    """The dtype of a tensor or variable, or of the token for one."""
-    return getattr(like, "dtype", like)
 
 
 def _values(leaf: Any) -> np.ndarray:
