@@ -970,6 +970,18 @@ def test_a_worker_that_leaves_with_unread_updates_has_not_died():
         assert [worker.state for worker in scheme._sender.workers.values()] == [State.LEFT, State.READY]
 
 
+def test_a_worker_that_leaves_while_an_update_is_written_has_not_died(monkeypatch):
+    scheme = scheme_for(2)
+    with local_receivers(scheme, [arrays(0.0), arrays(0.0)], "policy", background=False) as (first, second):
+        publisher = scheme._sender.publisher
+        claim = publisher._claim
+        monkeypatch.setattr(publisher, "_claim", lambda *args: (first.shutdown(), claim(*args))[1])
+        scheme.send_async()
+        assert second.receive() == 2
+        scheme.wait_async()
+        assert [worker.state for worker in scheme._sender.workers.values()] == [State.LEFT, State.READY]
+
+
 # ---- MPI, torchrl
 
 

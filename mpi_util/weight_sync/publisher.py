@@ -124,9 +124,9 @@ class Publisher:
 
     def _check(self, worker: Worker) -> None:
         """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
-        if alive(worker.pid):
-            self._receive(worker)
-        else:
+        ended = not alive(worker.pid)  # asked first: what it has sent until then, its BYE too, is there
+        self._receive(worker)
+        if ended:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
 
     def _disconnect(self, worker: Worker, died: str = "") -> None:
@@ -198,7 +198,7 @@ class Publisher:
         except BlockingIOError:
             self._disconnect(worker, "it is not reading its socket")
         except OSError:
-            self._disconnect(worker, f"its process ({worker.pid}) ended")
+            self._receive(worker)  # it has closed its end: in order, if it has sent BYE
 
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
         """A section that is not being read, and will be read only by some of `workers`, who want the newest."""
