@@ -1,5 +1,6 @@
 """Runs programs of tests/ranks/ on N ranks, under MPICH and under Open MPI, and requires that they end well."""
 
+import contextlib
 import os
 import re
 import signal
@@ -162,3 +163,23 @@ def run_ranks(mpi: str) -> Callable[..., Finished]:
         return finished
 
     return start
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 800 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small file system can be mounted only as root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Takes all that is left of a disk."""
+    with contextlib.suppress(OSError), open(folder / "others", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(100))
+    return folder / "others"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RANKS, ROOT, mpi_environment, run
+from conftest import RANKS, ROOT, fill, mpi_environment, run
 from test_train import rows, train, wait_for_row
 
 from trainer.config import parse
@@ -187,26 +187,6 @@ def test_rows_that_are_missing_or_torn_are_named(tmp_path):
 
 
 # ---- a disk that is full, a folder that is gone
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a file system of 800 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted only as root")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Takes all that is left of a disk."""
-    with contextlib.suppress(OSError), open(folder / "others", "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(100))
-    return folder / "others"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class Logger:
     All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
     If rows or a state cannot be written (the disk is full, the folder was removed), the program goes on: rank 0 prints
-    a line, keeps the rows in memory, and tries again with the next. If the last try fails, the program's status is 1.
+    a line, and tries again with the next; all rows are kept in memory, and written again if the table was removed. If
+    the last try fails, the program's status is 1.
 
     Attributes:
         unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
@@ -92,7 +93,7 @@ class Logger:
         self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
         if not self._is_root:
             return
-        try:
+        with _refusing(output_dir):
             # not in a folder of a known name, which another user may have made
             self._folder = Path(output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-")))
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +101,6 @@ class Logger:
             if keep_rows is None and table.exists() and table.stat().st_size:
                 self._rename_results(output_fname)
             self._progress = Progress(table, keep_rows or 0, numbered_by)
-        except OSError as error:
-            raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
         self.output_dir = str(self._folder)
         self._warn(self._progress.damage)
         if not show:
@@ -149,7 +148,7 @@ class Logger:
         row, self.log_current_row = self.log_current_row, {}
         if not self._is_root or not row:
             return
-        self._progress.rows.append(row)
+        self._progress.add(row)
         self.attempt(_ROW, self._progress.write)
         if self._show:
             self._show(row)
@@ -194,6 +193,9 @@ class Logger:
         Args:
             config: dict such as `locals()`, dataclass, or object with attributes. Values may be anything: functions
                 and classes become their names; see `to_json.convert_json`.
+
+        Raises:
+            UsageError: it is nothing of the kind, or cannot be written.
         """
         if not self._is_root:
             return
@@ -208,7 +210,8 @@ class Logger:
             self.log("Saving config:\n", "cyan")
             _print(f"{text}\n")
         self._config = text.encode()
-        replace_file(self._folder / "config.json", self._config)
+        with _refusing(self._folder):
+            replace_file(self._folder / "config.json", self._config)
 
     def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
         """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
@@ -264,6 +267,15 @@ class Logger:
             raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
 
 
+@contextlib.contextmanager
+def _refusing(folder: object) -> Iterator[None]:
+    """A run that cannot write its first files does not begin."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"Logger: cannot write to {error.filename or folder}: {error.strerror}") from None
+
+
 def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # the disk of standard output is full
         print(text, end="", flush=True)
@@ -284,14 +296,13 @@ class Progress:
 
     Attributes:
         columns: of the header, in order.
-        rows: that `write` has to write.
+        lines: all rows, without the tabs that later columns add.
         damage: one line on rows that were to be kept and are missing or damaged; "": none.
     """
 
     def __init__(self, path: Path, keep_rows: int = 0, numbered_by: str | None = None):
         """Creates the file, or keeps the first `keep_rows` rows of an existing one and drops the others."""
-        self.path, self.damage, self._whole = path, "", True
-        self.rows: list[Mapping[str, int | float]] = []
+        self.path, self.damage = path, ""
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() and keep_rows else ""
         *lines, half = text.split("\n")
         self.columns, found = lines[0].split("\t") if lines and "\0" not in lines[0] else [], {}
@@ -305,24 +316,26 @@ class Progress:
             self.damage = f"{path}: {len(lost)} of {keep_rows} rows are missing or damaged: {numbers}"
             if half or len(found) < len(lines) - 1:
                 replace_file(path.with_name(f"{path.name}.damaged"), text.encode())
-        self._replace([found[n] for n in found if n <= keep_rows])
+        self.lines, self._n_written = [found[n] for n in found if n <= keep_rows], 0
+        self.write()
 
-    def _replace(self, rows: list[str]) -> None:
-        lines = ["\t".join(self.columns), *rows] if self.columns else []
-        replace_file(self.path, "".join(f"{line}\n" for line in lines).encode())
+    def add(self, row: Mapping[str, int | float]) -> None:
+        """Adds a row, for `write` to write."""
+        before, self.columns = self.columns, list(dict.fromkeys([*self.columns, *row]))
+        self._n_written *= before == self.columns
+        self.lines.append("\t".join(repr(row[key]) if key in row else "" for key in self.columns))
 
     def write(self, durably: bool = False) -> None:
-        """Writes `rows`; if it raises OSError, they are still to be written. durably: waits until all are on disk."""
-        before, self.columns = self.columns, list(dict.fromkeys(itertools.chain(self.columns, *self.rows)))
-        rows = ["\t".join(repr(row[key]) if key in row else "" for key in self.columns) for row in self.rows]
-        append = self._whole and self.columns == before and self.path.exists()
-        self._whole = False  # if this fails, half a row may be in the file, or not all columns
-        if append:
+        """Writes the rows that are not in the file yet; if it raises OSError, the next call does. durably: syncs it."""
+        n_written = self._n_written if self.path.exists() else 0
+        self._n_written = 0  # if this fails, half a row may be in the file
+        if n_written:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write("".join(f"{row}\n" for row in rows))
+                file.write("".join(f"{line}\n" for line in self.lines[n_written:]))
         else:
-            old = self.path.read_text(encoding="utf-8").split("\n")[1:-1] if self.path.exists() else []
-            self._replace([*(line + "\t" * (len(self.columns) - 1 - line.count("\t")) for line in old), *rows])
-        self.rows, self._whole = [], True
+            lines = ["\t".join(self.columns), *self.lines] if self.columns else []
+            whole = (line + "\t" * (len(self.columns) - 1 - line.count("\t")) for line in lines)
+            replace_file(self.path, "".join(f"{line}\n" for line in whole).encode())
+        self._n_written = len(self.lines)
         if durably:
             sync(self.path)

@@ -4,8 +4,10 @@ A saver is called on rank 0 with the model, the run's folder, and what distingui
 iteration). It may return a warning.
 """
 
+import errno
 import json
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -87,8 +89,11 @@ def save_keras(model: Any, folder: Path, itr: str) -> None:
     place = folder / "keras_save"
     place.mkdir(exist_ok=True)
     draft = place / ".draft.keras"  # Keras infers the format from the ending, and wants a path
-    model.save(draft)
-    publish(draft, place / f"model{itr}.keras")
+    try:
+        model.save(draft)
+        publish(draft, place / f"model{itr}.keras")
+    finally:
+        draft.unlink(missing_ok=True)  # half of it, where the disk is full
     _save_weights(place / f"model{itr}.npz", weights_of(model))
 
 
@@ -110,7 +115,11 @@ def save_session(sess: Any, inputs: dict[str, Any], outputs: dict[str, Any], fol
         (draft / "model_info.pkl").write_bytes(pickle.dumps(names))  # where Spinning Up's tools look
         _save_weights(draft / "weights.npz", sess.run({variable.op.name: variable for variable in variables}))
 
-    replace_folder(folder / f"tf1_save{itr}", fill)
+    try:
+        replace_folder(folder / f"tf1_save{itr}", fill)
+    except framework("tensorflow").errors.OpError as error:
+        found = re.search(rf"{re.escape(str(folder))}\S*; (.+)", error.message)  # the system's, about a file of ours
+        raise OSError(errno.EIO, found[1], str(folder)) if found else error from None
 
 
 def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> dict[str, Any]:
