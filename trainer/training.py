@@ -9,7 +9,7 @@ from policies.actor import Spec
 from policies.scaler import Scaler
 from policies.share import Part
 from trainer.config import Config
-from trainer.control import Control
+from trainer.control import Control, NotFinite
 from trainer.run_folder import load_checkpoint
 
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow"}  # the keys are also the names of the extras that install them
@@ -66,16 +66,16 @@ class Training:
         raw = batch["obs"]
         try:
             log = self.learners.learn(self.scaler.scale(raw), batch["act"], batch["adv"], batch["ret"], part)
+            self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them
+            if self.config.rew_scale == "returns":
+                rew_scale = self.control.rew_scale
+                self.returns.update(batch["ret"][:, None] / rew_scale, self.share)
+                rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
-            raise FloatingPointError(f"iteration {self.control.iteration + 1}: {error}") from None
+            raise NotFinite(f"iteration {self.control.iteration + 1}: {error}") from None
         self.cost = self._steps() - steps, self.learners.width
         self.policy.weights(self.params)
         self.val_func.weights(self.params)
-        self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them
-        if self.config.rew_scale == "returns":
-            rew_scale = self.control.rew_scale
-            self.returns.update(batch["ret"][:, None] / rew_scale, self.share)
-            rew_scale[:] = self.returns.arrays["returns/scale"]
         self.control.iteration += 1
         self.control.steps += part.total
         self.control.episodes += int(self.share.sum(np.array([len(batch["ep_ret"])], float))[0])
