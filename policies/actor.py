@@ -51,7 +51,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """A dict that JSON can store."""
-        return {**asdict(self), "policy_hid": list(self.policy_hid), "valfunc_hid": list(self.valfunc_hid)}
+        return asdict(self)
 
     def sizes(self, net):
         """Layer widths of one network, input and output included.

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,7 +17,7 @@ class BaseLearner:
     """Weights and checkpoints of a learner, whose framework provides `net` and `adam`.
 
     Attributes:
-        net: Net. adam: Adam. hyper: resolved Hyper. spec: policies.actor.Spec.
+        net: Net. adam: Adam. hyper: resolved Hyper. spec: policies.actor.Spec. on_cpu: whether it learns there.
         threads: number of cores that an update may use.
         share: of the learners that share the batch, as policies.share.Alone.
         updates: number of updates so far; selects the random stream of the next one.
@@ -234,7 +235,7 @@ class SideBySide:
         n_rows = len(obs) if part is None else part.total
         if self.at_once(n_rows):
             self.width = 2
-            with self.both_running():
+            with _often_switching():
                 fitted = self._second.submit(self.val_func.fit, obs, ret, value_log, part)
                 try:
                     self.policy.update(obs, act, adv, policy_log, part)
@@ -247,17 +248,26 @@ class SideBySide:
             self.val_func.fit(obs, ret, value_log, part)
         return {**policy_log, **value_log}
 
-    def both_running(self):
-        """Context manager for the time in which both run."""
-        return contextlib.nullcontext()
-
     def at_once(self, n_rows):
-        """Whether both run at the same time. Args: n_rows: rows of the whole batch."""
-        raise NotImplementedError
+        """Whether both run at the same time: where they may, on a core each. Args: n_rows: rows of the whole batch."""
+        policy = self.policy
+        free = policy.on_cpu and policy.threads > 1 and policy.share.n_learners == 1
+        return free and self.n_threads(n_rows) == 1
 
     def n_threads(self, n_rows):
         """Most threads that either uses on its own. Args: n_rows: rows of the whole batch."""
-        raise NotImplementedError
+        return max(learner.n_threads(n_rows) for learner in (self.policy, self.val_func))
+
+
+@contextlib.contextmanager
+def _often_switching():
+    """Threads take turns more often: two learners hold Python's lock for short moments only, but wait 5 ms for it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-3)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Log(dict):
@@ -267,17 +277,7 @@ class Log(dict):
 
 
 def finite_floats(log):
-    """Numbers of an update as Python floats.
-
-    Args:
-        log: dict of str to number or 0-d tensor.
-
-    Returns:
-        dict of str to float.
-
-    Raises:
-        FloatingPointError: one of them is not finite; the line names it.
-    """
+    """Numbers and 0-d tensors of an update as Python floats. Raises FloatingPointError that names one not finite."""
     floats = {key: float(value) for key, value in log.items()}
     for key, value in floats.items():
         if not math.isfinite(value):

@@ -171,10 +171,7 @@ class Config:
         known = self.batch_steps // hyper.minibatches if self.batch_steps and hyper.minibatches else None
         rows = hyper.minibatch_rows if not hyper.minibatches else known
         if self.parallel == "average" and rows is not None and rows < self.nprocs:
-            raise TooFewRows(
-                f"--parallel average with --nprocs {self.nprocs}: a minibatch of {rows} rows has fewer than one for "
-                "each process; set --minibatches lower, or --minibatch_rows higher"
-            )
+            raise TooFewRows(rows, self.nprocs)
         self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
         parse_hid_list(self.policy_hid_list, 1, 1, "policy")  # likewise
         parse_hid_list(self.valfunc_hid_list, 1, 1, "value")

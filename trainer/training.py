@@ -40,13 +40,13 @@ class Training:
         self.config, self.spec, self.params, self.scaler, self.control = config, spec, params, scaler, control
         self.share, self.cost, self.episodes = share, (0, 1), {}
         self.returns = Scaler(1, "returns")
-        make_policy, make_val_func, side_by_side = _learners(config.framework)
+        learners = _framework(config.framework)
         try:
             made = (spec, params, config.hyper, threads, config.device, share)
-            self.policy, self.val_func = make_policy(*made), make_val_func(*made)
+            self.policy, self.val_func = learners.Policy(*made), learners.ValueFunction(*made)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
-        self.learners = side_by_side(self.policy, self.val_func)
+        self.learners = learners.SideBySide(self.policy, self.val_func)
         self.resumed = self._load_checkpoint(Path(config.resume)) if config.resume else {}
 
     def learn(self, batch: dict[str, np.ndarray], part: Part) -> dict[str, float]:
@@ -119,20 +119,16 @@ class Training:
         return notes["scalars"] | {"row": notes.get("row", []), "damaged": damaged}
 
 
-def _learners(framework: str) -> tuple[Any, Any, Any]:
-    """The classes Policy, ValueFunction, SideBySide of a framework, which only this function imports.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+def _framework(name: str) -> Any:
+    """policies.pytorch or policies.tf, which only this function imports. Raises ValueError: it is not installed."""
     try:
-        if framework == "tf":
-            from policies.tf import Policy, SideBySide, ValueFunction
+        if name == "tf":
+            from policies import tf as learners
         else:
-            from policies.pytorch import Policy, SideBySide, ValueFunction
+            from policies import pytorch as learners
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tensorflow", "keras"):
             raise
-        how = f"{FRAMEWORKS[framework]}: pip install -e '.[{framework}]'"
-        raise ValueError(f"--framework {framework} needs {how}") from None
-    return Policy, ValueFunction, SideBySide
+        how = f"{FRAMEWORKS[name]}: pip install -e '.[{name}]'"
+        raise ValueError(f"--framework {name} needs {how}") from None
+    return learners

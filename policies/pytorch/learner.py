@@ -18,9 +18,10 @@ class Learner(BaseLearner):
     def build(self, params, device):
         """As the base class."""
         self.device = torch.device(device)
+        self.on_cpu = self.device.type == "cpu"
         self.net = Net(self.spec, self.name, params, self.device)
         self.adam = Adam(self.net, self.hyper)
-        staged = self.share.n_learners > 1 and self.device.type != "cpu"
+        staged = self.share.n_learners > 1 and not self.on_cpu
         self._staging = torch.empty_like(self.net.grad, device="cpu", pin_memory=True) if staged else self.net.grad
 
     def rows_per_step(self, n_rows):

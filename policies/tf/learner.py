@@ -31,6 +31,7 @@ class Learner(BaseLearner):
         self.op_threads = n_threads(self.threads, self.hyper.minibatch_rows // share.n_learners, n_params)
         setup.configure(self.op_threads)
         self.device = setup.device_name(device)
+        self.on_cpu = self.device.startswith("/CPU")
         with tf.device(self.device):
             self.net = Net(spec, self.name, params)
             self.adam = Adam(self.net, self.hyper)
@@ -38,6 +39,10 @@ class Learner(BaseLearner):
         of_pass = [rows, integers, integers, tf.TensorSpec((None,)), tf.TensorSpec((None, 2))]
         self._pass = tf.function(self._pass, input_signature=of_pass)
         self._flat_gradient = tf.function(self._flat_gradient, input_signature=[rows, integers, number])
+
+    def n_threads(self, n_rows):
+        """Threads of an operation, whatever the number of rows."""
+        return self.op_threads
 
     def loss(self, n, *rows):
         """Loss of some rows of a minibatch, inside a tf.function. Args: n: rows of the minibatch. rows: tensors."""
