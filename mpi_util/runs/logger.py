@@ -9,7 +9,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,7 @@ class Logger:
 
     Attributes:
         unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
-        output_dir: the run's folder; None on ranks other than 0.
-        exp_name: name of the experiment, by which plots are grouped.
+        output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
         log_current_row: the values logged since the last `dump_tabular`, by column.
     """
 
@@ -70,14 +69,12 @@ class Logger:
 
         Args:
             output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
-            output_fname: name of the table in it.
-            exp_name: name of the experiment, for config.json.
+            output_fname: name of the table in it. exp_name: of the experiment, for config.json.
             show: called with each row, on rank 0, instead of printing; nothing but warnings is printed then.
             keep_rows: number of rows to keep of the table that exists, to which rows are then appended; a line names
                 those that are missing or damaged. None: a new run; files of an earlier one in the same folder are
                 renamed, such as progress.txt.1.
-            numbered_by: column that numbers the rows from 1; None: their place does.
-            comm: communicator; None: all ranks.
+            numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -85,15 +82,14 @@ class Logger:
         self.exp_name = exp_name
         self.output_dir: str | None = None
         self.log_current_row: dict[str, Any] = {}
-        self._comm, self._show = comm, show
+        self.unsaved: dict[str, str] = {}
+        self._comm, self._show, self._config = comm, show, b""
         self._savers: dict[str, Callable[[Path, str], str | None]] = {}
         self._warned: set[str] = set()
-        self.unsaved: dict[str, str] = {}
-        self._config = b""
         self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
         if not self._is_root:
             return
-        with _refusing(output_dir):
+        try:
             # not in a folder of a known name, which another user may have made
             self._folder = Path(output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-")))
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -101,6 +97,8 @@ class Logger:
             if keep_rows is None and table.exists() and table.stat().st_size:
                 self._rename_results(output_fname)
             self._progress = Progress(table, keep_rows or 0, numbered_by)
+        except OSError as error:
+            raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
         self.output_dir = str(self._folder)
         self._warn(self._progress.damage)
         if not show:
@@ -120,14 +118,10 @@ class Logger:
             _print(colored(msg, color) + "\n")
 
     def log_tabular(self, key: str, val: Any) -> None:
-        """Adds a value to the current row. `dump_tabular` writes it.
+        """Adds a column to the current row, which `dump_tabular` writes; a new one is empty in earlier rows.
 
-        Args:
-            key: the column. It may be new: earlier rows are then empty in it.
-            val: a number; also a bool, or an array or tensor of one element. Rank 0's is written.
-
-        Raises:
-            UsageError: the row has this column already, or `val` is not a number.
+        Args: val: a number, bool, or array or tensor of one element.
+        Raises UsageError: it is none of these, or the row has this column already.
         """
         if type(val) not in (int, float):  # they print with all their digits
             array = numbers(val)
@@ -160,11 +154,7 @@ class Logger:
         self.attempt(_ROW, lambda: self._progress.write(durably=True))
 
     def attempt(self, what: str, write: Callable[[], object]) -> None:
-        """Calls what writes files into the folder, on rank 0. If it raises OSError, the program goes on, as with rows.
-
-        Args:
-            what: is written: "a checkpoint".
-        """
+        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program goes on."""
         if not self._is_root:
             return
         try:
@@ -174,7 +164,7 @@ class Logger:
             write()
             self.unsaved.pop(what, None)
         except OSError as error:
-            reason = f"cannot write {what}: {error.filename or self._folder}: {error.strerror}"
+            reason = f"cannot write {what}: {error.filename or self._folder}: {error.strerror or error}"
             if what != _ROW or what not in self.unsaved:  # there may be many a second
                 self.log(f"{reason}; the next one tries again", "red")
             self.unsaved[what] = reason
@@ -190,12 +180,8 @@ class Logger:
     def save_config(self, config: Any) -> None:
         """Writes config.json, on rank 0, and prints it, with the `exp_name`.
 
-        Args:
-            config: dict such as `locals()`, dataclass, or object with attributes. Values may be anything: functions
-                and classes become their names; see `to_json.convert_json`.
-
-        Raises:
-            UsageError: it is nothing of the kind, or cannot be written.
+        Args: config: dict such as `locals()`, dataclass, or object with attributes; values as for `convert_json`.
+        Raises UsageError: it is nothing of the kind, or cannot be written.
         """
         if not self._is_root:
             return
@@ -210,15 +196,16 @@ class Logger:
             self.log("Saving config:\n", "cyan")
             _print(f"{text}\n")
         self._config = text.encode()
-        with _refusing(self._folder):
+        try:
             replace_file(self._folder / "config.json", self._config)
+        except OSError as error:
+            raise UsageError(f"Logger: cannot write to {self._folder}: {error.strerror}") from None
 
     def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
         """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
 
         Args:
-            state_dict: pickled to vars<itr>.pkl, which joblib reads too. If it cannot be pickled, a warning is printed
-                and the models are saved nevertheless.
+            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning takes its place.
             itr: iteration, to keep one save of each; None: each save replaces the last.
         """
         number = "" if itr is None else str(int(itr))
@@ -241,10 +228,9 @@ class Logger:
             self.log(text, "red")
 
     def setup_pytorch_saver(self, what_to_save: Any) -> None:
-        """From now on `save_state` saves a torch model: pyt_save/model<itr>.pt, and its weights, model<itr>.npz.
+        """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
 
-        Args:
-            what_to_save: module, or a nested dict/list/tuple of modules, optimizers and tensors.
+        The files are pyt_save/model<itr>.pt, and model<itr>.npz with the weights.
         """
         self._savers["torch"] = partial(save_torch, what_to_save)
 
@@ -256,8 +242,7 @@ class Logger:
         Args:
             sess: a tf.compat.v1 session, saved to tf1_save<itr>, for `restore_tf_graph`; or a Keras model, saved to
                 keras_save/model<itr>.keras and, its weights, model<itr>.npz.
-            inputs: for a session: {name of your choice: placeholder that the outputs need}.
-            outputs: for a session: {name of your choice: tensor to restore}.
+            inputs, outputs: for a session: {name of your choice: placeholder that the outputs need, tensor to restore}.
         """
         if inputs is not None and outputs is not None:
             self._savers["session"] = partial(save_session, sess, inputs, outputs)
@@ -265,15 +250,6 @@ class Logger:
             self._savers["keras"] = partial(save_keras, sess)
         else:
             raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
-
-
-@contextlib.contextmanager
-def _refusing(folder: object) -> Iterator[None]:
-    """A run that cannot write its first files does not begin."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"Logger: cannot write to {error.filename or folder}: {error.strerror}") from None
 
 
 def _print(text: str) -> None:
@@ -295,8 +271,7 @@ class Progress:
     A new key gets a column, empty in earlier rows; the cell of a missing key is empty.
 
     Attributes:
-        columns: of the header, in order.
-        lines: all rows, without the tabs that later columns add.
+        columns: of the header, in order. lines: all rows, without the tabs that later columns add.
         damage: one line on rows that were to be kept and are missing or damaged; "": none.
     """
 

@@ -22,12 +22,9 @@ from ..host.files import publish, replace_file, replace_folder, write_npz
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
-    """A model's weights by name.
+    """Weights by name, of torch modules and what else has a state_dict, Keras models, tensors, arrays and numbers.
 
-    Args:
-        model: torch module or anything with a state_dict, Keras model, tensor, array, number, or a nested
-            dict/list/tuple of these, whose keys then come before the names, as in "pi/net.0.weight". Other things are
-            passed over.
+    In a nested dict/list/tuple its keys come before the names, as in "pi/net.0.weight"; other things are passed over.
     """
     found: dict[str, np.ndarray] = {}
     for path, leaf in tree.walk(model):
@@ -54,11 +51,7 @@ def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:
     """The weights that a saver wrote, by name; nothing is unpickled, and no framework is needed.
 
-    Args:
-        path: of the .npz file: pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz in a run's folder.
-
-    Raises:
-        UsageError: there is no such file, or it holds no weights.
+    Args: path: of pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz. Raises UsageError: it is none.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -103,14 +96,13 @@ def save_session(sess: Any, inputs: dict[str, Any], outputs: dict[str, Any], fol
     def fill(draft: Path) -> None:
         v1 = framework("tensorflow").compat.v1
         with sess.graph.as_default():
-            signature = v1.saved_model.predict_signature_def(inputs, outputs)
-            builder = v1.saved_model.Builder(str(draft))
-            signatures = {v1.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature}
+            builder, key = v1.saved_model.Builder(str(draft)), v1.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+            signatures = {key: v1.saved_model.predict_signature_def(inputs, outputs)}
             builder.add_meta_graph_and_variables(sess, [v1.saved_model.SERVING], signatures, clear_devices=True)
             builder.save()
             variables = v1.global_variables()
-        tensors = {"inputs": inputs, "outputs": outputs}
-        names = {kind: {key: tensor.name for key, tensor in named.items()} for kind, named in tensors.items()}
+        kinds = ("inputs", inputs), ("outputs", outputs)
+        names = {kind: {key: tensor.name for key, tensor in named.items()} for kind, named in kinds}
         (draft / "model_info.json").write_text(json.dumps(names))
         (draft / "model_info.pkl").write_bytes(pickle.dumps(names))  # where Spinning Up's tools look
         _save_weights(draft / "weights.npz", sess.run({variable.op.name: variable for variable in variables}))
@@ -128,16 +120,12 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
     A graph is a program, which may also read and write files when it is run: load your own.
 
     Args:
-        sess: the session; its graph is as a rule empty.
         fpath: the folder, of this package or of Spinning Up.
-        trust: True unpickles model_info.pkl if there is no model_info.json, as in Spinning Up's folders. A pickle runs
-            whatever code is in it.
+        trust: True unpickles model_info.pkl if there is no model_info.json, as in Spinning Up's folders, and so runs
+            whatever code is in it; False: UsageError.
 
     Returns:
         The tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
-
-    Raises:
-        UsageError: there is only a pickle, and `trust` is False.
     """
     info = Path(fpath, "model_info.json")
     if not info.exists() and not trust:
