@@ -157,7 +157,7 @@ def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
     failure.die_with_parent()
-    # of this user's own launcher: nobody else can have written the file
+    # no other user can have written the file
     num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
         sys.exit()
