@@ -85,6 +85,8 @@ SLOW = [
     r"test_sb3\.py::test_(a_rank_fails\[mpich|on_n_ranks\[(2-openmpi|1-mpich))",
     r"test_threads\.py::test_a_launcher_may_have_started_and_bound_the_ranks\[mpich",
     r"test_train\.py::test_same_bits_at_any_size\[3-odd",
+    r"test_train\.py::test_an_exception_of_an_environment_.*\[(step ValueError|reset FloatingPointError)",
+    r"test_train\.py::test_a_signal_during_the_imports\[(True-15|False-15)",
     r"test_train_modes\.py::test_(an_averaging_run_is_resumed|a_run_goes_on_with_the_other|returns_can_scale)",
     r"test_train_modes\.py::test_both_ways_to_share_the_work_agree\[vpg",
     r"test_train_saving\.py::test_(a_folder_that_is_removed|an_evaluation_.*\[in the last one)",
