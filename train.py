@@ -10,12 +10,19 @@
 For one seed and configuration the result has the same bits for every --nprocs. See --help.
 """
 
+import os
+import signal
 import sys
+
+if __name__ == "__main__":  # the imports take a second, in which Ctrl-C and SIGTERM end it without a traceback
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as in a background job of a script
+            signal.signal(signum, lambda signum, _: os._exit(128 + signum))
 
 import mpi_util
 from trainer.advice import Advice
 from trainer.config import TooFewRows, parse
-from trainer.control import DROPPED
+from trainer.control import DROPPED, NotFinite
 from trainer.startup import set_up
 
 
@@ -78,7 +85,7 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (FloatingPointError, OSError) as error:  # a reward or a gradient is not finite
+    except NotFinite as error:
         mpi_util.fail(f"train.py: {error}")
     except TooFewRows as error:
         mpi_util.fail(f"train.py: {error}", status=2)

@@ -51,7 +51,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """A dict that JSON can store."""
-        return {**asdict(self), "policy_hid": list(self.policy_hid), "valfunc_hid": list(self.valfunc_hid)}
+        return asdict(self)
 
     def sizes(self, net):
         """Layer widths of one network, input and output included.
@@ -111,7 +111,9 @@ def parse_hid_list(text, obs_dim, act_dim, kind):
         body = body[1:-1]
     widths = tuple(int(word) if word.strip().isdecimal() else 0 for word in body.split(","))
     if not all(widths):
-        raise ValueError(f"hidden layers {text!r}: expected positive integers such as 64,64 or the word auto")
+        raise ValueError(
+            f"hidden layers of the {kind} network: {text!r}; expected positive integers such as 64,64 or the word auto"
+        )
     return widths
 
 

@@ -49,14 +49,7 @@ class Hyper:
     vf_replay: bool | None = None
 
     def resolve(self) -> "Hyper":
-        """The same settings with every None filled in.
-
-        Returns:
-            Hyper without None.
-
-        Raises:
-            ValueError: `algo` is unknown; the line lists those that exist.
-        """
+        """The same settings with every None filled in. Raises ValueError: `algo` is unknown; it lists those known."""
         if self.algo not in DEFAULTS:
             raise ValueError(f"algo {self.algo!r} is not one of: {', '.join(sorted(DEFAULTS))}")
         defaults = COMMON | DEFAULTS[self.algo]

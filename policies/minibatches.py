@@ -6,6 +6,12 @@ import numpy as np
 class TooFewRows(ValueError):
     """A minibatch has fewer rows than there are learners."""
 
+    def __init__(self, rows, n_learners):
+        super().__init__(
+            f"--parallel average with --nprocs {n_learners}: a minibatch of {rows} rows has fewer than one for each "
+            "process; set --minibatches lower, or --minibatch_rows higher"
+        )
+
 
 # Least work per thread, in rows times parameters. With less, on 2 cores, a second thread gains little (320 steps of 125
 # rows got slower), and costs a multiple where another process needs the core, because threads spin at barriers.
@@ -35,10 +41,7 @@ def n_minibatches(hyper, n_rows, n_learners=1):
     """
     n = max(1, min(hyper.minibatches or round(n_rows / hyper.minibatch_rows), n_rows))
     if n_rows // n < n_learners > 1:
-        raise TooFewRows(
-            f"--parallel average with {n_learners} processes: a minibatch has {n_rows // n} rows, "
-            "fewer than one for each; set --minibatches lower, or --minibatch_rows higher"
-        )
+        raise TooFewRows(n_rows // n, n_learners)
     return n
 
 

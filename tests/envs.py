@@ -1,5 +1,6 @@
 """Environments that misbehave, for the tests: `tests.envs:Broken-v0`."""
 
+import builtins
 import contextlib
 import os
 
@@ -68,19 +69,25 @@ class Uneven(gym.Env):
 
 
 class Broken(gym.Env):
-    """Raises in the fifth step."""
+    """Raises in the fifth step; or as BROKEN says, such as "reset OSError"."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Box(-1, 1, (1,))
 
     def reset(self, seed=None, options=None):
         self.t = 0
+        self.fail("reset")
         return np.zeros(2, np.float32), {}
+
+    def fail(self, where):
+        place, error = os.environ.get("BROKEN", "step RuntimeError").split()
+        if where == place:
+            raise getattr(builtins, error)("the simulator fell over")
 
     def step(self, action):
         self.t += 1
         if self.t == 5:
-            raise RuntimeError("the simulator fell over")
+            self.fail("step")
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 

@@ -299,6 +299,13 @@ def test_signal_before_a_rank_has_registered_stops_all(python):
     run.assert_nothing_left()
 
 
+def test_ctrl_c_while_the_launcher_is_looked_for_is_one_line():
+    program = "import signal, mpi_util; from mpi_util.launch import fork; fork.find_launcher = "
+    program += "lambda: signal.raise_signal(signal.SIGINT); mpi_util.mpi_fork(2)"
+    done = run([sys.executable, "-c", program], TIMEOUT_S)
+    assert (done.status, done.out, done.err) == (130, "", "mpi_util: interrupted (Ctrl-C)\n")
+
+
 @pytest.mark.parametrize("ends", ["in order", "by a second signal"])
 def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, ends):
     run = Run(python, 2, "flood", tmp_path / "signalled")

@@ -16,7 +16,7 @@ from policies.pytorch.batches import shuffled, torch_threads  # noqa: E402
 from policies.pytorch.dists import Categorical, Gaussian  # noqa: E402
 from policies.pytorch.nets import Net  # noqa: E402
 from policies.pytorch.policy import Batch  # noqa: E402
-from policies.pytorch.trpo import conjugate_gradients  # noqa: E402
+from policies.trust_region import conjugate_gradients  # noqa: E402
 
 BOX = Spec(obs_dim=11, act_dim=3, discrete=False, policy_hid=(16, 8), valfunc_hid=(12,))
 DISCRETE = Spec(obs_dim=4, act_dim=5, discrete=True, policy_hid=(16,), valfunc_hid=(8, 8, 8))
@@ -148,7 +148,7 @@ def test_value_function_of_ppo_kl_replays_the_batch_before():
     first, second = one.batch(0), one.batch(1)
     one.learn(first)
     other.learn(first)
-    other.value._last_ret.add_(1.0)
+    other.value.last[1].add_(1.0)
     one.learn(second)
     other.learn(second)
     assert (one.params["value/0/weight"] != other.params["value/0/weight"]).any()
@@ -404,8 +404,13 @@ def test_trpo_goes_back_until_it_is_within_its_bound():
 def test_trpo_keeps_the_policy_if_no_step_is_good(spec, monkeypatch):
     rank0 = Rank0(spec, algo="trpo")
     rule, before = rank0.policy.rule, rank0.policy.state()[0]
-    loss_and_kl = rule._loss_and_kl
-    monkeypatch.setattr(rule, "_loss_and_kl", lambda *args: loss_and_kl(*args) + [0.0, 1.0])
+    outcome = rule.outcome
+
+    def bad(*args):
+        ratio, loss, kl = outcome(*args)
+        return ratio, loss, kl + 1.0
+
+    monkeypatch.setattr(rule, "outcome", bad)
     rank0.learn(rank0.batch(0))
     assert_same_state((before, {}), (rank0.policy.state()[0], {}))
     assert (rank0.log["BacktrackIters"], rank0.log["StepFrac"]) == (10, 0.0)
@@ -527,7 +532,7 @@ def test_network_gradient_against_autograd():
 @pytest.mark.parametrize("length", [0.1, 100.0], ids=["short gradients", "long gradients"])
 def test_adam_against_torch(length):
     net = Net(BOX, "policy", init_params(BOX, np.random.default_rng(0)), "cpu")
-    adam = Adam(net, max_norm=0.5, boosted="policy/log_std", boost=6.0)
+    adam = Adam(net, Hyper(max_grad_norm=0.5, log_std_lr=6.0))
     leaves = {key: view.clone().requires_grad_() for key, view in net.views.items()}
     log_std = leaves["policy/log_std"]
     others = [leaf for leaf in leaves.values() if leaf is not log_std]

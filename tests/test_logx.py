@@ -6,13 +6,14 @@ import functools
 import io
 import json
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import RANKS, run
+from conftest import RANKS, fill, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,13 +91,13 @@ def test_any_rows_come_back_as_they_were_written(tmp_path_factory, rows, kept, m
     path = tmp_path_factory.mktemp("run") / "progress.txt"
     progress = Progress(path)
     for row in rows:
-        progress.rows.append(row)
+        progress.add(row)
         progress.write()
     with open(path, "a") as file:
         file.write("half a li")
     progress = Progress(path, keep_rows=kept)
     for row in more:
-        progress.rows.append(row)
+        progress.add(row)
         progress.write()
     header, *lines = table(path.parent) or [[]]
     back = [{key: cell for key, cell in zip(header, line) if cell} for line in lines]
@@ -324,6 +325,33 @@ def test_torch_on_a_full_disk_raises_the_systems_error(tmp_path, monkeypatch):
     monkeypatch.setattr(savers, "replace_file", lambda path, write: write(Full()))
     with pytest.raises(OSError, match="No space left on device"):
         savers.save_torch(torch.nn.Linear(100, 100), tmp_path, "")
+
+
+def test_models_of_tensorflow_on_a_full_disk(small_disk):
+    done = run([sys.executable, RANKS / "full_disk_tf.py", small_disk], 120)
+    assert done.status == 0 and "Traceback" not in done.err, done.err
+
+
+def test_a_run_does_not_begin_on_a_full_disk(small_disk):
+    logger = Logger(small_disk / "run")
+    fill(small_disk)
+    with pytest.raises(UsageError, match=f"^Logger: cannot write to {small_disk}/run: No space left on device$"):
+        logger.save_config({"a": 1})
+    assert not list((small_disk / "run").glob(".*"))
+
+
+def test_a_table_that_was_removed_is_written_again(tmp_path):
+    logger = logged(tmp_path / "run", {"A": 1}, {"A": 2, "B": 3})
+    for i, remove in enumerate([(tmp_path / "run" / "progress.txt").unlink, lambda: shutil.rmtree(tmp_path / "run")]):
+        remove()
+        logger.log_tabular("A", i)
+        logger.dump_tabular()
+    rows = [["A", "B"], ["1", ""], ["2", "3"], ["0", ""], ["1", ""]]
+    assert table(tmp_path / "run") == rows
+    resumed = Logger(tmp_path / "run", keep_rows=3)
+    (tmp_path / "run" / "progress.txt").unlink()
+    resumed.sync()
+    assert table(tmp_path / "run") == rows[:4]
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 broken"])

@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import RANKS, ROOT, mpi_environment, run
+from conftest import RANKS, ROOT, fill, mpi_environment, run
 
 from mpi_util.errors import UsageError
 from mpi_util.host.cores import usable_cores
 from mpi_util.host.process import process
 from mpi_util.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
 from mpi_util.runs.experiment import Experiment
+from mpi_util.runs.schedule import Schedule
 
 SCRIPT = RANKS / "spinup_grid.py"
 
@@ -127,7 +128,7 @@ def test_runs_that_make_no_sense(tmp_path, monkeypatch):
 
 def test_auto_shares_the_cores(tmp_path):
     for at_once, n in [(1, usable_cores()), (2, max(1, usable_cores() // 2)), (1000, 1)]:
-        assert Experiment("e", max, 0, "auto", tmp_path, False, {}, at_once).num_cpu == n
+        assert Experiment("e", max, "auto", {"output_dir": str(tmp_path)}, {}, at_once).num_cpu == n
 
 
 def test_a_folder_that_cannot_be_made_is_a_failed_run(tmp_path, capsys):
@@ -138,6 +139,13 @@ def test_a_folder_that_cannot_be_made_is_a_failed_run(tmp_path, capsys):
         grid.run(max, data_dir=tmp_path / "file")
     assert [result.status for result in caught.value.results] == ["failed", "failed"]
     assert "Not a directory" in capsys.readouterr().err
+
+
+def test_a_run_whose_end_cannot_be_noted_is_done_nevertheless(small_disk):
+    experiment = Experiment("e", dict, 1, {"output_dir": str(small_disk / "e")}, {}, 1)
+    fill(small_disk)
+    (result,) = Schedule([experiment]).run()
+    assert result.status == "done" and not experiment.finished() and not list((small_disk / "e").iterdir())
 
 
 # ---- scripts

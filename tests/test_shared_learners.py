@@ -203,7 +203,9 @@ def test_minibatches_that_are_too_small_raise_on_all(algo):
     raised = group.learn(a_batch(BOX, 0), split([0.3, 0.3, 0.4], 0))
     assert {type(e) for e in raised} == {TooFewRows}
     (line,) = {str(e) for e in raised}
-    assert line.startswith("--parallel average with 3 processes: a minibatch has 2 rows, fewer than one for each; ")
+    assert line.startswith(
+        "--parallel average with --nprocs 3: a minibatch of 2 rows has fewer than one for each process; "
+    )
     if algo == "ppo":  # the policies of the others, whose turn is before the value function's, have no minibatches
         assert_same_bits(before + group.state())
 

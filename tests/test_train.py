@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
 
-from trainer.config import parse
+from trainer.config import Config, parse
 from trainer.record import TIME_COLUMNS, Record, python_command
 from trainer.run_folder import load
 
@@ -232,6 +233,60 @@ def test_an_exception_names_rank_phase_and_episode(tmp_path):
     assert "(phase rollout, episode " in done.err
 
 
+@pytest.mark.parametrize(
+    "broken, n, more",
+    [
+        ("step OSError", 2, []),
+        ("reset FloatingPointError", 1, []),
+        ("step ValueError", 1, ["--batch_steps", 40]),
+        ("reset OSError", 1, ["--batch_steps", 40]),
+    ],
+)
+def test_an_exception_of_an_environment_is_not_taken_for_bad_input(tmp_path, broken, n, more):
+    arguments = ["tests.envs:Broken-v0", "--nprocs", n, *more, "--run_dir", tmp_path / "run"]
+    done = train(*arguments, env={"BROKEN": broken}, status=1)
+    lines = done.err.splitlines()
+    assert re.match(r"(rank \d|mpi_util) \(phase rollout, episode [\d/]+\): uncaught exception$", lines[0])
+    assert done.err.count("Traceback") == 1 and "train.py: " not in done.err
+    assert f"{broken.split()[1]}: the simulator fell over" in lines
+
+
+def test_an_exception_in_an_evaluation_names_it(tmp_path):
+    for place in ("step", "init", "reset"):
+        (tmp_path / place).touch()
+    arguments = ["tests.envs:Walk-v0", "--eval_every", 100, "--run_dir", tmp_path / "run"]
+    done = train(*arguments, env={"FLAKY": str(tmp_path)}, status=1)
+    assert re.match(r"mpi_util \(phase evaluate, episode \d+\): uncaught exception\n", done.err)
+
+
+FAKE = """import os, time
+if ("MPI_UTIL_JOB" in os.environ) == {in_rank}:
+    print("importing", flush=True)
+    time.sleep(60)
+def __getattr__(name):
+    return object
+"""
+
+
+@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("in_rank", [False, True])
+def test_a_signal_during_the_imports(tmp_path, in_rank, signum, status):
+    (tmp_path / "gymnasium.py").write_text(FAKE.format(in_rank=in_rank))
+    process = subprocess.Popen(
+        [sys.executable, "train.py", "Hopper-v4", "--nprocs", "2", "--run_dir", tmp_path / "run"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == status and len(err.splitlines()) <= 1 and set(out.split()) <= {"importing"}, err
+    assert not (tmp_path / "run").exists()
+
+
 BAD_INPUT = {
     "unknown environment": (["NoSuchEnv-v0"], 2, "NoSuchEnv"),
     "unknown module": (["no.such.module:Env-v0"], 2, "no.such.module"),
@@ -274,6 +329,51 @@ def test_the_policy_of_a_run_folder_can_be_evaluated(tmp_path):
     assert float(lines[2].split()[2].rstrip(",")) == pytest.approx(np.mean(returns), abs=0.11)
     nothing = run([*evaluate, tmp_path / "none"], 60)
     assert nothing.status == 2 and nothing.err.startswith("evaluate: cannot load") and nothing.err.count("\n") == 1
+
+
+BAD_CONFIG = {
+    "not JSON": ("{", "CONFIG is not JSON: Expecting property name"),
+    "binary": (b"\xff\xfe", "CONFIG is not JSON: 'utf-8' codec"),
+    "a list": ([1], "CONFIG: it is not a JSON object of settings"),
+    "a string": ({"batch_size": "x"}, "CONFIG: batch_size is 'x'; it must be a whole number"),
+    "a bool": ({"seed": True}, "CONFIG: seed is True; it must be a whole number"),
+    "a float": ({"total_steps": 1e6}, "CONFIG: total_steps is 1000000.0; it must be a whole number"),
+    "null": ({"threads": None}, "CONFIG: threads is null; it must be a whole number"),
+    "no environment": ({"env": None}, "CONFIG: env is null; it must be a string"),
+    "a number": ({"policy_hid_list": 64}, "CONFIG: policy_hid_list is 64; it must be a string"),
+    "layers": ({"valfunc_hid_list": "64;64"}, "CONFIG: hidden layers of the value network: '64;64'; expected positive"),
+    "out of range": ({"gamma": 2}, "CONFIG: gamma is 2; it must be between 0 and 1"),
+    "not a choice": ({"algo": "sarsa"}, "CONFIG: algo is 'sarsa'; it must be ppo or ppo-kl or trpo or vpg"),
+    "a list for a choice": ({"framework": ["tf"]}, "CONFIG: framework is ['tf']; it must be a string"),
+    "unknown": ({"batchsize": 8}, "CONFIG: batchsize is no setting of this version of train.py"),
+    "commands": ({"commands": 5}, "CONFIG: commands must be a list of strings"),
+    "environment's arguments": ({"env_kwargs": "[1]"}, "CONFIG: env_kwargs '[1]' is not a JSON object"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CONFIG)
+def test_a_damaged_config_is_refused(tmp_path, capsys, case):
+    content, line = BAD_CONFIG[case]
+    path = tmp_path / "config.json"
+    if isinstance(content, dict):
+        content = Config("Hopper-v4", kl_targ=0.02, gamma=1).effective | {"versions": {}, "commands": ["a"]} | content
+    path.write_bytes(
+        content if isinstance(content, bytes) else str(content if content == "{" else json.dumps(content)).encode()
+    )
+    before = path.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        parse(["--resume", str(tmp_path)])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.count("\n") == 1 and path.read_bytes() == before
+    assert err.startswith(f"train.py: cannot resume: {line}".replace("CONFIG", str(path))), err
+
+
+def test_a_config_with_settings_without_effect_is_resumed(tmp_path):
+    first = Config("Hopper-v4", watchdog=0.0, nprocs=3)
+    (tmp_path / "config.json").write_text(json.dumps(first.effective | {"versions": {}, "commands": []}))
+    resumed = parse(["--resume", str(tmp_path), "--watchdog", "9"])
+    assert resumed.effective | {"watchdog": 0.0, "watchdog_kill": None} == first.effective
+    assert resumed.watchdog_kill is False
 
 
 def test_nothing_is_overwritten(alone, tmp_path):

@@ -126,7 +126,7 @@ BAD = {
     "no such framework": (["--framework", "jax"], "jax"),
     "minibatches of too few rows": (["--parallel", "average", "--minibatch_rows", 2, "--nprocs", 3], "of 2 rows"),
     "minibatches that turn out too small": (
-        ["--parallel", "average", "--minibatches", 100_000, "--nprocs", 3], "has 1 rows"
+        ["--parallel", "average", "--minibatches", 100_000, "--nprocs", 3], "of 1 rows"
     ),
     "a schedule without an end": (["--lr_schedule", "linear"], "--total_steps"),
     "deviations of choices": (["CartPole-v1", "--log_std", -1], "--log_std has no effect"),

@@ -1,6 +1,7 @@
 """What train.py saves: nothing is lost by a stop, a damaged file, or a disk that is full for a while."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -10,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RANKS, ROOT, mpi_environment, run
+from conftest import RANKS, ROOT, fill, mpi_environment, run
+from safetensors.numpy import save
 from test_train import rows, train, wait_for_row
 
-from trainer.config import parse
-from trainer.run_folder import CHECKPOINT, RunFolder, checkpoints, load, load_checkpoint
+from policies.actor import Spec
+from trainer.config import Config, parse
+from trainer.record import Record
+from trainer.run_folder import CHECKPOINT, META, RunFolder, checkpoints, load, load_checkpoint
 
 EVALUATED = ["tests.envs:Uneven-v0", "-n", 32, "-b", 8, "--eval_every", 200, "--eval_episodes", 6]
 WAYS = {
@@ -122,6 +126,21 @@ def test_any_two_flipped_bytes_are_noticed(tmp_path):
     assert path.read_bytes() == good  # the same state, the same bytes
 
 
+def test_a_checkpoint_of_before_checksums_is_named_as_such(tmp_path):
+    notes = {"env": "Hopper-v4", "env_kwargs": "{}", "spec": {}, "scalars": {"time": 1.0}}
+    path = tmp_path / CHECKPOINT
+    path.write_bytes(save(numbers(1), {META: json.dumps(notes, sort_keys=True)}))
+    text = (
+        f"cannot load {path}: it has no checksum, as an older version of train.py wrote it; use that version to load it"
+    )
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        load(path)
+    for header in ({META: json.dumps(notes | {"checksun": ""})}, {META: "{}"}, {META: "[]"}, {META: "5"}, {}, None):
+        path.write_bytes(save(numbers(1), header))
+        with pytest.raises(ValueError, match=r"it is damaged \(wrong checksum\), or not a file of train.py$"):
+            load(path)
+
+
 def test_the_last_checkpoints_are_kept_and_no_good_one_is_pushed_out_by_a_damaged_one(tmp_path):
     assert saved(tmp_path, range(1, 13), keep=11) == [*range(12, 1, -1)]
     assert saved(tmp_path, [13], keep=3) == [13, 12, 11]
@@ -187,26 +206,6 @@ def test_rows_that_are_missing_or_torn_are_named(tmp_path):
 
 
 # ---- a disk that is full, a folder that is gone
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a file system of 800 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted only as root")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Takes all that is left of a disk."""
-    with contextlib.suppress(OSError), open(folder / "others", "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(100))
-    return folder / "others"
 
 
 @pytest.fixture
@@ -282,9 +281,45 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path, started):
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=20) and process.returncode == 143
     last = int(rows(folder)[-1]["Iteration"])
+    assert [int(row["Iteration"]) for row in rows(folder)] == [*range(1, last + 1)]
     out = train("--resume", folder, "-n", 20 * last + 20).out
-    assert f" of {last} rows are missing or damaged: 1, 2" in out
-    assert int(rows(folder)[-1]["Iteration"]) == last + 1
+    assert "missing" not in out and int(rows(folder)[-1]["Iteration"]) == last + 1
+    assert (folder / "config.json").exists()
+
+
+def test_the_best_policy_is_written_again_where_it_was_removed(tmp_path):
+    record = Record(Config("Hopper-v4", run_dir=str(tmp_path / "run")), Spec(11, 3, False, (), ()), {})
+    best = tmp_path / "run" / "best.safetensors"
+    for test_ret, kept in ((1.0, 1.0), (3.0, 3.0), (2.0, 3.0)):
+        record.row = {"AverageTestEpRet": test_ret}
+        record.keep_best({"weights": np.full(3, test_ret)})
+        record.save({}, {"evaluate": np.zeros(1)}, {})
+        assert load(best)[0]["weights"][0] == load(best)[1]["test_ret"] == kept
+        before = best.stat().st_mtime_ns
+        record.save({}, {"evaluate": np.zeros(1)}, {})
+        assert best.stat().st_mtime_ns == before
+        best.unlink()
+
+
+def test_a_run_does_not_begin_on_a_full_disk(small_disk):
+    fill(small_disk)
+    done = train("tests.envs:Uneven-v0", "--nprocs", 2, "--run_dir", small_disk / "run", status=2)
+    assert done.err == f"train.py: cannot write to the run folder {small_disk}/run: No space left on device\n"
+    assert not list((small_disk / "run").iterdir())
+
+
+def test_a_first_checkpoint_for_which_there_is_no_room_is_written_later(small_disk, started):
+    folder, others = small_disk / "run", fill(small_disk)
+    os.truncate(others, others.stat().st_size - 16_384)
+    process = started(folder, "--save_every", 0.2)
+    line = read_to(process, "write a checkpoint")[-1]
+    assert line.startswith(f"cannot write a checkpoint: {folder}") and "No space left on device" in line
+    assert not checkpoints(folder) and (folder / "config.json").stat().st_size and not list(folder.glob(".*"))
+    others.unlink()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 143 and "to continue" in out, err
+    assert load(folder / CHECKPOINT)[0]["iteration"] == len(rows(folder))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ class Collected(NamedTuple):
 class EpisodeCollector:
     """Collects whole episodes."""
 
+    phase = "rollout"  # for messages
+
     def __init__(
         self, config: Config, control: Control, runner: Runner, stop: mpi_util.StopRequest, in_turn: bool = False
     ):
@@ -56,8 +58,8 @@ class EpisodeCollector:
 
         collected = Collected([], [])
         for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if self.in_turn else deal:
-            self.runner.start(Episode(keys[i]))
-            with mpi_util.during("rollout", episode=keys[i][-1]):
+            with mpi_util.during(self.phase, episode=keys[i][-1]):
+                self.runner.start(Episode(keys[i]))
                 batch, _ = self.runner.run(stop=stopped)
             if batch is None:
                 break
@@ -131,6 +133,8 @@ class SegmentCollector:
 
 class Evaluator(EpisodeCollector):
     """Evaluates the policy, with a runner of deterministic actions, on episodes that training does not use."""
+
+    phase = "evaluate"
 
     def evaluate(self) -> dict[str, np.ndarray]:
         """Collective: `eval_episodes` episodes with the current weights.

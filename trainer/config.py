@@ -7,7 +7,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from policies.actor import INIT_LOG_STD
+from policies.actor import INIT_LOG_STD, parse_hid_list
 from policies.hyper import DEFAULTS, Hyper
 from policies.minibatches import TooFewRows
 
@@ -23,6 +23,9 @@ ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
 def _opt(group: str, help: str, default: Any = None, must_be: str = "", short: str = "", **more: Any) -> Any:
     """A field and its option on the command line. must_be: one of ALLOWED; "": as usual for its type."""
     return field(default=default, metadata={"group": group, "help": help, "must_be": must_be, "short": short, **more})
+
+
+KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
 def _kind(option: Field) -> type:
@@ -139,12 +142,19 @@ class Config:
     def check(self) -> "Config":
         """Returns itself. Raises ValueError: one line that names an option, its value, and what is allowed."""
         for option in fields(self):
-            value = getattr(self, option.name)
-            must_be = option.metadata["must_be"] or {int: "1 or more", float: "0 or more"}.get(_kind(option))
+            value, kind, how = getattr(self, option.name), _kind(option), option.metadata
+            if value is None and get_args(option.type):
+                continue
+            must_be = how["must_be"] or {int: "1 or more", float: "0 or more"}.get(kind)
             if option.name == "kl_targ" and self.algo == "trpo":
                 must_be = "above 0"
-            if must_be and value is not None and not ALLOWED[must_be](value):
-                raise ValueError(f"--{option.name} is {value}; it must be {must_be}")
+            if type(value) not in {float: (float, int)}.get(kind, (kind,)):
+                must_be = KINDS[kind]
+            elif "choices" in how and value not in how["choices"]:
+                must_be = " or ".join(how["choices"])
+            elif not must_be or ALLOWED[must_be](value):
+                continue
+            raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
         if self.lr_schedule == "linear" and self.total_steps is None:
             raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
         if self.batch_steps is not None and self.batch_steps % self.num_envs:
@@ -161,11 +171,10 @@ class Config:
         known = self.batch_steps // hyper.minibatches if self.batch_steps and hyper.minibatches else None
         rows = hyper.minibatch_rows if not hyper.minibatches else known
         if self.parallel == "average" and rows is not None and rows < self.nprocs:
-            raise TooFewRows(
-                f"--parallel average with --nprocs {self.nprocs}: a minibatch of {rows} rows has fewer than one for "
-                "each process; set --minibatches lower, or --minibatch_rows higher"
-            )
+            raise TooFewRows(rows, self.nprocs)
         self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
+        parse_hid_list(self.policy_hid_list, 1, 1, "policy")  # likewise
+        parse_hid_list(self.valfunc_hid_list, 1, 1, "value")
         return self
 
     @property
@@ -239,15 +248,29 @@ def _resumed(given: dict[str, Any]) -> Config:
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")
-    path = Path(given["resume"]) / "config.json"
+    saved = _read(Path(given["resume"]) / "config.json")
+    if "total_steps" in given and saved.lr_schedule != "constant":
+        raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
+    return replace(saved, **{key: value for key, value in given.items() if key != "env"})
+
+
+def _read(path: Path) -> Config:
+    """The settings of a run's config.json. Raises ValueError: one line that says what in it cannot be used."""
+    options = {option.name: option for option in fields(Config)}
     try:
         saved = json.loads(path.read_text())
-        names = {option.name for option in fields(Config)}  # the file also holds versions and command lines
-        saved = {name: value for name, value in saved.items() if name in names and value is not None}
-        if "total_steps" in given and saved.get("lr_schedule", "constant") != "constant":
-            raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
-        return replace(Config(**saved), **{key: value for key, value in given.items() if key != "env"})
+        if not isinstance(saved, dict):
+            raise ValueError("it is not a JSON object of settings")
+        if unknown := sorted(saved.keys() - options - {"versions", "commands"}):
+            raise ValueError(f"{unknown[0]} is no setting of this version of train.py; correct or remove it")
+        if not isinstance(saved.get("commands", []), list):
+            raise ValueError("commands must be a list of strings")
+        config = Config(**{name: saved.get(name, option.default) for name, option in options.items()})
+        config = replace(config, **{n: options[n].default for n in config.unused if getattr(config, n) is None})
+        return config.check()
     except OSError as error:
         raise ValueError(f"cannot resume: {path}: {error.strerror}") from None
-    except (TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot resume: {path} is not a run's config.json: {error}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"cannot resume: {path} is not JSON: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"cannot resume: {path}: {str(error).removeprefix('--')}") from None

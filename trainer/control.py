@@ -5,6 +5,10 @@ import numpy as np
 STOP, DROPPED = 1, 2  # values of Control.stop: the run ends after this iteration; it ends now, without this iteration
 
 
+class NotFinite(FloatingPointError):
+    """A number of the run is not finite; one line says which. No plain FloatingPointError, as environments raise it."""
+
+
 class _Integer:
     """An attribute of Control that is kept in an array, which a broadcast overwrites."""
 

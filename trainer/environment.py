@@ -25,7 +25,7 @@ def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
             gym.logger.min_level = gym.logger.ERROR
         try:
             env = gym.make(env_id, disable_env_checker=True, **arguments)
-        except (gym.error.Error, ImportError, TypeError, AttributeError) as error:
+        except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
     space = env.action_space
     continuous = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)

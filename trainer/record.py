@@ -43,7 +43,8 @@ class Record:
         self.time_before: float = resumed.get("time", 0.0)
         self.best: float = resumed.get("best", -math.inf)
         self.row: dict[str, float] = dict(resumed.get("row", {}))
-        self.unsaved_best: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
+        self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
+        self.best_is_saved = True
         self.began = self.saved_at = time.perf_counter()
         self.display = Display()
         self.display.say(resumed.get("damaged", ""))
@@ -105,7 +106,7 @@ class Record:
         if self.row.get("AverageTestEpRet", math.nan) > self.best:
             self.best = self.row["AverageTestEpRet"]
             copy = {key: array.copy() for key, array in policy.items()}
-            self.unsaved_best = copy, self._notes() | {"test_ret": self.best}
+            self.best_policy, self.best_is_saved = (copy, self._notes() | {"test_ret": self.best}), False
 
     def due(self) -> bool:
         """True if it is time for a checkpoint."""
@@ -118,9 +119,10 @@ class Record:
             policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
         self.saved_at = time.perf_counter()
-        if self.unsaved_best:
-            self.folder.save("best.safetensors", *self.unsaved_best)
-            self.unsaved_best = None
+        is_saved = self.best_is_saved and (self.folder.path / "best.safetensors").exists()  # which may be removed
+        if self.best_policy and not is_saved:
+            self.folder.save("best.safetensors", *self.best_policy)
+            self.best_is_saved = True
         self.folder.save("policy.safetensors", policy, self._notes())
         notes = self._notes() | {"scalars": scalars | {"time": self._time(), "best": self.best}}
         if arrays["evaluate"][0]:

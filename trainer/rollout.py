@@ -22,7 +22,7 @@ from policies.actor import Actor, Spec
 from policies.returns import gae
 from policies.scaler import Scaler
 from trainer.config import Config
-from trainer.control import Control
+from trainer.control import Control, NotFinite
 from trainer.environment import action_map, make_env
 
 ENV_STREAM, NOISE_STREAM, EVAL_STREAM = 1, 2, 3
@@ -186,7 +186,7 @@ class Runner:
             the episode could not be replayed in a new one.
 
         Raises:
-            FloatingPointError: an observation, action, reward or advantage is not finite; one line that says which.
+            NotFinite: an observation, action, reward or advantage is not finite; one line that says which.
         """
         began = self._meter()
         t, ended, terminated, acts, rews = 0, False, False, [], []
@@ -238,7 +238,7 @@ class Runner:
         return batch
 
     def _require_finite(self, obs: Any, act: Any, rew: Any, adv: Any = ()) -> None:
-        """Raises FloatingPointError that names the first number that is not finite. Args: since the last batch."""
+        """Raises NotFinite, which names the first number that is not finite. Args: since the last batch."""
         found = []
         for name, values in (("observation", obs), ("action", act), ("reward", rew), ("advantage", adv)):
             if not np.isfinite(values).all():
@@ -247,7 +247,7 @@ class Runner:
         if found:
             step, name, value = min(found, key=lambda place: place[0])  # of one step the first, which causes the others
             episode = self.episode
-            raise FloatingPointError(f"episode {episode.name}, step {episode.length + step}: {name} is {value}")
+            raise NotFinite(f"episode {episode.name}, step {episode.length + step}: {name} is {value}")
 
 
 def empty_batch(spec: Spec) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """The files of a run: weights, and checkpoints to resume from. Each carries a checksum of all its bytes."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,6 +19,7 @@ CHECKPOINT = "checkpoint.safetensors"
 # As it stands in the file's header, where the notes are a JSON string; it is computed with zeros in its own place.
 CHECKSUM = re.compile(rb'(?<=\\"checksum\\": \\")[0-9a-f]{64}')
 NO_CHECKSUM = b"0" * 64
+OLD_NOTES = {"env", "env_kwargs", "spec", "scalars", "test_ret"}  # all that files had before there were checksums
 
 
 class RunFolder:
@@ -41,11 +43,12 @@ class RunFolder:
             raise ValueError(f"{path} holds no checkpoint to resume from")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
+            (path / ".probe").write_bytes(bytes(4096))  # on a full disk a file of no bytes can still be made
         except OSError as error:
             raise ValueError(f"cannot write to the run folder {path}: {error.strerror}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                (path / ".probe").unlink()
 
     @classmethod
     def default_path(cls, env: str, seed: int) -> Path:
@@ -124,14 +127,22 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     except OSError as error:
         raise ValueError(f"cannot load {path}: {error.strerror}") from None
     if not _intact(content):
-        raise ValueError(f"cannot load {path}: it is damaged (wrong checksum), or not a file of train.py")
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    arrays, notes = load_arrays(content), json.loads(header["__metadata__"][META])
+        why = "it is damaged (wrong checksum), or not a file of train.py"
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # no notes
+            if {"env"} <= set(_notes(content)) <= OLD_NOTES:
+                why = "it has no checksum, as an older version of train.py wrote it; use that version to load it"
+        raise ValueError(f"cannot load {path}: {why}")
+    arrays, notes = load_arrays(content), _notes(content)
     del notes["checksum"]
     for name, value in (arrays | notes.get("scalars", {})).items():
         if not np.isfinite(value).all() and name != "best":  # which is -inf without an evaluation
             raise ValueError(f"cannot load {path}: {name} in it is not finite")
     return arrays, notes
+
+
+def _notes(content: bytes) -> dict[str, Any]:
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(header["__metadata__"][META])
 
 
 def _intact(content: bytes) -> bool:

@@ -9,7 +9,7 @@ from policies.actor import Spec
 from policies.scaler import Scaler
 from policies.share import Part
 from trainer.config import Config
-from trainer.control import Control
+from trainer.control import Control, NotFinite
 from trainer.run_folder import load_checkpoint
 
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow"}  # the keys are also the names of the extras that install them
@@ -40,13 +40,13 @@ class Training:
         self.config, self.spec, self.params, self.scaler, self.control = config, spec, params, scaler, control
         self.share, self.cost, self.episodes = share, (0, 1), {}
         self.returns = Scaler(1, "returns")
-        make_policy, make_val_func, side_by_side = _learners(config.framework)
+        learners = _framework(config.framework)
         try:
             made = (spec, params, config.hyper, threads, config.device, share)
-            self.policy, self.val_func = make_policy(*made), make_val_func(*made)
+            self.policy, self.val_func = learners.Policy(*made), learners.ValueFunction(*made)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
-        self.learners = side_by_side(self.policy, self.val_func)
+        self.learners = learners.SideBySide(self.policy, self.val_func)
         self.resumed = self._load_checkpoint(Path(config.resume)) if config.resume else {}
 
     def learn(self, batch: dict[str, np.ndarray], part: Part) -> dict[str, float]:
@@ -66,16 +66,16 @@ class Training:
         raw = batch["obs"]
         try:
             log = self.learners.learn(self.scaler.scale(raw), batch["act"], batch["adv"], batch["ret"], part)
+            self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them
+            if self.config.rew_scale == "returns":
+                rew_scale = self.control.rew_scale
+                self.returns.update(batch["ret"][:, None] / rew_scale, self.share)
+                rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
-            raise FloatingPointError(f"iteration {self.control.iteration + 1}: {error}") from None
+            raise NotFinite(f"iteration {self.control.iteration + 1}: {error}") from None
         self.cost = self._steps() - steps, self.learners.width
         self.policy.weights(self.params)
         self.val_func.weights(self.params)
-        self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them
-        if self.config.rew_scale == "returns":
-            rew_scale = self.control.rew_scale
-            self.returns.update(batch["ret"][:, None] / rew_scale, self.share)
-            rew_scale[:] = self.returns.arrays["returns/scale"]
         self.control.iteration += 1
         self.control.steps += part.total
         self.control.episodes += int(self.share.sum(np.array([len(batch["ep_ret"])], float))[0])
@@ -119,20 +119,16 @@ class Training:
         return notes["scalars"] | {"row": notes.get("row", []), "damaged": damaged}
 
 
-def _learners(framework: str) -> tuple[Any, Any, Any]:
-    """The classes Policy, ValueFunction, SideBySide of a framework, which only this function imports.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+def _framework(name: str) -> Any:
+    """policies.pytorch or policies.tf, which only this function imports. Raises ValueError: it is not installed."""
     try:
-        if framework == "tf":
-            from policies.tf import Policy, SideBySide, ValueFunction
+        if name == "tf":
+            from policies import tf as learners
         else:
-            from policies.pytorch import Policy, SideBySide, ValueFunction
+            from policies import pytorch as learners
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tensorflow", "keras"):
             raise
-        how = f"{FRAMEWORKS[framework]}: pip install -e '.[{framework}]'"
-        raise ValueError(f"--framework {framework} needs {how}") from None
-    return Policy, ValueFunction, SideBySide
+        how = f"{FRAMEWORKS[name]}: pip install -e '.[{name}]'"
+        raise ValueError(f"--framework {name} needs {how}") from None
+    return learners

@@ -59,7 +59,7 @@ def mpi_fork(
     try:
         check_variables()
         side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts)
-    except LaunchError:
+    except (LaunchError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
     if side == "child" and not in_child_of_rank():

@@ -34,13 +34,16 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     draft, old = (path.with_name(f".{path.name}.{kind}") for kind in ("new", "old"))
     for left in (draft, old):  # by a crash
         shutil.rmtree(left, ignore_errors=True)
-    fill(draft)
-    for folder, _, names in os.walk(draft):
-        for name in names:
-            sync(Path(folder, name))
-    if path.exists():
-        path.rename(old)
-    draft.rename(path)
+    try:
+        fill(draft)
+        for folder, _, names in os.walk(draft):
+            for name in names:
+                sync(Path(folder, name))
+        if path.exists():
+            path.rename(old)
+        draft.rename(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -31,13 +31,9 @@ class EpochLogger(Logger):
         self._statistics: dict[str, tuple[np.ndarray, dict[str, str]]] = {}  # samples; column -> field of Statistics
 
     def store(self, **kwargs: Any) -> None:
-        """Adds samples: `store(VVals=v, EpRet=ep_ret)`. Not collective.
+        """Adds samples, `store(VVals=v, EpRet=ep_ret)`: real numbers, or arrays, tensors or lists, which are copied.
 
-        Args:
-            kwargs: for each key a number, or an array, tensor or list of samples, of any shape, which is copied.
-
-        Raises:
-            UsageError: a value holds something other than real numbers.
+        Not collective. Raises UsageError: there is something else among them.
         """
         for key, value in kwargs.items():
             if type(value) not in (float, int):
@@ -56,12 +52,9 @@ class EpochLogger(Logger):
 
         Args:
             key: as it was given to `store`, or the column of `val`.
-            val: a number. None: columns Average<key> and Std<key> from the samples, which are then cleared.
+            val: as for Logger. None: columns Average<key> and Std<key> from the samples, which are then cleared.
             with_min_and_max: columns Max<key> and Min<key> too.
             average_only: one column, <key>, for the mean; no Std<key>.
-
-        Raises:
-            UsageError: the row has such a column already, or `val` is not a number.
         """
         if val is not None:
             super().log_tabular(key, val)
@@ -76,8 +69,7 @@ class EpochLogger(Logger):
     def dump_tabular(self) -> None:
         """Collective, if the row has statistics: exchanges those of the whole row at once; then rank 0 writes it.
 
-        Raises:
-            RankMismatchError: on every rank, if they ask for statistics of different keys.
+        Raises RankMismatchError on every rank: they ask for statistics of different keys.
         """
         if self._statistics:
             samples = {key: stored for key, (stored, _) in self._statistics.items()}

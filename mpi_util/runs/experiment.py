@@ -33,6 +33,9 @@ _START += "sys.path[:] = json.loads(sys.argv[3]); "
 _START += "importlib.import_module(sys.argv[1]).run_packed(sys.argv[2])"
 
 
+Thunk = Callable[..., object]
+
+
 class _Loading:
     now = False  # True while an experiment's process loads its function
 
@@ -40,17 +43,10 @@ class _Loading:
 def setup_logger_kwargs(
     exp_name: str, seed: int | None = None, data_dir: str | os.PathLike[str] | None = None, datestamp: bool = False
 ) -> dict[str, str]:
-    """The arguments of a logger that name the folder of a run.
+    """The arguments of a logger that name the folder of a run, {"output_dir": ..., "exp_name": exp_name}.
 
-    Args:
-        exp_name: name of the experiment.
-        seed: of this run; None: one folder for the experiment, not one for each seed.
-        data_dir: folder of all experiments; None: `data` in the current directory.
-        datestamp: puts the date before the names, so that each run has a new folder.
-
-    Returns:
-        {"output_dir": data_dir/exp_name/exp_name_s<seed>, "exp_name": exp_name}; with a datestamp
-        data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
+    It is data_dir/exp_name/exp_name_s<seed>; without a seed data_dir/exp_name; data_dir is `data` in the current
+    directory if None. A datestamp makes a new one: data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
     """
     folder = Path(data_dir or "data", time.strftime("%Y-%m-%d_") * datestamp + exp_name)
     if seed is not None:
@@ -62,48 +58,31 @@ class Experiment:
     """A run that can be started and stopped. A file in its folder says when it has succeeded.
 
     Attributes:
-        name: of the run, with its seed.
-        folder: of its results.
+        name: of the run, with its seed. folder: of its results. seconds: how long it ran; 0 before it has ended.
         config: everything that it depends on, as JSON: a finished run with the same need not be repeated.
-        seconds: how long it ran; 0 before it has ended.
     """
 
     def __init__(
-        self,
-        exp_name: str,
-        thunk: Callable[..., object],
-        seed: int,
-        num_cpu: int | str,
-        data_dir: str | os.PathLike[str] | None,
-        datestamp: bool,
-        kwargs: dict[str, Any],
-        at_once: int = 1,
+        self, name: str, thunk: Thunk, num_cpu: int | str, where: dict[str, str], kwargs: dict[str, Any], at_once: int
     ):
-        """Pickles the function and its arguments. See `run_utils.call_experiment`.
+        """Pickles the function and its arguments. Raises UsageError: that fails, a bad `num_cpu`, or this is a rank.
 
-        Args:
-            at_once: number of runs that share the machine.
-
-        Raises:
-            UsageError: this process belongs to an experiment or is a rank; a bad `num_cpu`; pickling failed.
+        Args: where: as from `setup_logger_kwargs`. at_once: number of runs that share the machine.
         """
         if process.of(_Loading).now:
-            raise UsageError(
-                "this script starts experiments while an experiment imports it: put what starts them under "
-                "`if __name__ == '__main__':`"
-            )
+            raise UsageError("experiments import this script: put what starts them under `if __name__ == '__main__':`")
         if under_launcher():
             raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
-        self.num_cpu = max(1, usable_cores() // at_once) if num_cpu == "auto" else num_cpu
+        cores = max(1, usable_cores() // at_once)
+        self.num_cpu = cores if num_cpu == "auto" else num_cpu
         if isinstance(self.num_cpu, bool) or not isinstance(self.num_cpu, int) or self.num_cpu < 1:
             raise UsageError(f"num_cpu must be a number of processes, at least 1, or 'auto'; got {num_cpu!r}")
-        kwargs = kwargs | {"seed": seed}
-        where = kwargs.pop("logger_kwargs", setup_logger_kwargs(exp_name, seed, data_dir, datestamp))
-        self.config = convert_json(kwargs | {"exp_name": exp_name, "thunk": thunk, "num_cpu": self.num_cpu})
+        where = kwargs.pop("logger_kwargs", where)
+        self.config = convert_json(kwargs | {"exp_name": name, "thunk": thunk, "num_cpu": self.num_cpu})
         self.folder = Path(where.get("output_dir") or ".")
-        self.name = self.folder.name if "output_dir" in where else exp_name
+        self.name = self.folder.name if "output_dir" in where else name
         self._packed = _pack(thunk, kwargs | {"logger_kwargs": where})
-        self._environment = {"MPI_UTIL_CORES": str(max(1, usable_cores() // at_once))} if at_once > 1 else {}
+        self._environment = {"MPI_UTIL_CORES": str(cores)} if at_once > 1 else {}
         self.seconds = 0.0
 
     def finished(self) -> bool:
@@ -142,7 +121,8 @@ class Experiment:
             self._job.close()
             if code == 0:
                 mark = {"config": self.config, "seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
-                replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
+                with contextlib.suppress(OSError):  # the disk is full: the run will count as not finished
+                    replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
         return code
 
     def signal(self, signum: int) -> None:
@@ -151,7 +131,7 @@ class Experiment:
             os.killpg(self._process.pid, signum) if signum == signal.SIGKILL else self._process.send_signal(signum)
 
 
-def _pack(thunk: Callable[..., object], kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     """(the pickled function and arguments, what `spawn.prepare` needs where they are loaded)."""
     found = spawn.get_preparation_data("experiment")
     arguments = {"sys_argv": found["sys_argv"]}
@@ -177,7 +157,7 @@ def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
     failure.die_with_parent()
-    # of this user's own launcher: nobody else can have written the file
+    # no other user can have written the file
     num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
         sys.exit()

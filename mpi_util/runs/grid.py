@@ -7,14 +7,13 @@ import operator
 import os
 import string
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from ..errors import UsageError
 from ..launch import failure
-from .experiment import Experiment
+from .experiment import Experiment, Thunk, setup_logger_kwargs
 from .logger import colored
-from .schedule import ExperimentError, Result, Schedule, table
+from .schedule import Result, Schedule
 from .to_json import convert_json
 
 _WORD = string.ascii_letters + string.digits
@@ -22,7 +21,7 @@ _WORD = string.ascii_letters + string.digits
 
 def call_experiment(
     exp_name: str,
-    thunk: Callable[..., object],
+    thunk: Thunk,
     seed: int = 0,
     num_cpu: int | str = 1,
     data_dir: str | os.PathLike[str] | None = None,
@@ -32,31 +31,20 @@ def call_experiment(
     """Runs `thunk(logger_kwargs=..., seed=seed, **kwargs)` in a subprocess, on `num_cpu` ranks, and waits for it.
 
     Args:
-        exp_name: name of the experiment.
+        exp_name, seed: in the name of the run's folder; the seed is also for the function.
         thunk: function, defined at the top of a module or of the script. A script must start its experiments under
             `if __name__ == "__main__":`. With cloudpickle installed, any function works, without that guard.
-        seed: for the function, and for the name of the run's folder.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
         data_dir, datestamp: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
 
-    Returns:
-        The run's name, seconds and folder.
-
-    Raises:
-        ExperimentError: the run failed; its report has been printed.
-        UsageError: before it ran: a bad `num_cpu`, or arguments that cannot be pickled.
-        SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped the run.
+    Returns its Result; raises what `ExperimentGrid.run` does.
     """
     failure.install()
-    experiment = Experiment(exp_name, thunk, seed, num_cpu, data_dir, datestamp, kwargs)
+    where = setup_logger_kwargs(exp_name, seed, data_dir, datestamp)
+    experiment = Experiment(exp_name, thunk, num_cpu, where, kwargs | {"seed": seed}, at_once=1)
     print(f"{experiment.name}: {json.dumps(experiment.config, indent=4, sort_keys=True)}")
-    (result,) = (schedule := Schedule([experiment])).run()
-    if schedule.signum:
-        raise SystemExit(128 + schedule.signum)
-    if result.status == "failed":
-        raise ExperimentError(f"experiment {result.name} failed with status {result.code}", [result])
-    return result
+    return Schedule([experiment]).run()[0]
 
 
 class ExperimentGrid:
@@ -68,16 +56,14 @@ class ExperimentGrid:
         grid.add("ac_kwargs:hidden_sizes", [(32,), (64, 64)], "hid")
         grid.run(ppo, num_cpu=2, max_parallel=3)
 
-    Attributes:
-        keys, vals, shs, in_names: name, list of values, shorthand of each parameter, and whether it is in the names of
-            variants even if it has one value.
+    Its `keys`, `vals`, `shs` and `in_names` are what `add` was given, for each parameter.
     """
 
     def __init__(self, name: str = ""):
         failure.install()
         self.keys: list[str] = []
         self.vals: list[list[Any]] = []
-        self.shs: list[str | None] = []
+        self.shs: list[str] = []
         self.in_names: list[bool] = []
         self.name(name)
 
@@ -91,14 +77,12 @@ class ExperimentGrid:
         """Adds a parameter.
 
         Args:
-            key: name of the function's argument; "ac_kwargs:hidden_sizes" is the item hidden_sizes of a dict that is
-                passed as ac_kwargs.
+            key: name of the function's argument; "ac_kwargs:hidden_sizes": an item of its argument ac_kwargs, a dict.
             vals: list of the values to try; anything else is the only value.
             shorthand: of the key, for the names of variants; None: the first three letters of each part.
             in_name: the value is in the names of variants even if it is the only one.
 
-        Raises:
-            UsageError: an empty list; a key that is not a string, was added before, or is part of another.
+        Raises UsageError: an empty list; a key that is not a string, was added before, or is part of another.
         """
         if not isinstance(key, str) or not (shorthand is None or isinstance(shorthand, str)):
             raise UsageError(f"ExperimentGrid.add: key and shorthand must be strings; got {key!r}, {shorthand!r}")
@@ -115,11 +99,7 @@ class ExperimentGrid:
         self.in_names.append(in_name)
 
     def variants(self) -> list[dict[str, Any]]:
-        """The arguments of each run; the last parameter varies fastest.
-
-        Raises:
-            UsageError: the grid has no parameter.
-        """
+        """The arguments of each run; the last parameter varies fastest. Raises UsageError: no parameter."""
         if not self.keys:
             raise UsageError("ExperimentGrid: nothing to run; add a parameter first: add(key, values)")
         found = []
@@ -133,25 +113,23 @@ class ExperimentGrid:
     def variant_name(self, variant: dict[str, Any]) -> str:
         """The name of a variant's experiment: the grid's, then each parameter that varies, except the seed.
 
-        A parameter appears as shorthand and value, such as `hid64-64`; if all its values are bools, as its shorthand
-        where it is True.
+        A parameter is named by shorthand and value, as in `hid64-64`; if its values are bools, by shorthand where True.
         """
         name = self._name
         for key, vals, shorthand, in_name in zip(self.keys, self.vals, self.shs, self.in_names):
             if key == "seed" or not (len(vals) > 1 or in_name):
                 continue
             value: Any = functools.reduce(operator.getitem, key.split(":"), variant)
-            label = valid_str(key if shorthand is None else shorthand)
-            if all(isinstance(v, bool) for v in vals):
-                name += f"_{label}" if value else ""
-            else:
-                name += f"_{label}{valid_str(value)}"
+            if not all(isinstance(v, bool) for v in vals):
+                name += f"_{valid_str(shorthand)}{valid_str(value)}"
+            elif value:
+                name += f"_{valid_str(shorthand)}"
         return name.lstrip("_")
 
     def print(self) -> None:
         """Prints the parameters, their shorthands and values, and the number of variants."""
-        n_seeds = len(self.vals[self.keys.index("seed")]) if "seed" in self.keys else 1
         n_variants = len(self.variants())
+        n_seeds = len(self.vals[self.keys.index("seed")]) if "seed" in self.keys else 1
         print("=" * 80)
         print(colored(f"ExperimentGrid [{self._name}] runs over parameters:\n", "green"))
         for key, vals, shorthand in zip(self.keys, self.vals, self.shs):
@@ -163,13 +141,13 @@ class ExperimentGrid:
 
     def run(
         self,
-        thunk: Callable[..., Any] | str,
+        thunk: Thunk | str,
         num_cpu: int | str = 1,
         data_dir: str | os.PathLike[str] | None = None,
         datestamp: bool = False,
         max_parallel: int = 1,
     ) -> list[Result]:
-        """Runs `thunk` once for each variant, and prints a table of the results.
+        """Runs `thunk` once for each variant, prints a table of the results, and returns them.
 
         A run that fails prints its report, and the others continue. A grid that was interrupted, or in which some have
         failed, can be run again: runs that have succeeded with the same arguments are skipped (but with a datestamp all
@@ -180,9 +158,6 @@ class ExperimentGrid:
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             data_dir, datestamp: as for `setup_logger_kwargs`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
-
-        Returns:
-            A Result for each variant.
 
         Raises:
             UsageError: before anything has run: no parameter; two variants with one name; what cannot be pickled.
@@ -199,20 +174,14 @@ class ExperimentGrid:
             call = variant.pop(thunk) if isinstance(thunk, str) else thunk
             if not callable(call):
                 raise UsageError(f"ExperimentGrid.run: thunk must be a function or name a parameter; got {call!r:.80}")
-            where = variant.pop("seed", 0), num_cpu, data_dir, datestamp
-            experiments.append(Experiment(name or valid_str(call), call, *where, variant, max_parallel))
+            name = name or valid_str(call)
+            where = setup_logger_kwargs(name, variant.setdefault("seed", 0), data_dir, datestamp)
+            experiments.append(Experiment(name, call, num_cpu, where, variant, max_parallel))
         folders = Counter(str(e.folder) for e in experiments)
         if shared := [folder for folder, n in folders.items() if n > 1]:
             raise UsageError(f"{folders[shared[0]]} variants have the folder {shared[0]}; make their names differ")
         self.print()
-        results = (schedule := Schedule(experiments, max_parallel, skip_finished=True)).run()
-        print(f"\n{table(results)}", flush=True)
-        if schedule.signum:
-            raise SystemExit(128 + schedule.signum)
-        failed = [r.name for r in results if r.status == "failed"]
-        if failed:
-            raise ExperimentError(f"{len(failed)} of {len(results)} experiments failed: {', '.join(failed)}", results)
-        return results
+        return Schedule(experiments, max_parallel, grid=True).run()
 
 
 def valid_str(v: Any) -> str:

@@ -45,12 +45,12 @@ class Logger:
     All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
     If rows or a state cannot be written (the disk is full, the folder was removed), the program goes on: rank 0 prints
-    a line, keeps the rows in memory, and tries again with the next. If the last try fails, the program's status is 1.
+    a line, and tries again with the next; all rows are kept in memory, and written again if the table was removed. If
+    the last try fails, the program's status is 1.
 
     Attributes:
         unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
-        output_dir: the run's folder; None on ranks other than 0.
-        exp_name: name of the experiment, by which plots are grouped.
+        output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
         log_current_row: the values logged since the last `dump_tabular`, by column.
     """
 
@@ -69,14 +69,12 @@ class Logger:
 
         Args:
             output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
-            output_fname: name of the table in it.
-            exp_name: name of the experiment, for config.json.
+            output_fname: name of the table in it. exp_name: of the experiment, for config.json.
             show: called with each row, on rank 0, instead of printing; nothing but warnings is printed then.
             keep_rows: number of rows to keep of the table that exists, to which rows are then appended; a line names
                 those that are missing or damaged. None: a new run; files of an earlier one in the same folder are
                 renamed, such as progress.txt.1.
-            numbered_by: column that numbers the rows from 1; None: their place does.
-            comm: communicator; None: all ranks.
+            numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -84,11 +82,10 @@ class Logger:
         self.exp_name = exp_name
         self.output_dir: str | None = None
         self.log_current_row: dict[str, Any] = {}
-        self._comm, self._show = comm, show
+        self.unsaved: dict[str, str] = {}
+        self._comm, self._show, self._config = comm, show, b""
         self._savers: dict[str, Callable[[Path, str], str | None]] = {}
         self._warned: set[str] = set()
-        self.unsaved: dict[str, str] = {}
-        self._config = b""
         self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
         if not self._is_root:
             return
@@ -121,14 +118,10 @@ class Logger:
             _print(colored(msg, color) + "\n")
 
     def log_tabular(self, key: str, val: Any) -> None:
-        """Adds a value to the current row. `dump_tabular` writes it.
+        """Adds a column to the current row, which `dump_tabular` writes; a new one is empty in earlier rows.
 
-        Args:
-            key: the column. It may be new: earlier rows are then empty in it.
-            val: a number; also a bool, or an array or tensor of one element. Rank 0's is written.
-
-        Raises:
-            UsageError: the row has this column already, or `val` is not a number.
+        Args: val: a number, bool, or array or tensor of one element.
+        Raises UsageError: it is none of these, or the row has this column already.
         """
         if type(val) not in (int, float):  # they print with all their digits
             array = numbers(val)
@@ -149,7 +142,7 @@ class Logger:
         row, self.log_current_row = self.log_current_row, {}
         if not self._is_root or not row:
             return
-        self._progress.rows.append(row)
+        self._progress.add(row)
         self.attempt(_ROW, self._progress.write)
         if self._show:
             self._show(row)
@@ -161,11 +154,7 @@ class Logger:
         self.attempt(_ROW, lambda: self._progress.write(durably=True))
 
     def attempt(self, what: str, write: Callable[[], object]) -> None:
-        """Calls what writes files into the folder, on rank 0. If it raises OSError, the program goes on, as with rows.
-
-        Args:
-            what: is written: "a checkpoint".
-        """
+        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program goes on."""
         if not self._is_root:
             return
         try:
@@ -175,7 +164,7 @@ class Logger:
             write()
             self.unsaved.pop(what, None)
         except OSError as error:
-            reason = f"cannot write {what}: {error.filename or self._folder}: {error.strerror}"
+            reason = f"cannot write {what}: {error.filename or self._folder}: {error.strerror or error}"
             if what != _ROW or what not in self.unsaved:  # there may be many a second
                 self.log(f"{reason}; the next one tries again", "red")
             self.unsaved[what] = reason
@@ -191,9 +180,8 @@ class Logger:
     def save_config(self, config: Any) -> None:
         """Writes config.json, on rank 0, and prints it, with the `exp_name`.
 
-        Args:
-            config: dict such as `locals()`, dataclass, or object with attributes. Values may be anything: functions
-                and classes become their names; see `to_json.convert_json`.
+        Args: config: dict such as `locals()`, dataclass, or object with attributes; values as for `convert_json`.
+        Raises UsageError: it is nothing of the kind, or cannot be written.
         """
         if not self._is_root:
             return
@@ -208,14 +196,16 @@ class Logger:
             self.log("Saving config:\n", "cyan")
             _print(f"{text}\n")
         self._config = text.encode()
-        replace_file(self._folder / "config.json", self._config)
+        try:
+            replace_file(self._folder / "config.json", self._config)
+        except OSError as error:
+            raise UsageError(f"Logger: cannot write to {self._folder}: {error.strerror}") from None
 
     def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
         """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
 
         Args:
-            state_dict: pickled to vars<itr>.pkl, which joblib reads too. If it cannot be pickled, a warning is printed
-                and the models are saved nevertheless.
+            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning takes its place.
             itr: iteration, to keep one save of each; None: each save replaces the last.
         """
         number = "" if itr is None else str(int(itr))
@@ -238,10 +228,9 @@ class Logger:
             self.log(text, "red")
 
     def setup_pytorch_saver(self, what_to_save: Any) -> None:
-        """From now on `save_state` saves a torch model: pyt_save/model<itr>.pt, and its weights, model<itr>.npz.
+        """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
 
-        Args:
-            what_to_save: module, or a nested dict/list/tuple of modules, optimizers and tensors.
+        The files are pyt_save/model<itr>.pt, and model<itr>.npz with the weights.
         """
         self._savers["torch"] = partial(save_torch, what_to_save)
 
@@ -253,8 +242,7 @@ class Logger:
         Args:
             sess: a tf.compat.v1 session, saved to tf1_save<itr>, for `restore_tf_graph`; or a Keras model, saved to
                 keras_save/model<itr>.keras and, its weights, model<itr>.npz.
-            inputs: for a session: {name of your choice: placeholder that the outputs need}.
-            outputs: for a session: {name of your choice: tensor to restore}.
+            inputs, outputs: for a session: {name of your choice: placeholder that the outputs need, tensor to restore}.
         """
         if inputs is not None and outputs is not None:
             self._savers["session"] = partial(save_session, sess, inputs, outputs)
@@ -283,15 +271,13 @@ class Progress:
     A new key gets a column, empty in earlier rows; the cell of a missing key is empty.
 
     Attributes:
-        columns: of the header, in order.
-        rows: that `write` has to write.
+        columns: of the header, in order. lines: all rows, without the tabs that later columns add.
         damage: one line on rows that were to be kept and are missing or damaged; "": none.
     """
 
     def __init__(self, path: Path, keep_rows: int = 0, numbered_by: str | None = None):
         """Creates the file, or keeps the first `keep_rows` rows of an existing one and drops the others."""
-        self.path, self.damage, self._whole = path, "", True
-        self.rows: list[Mapping[str, int | float]] = []
+        self.path, self.damage = path, ""
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() and keep_rows else ""
         *lines, half = text.split("\n")
         self.columns, found = lines[0].split("\t") if lines and "\0" not in lines[0] else [], {}
@@ -305,24 +291,26 @@ class Progress:
             self.damage = f"{path}: {len(lost)} of {keep_rows} rows are missing or damaged: {numbers}"
             if half or len(found) < len(lines) - 1:
                 replace_file(path.with_name(f"{path.name}.damaged"), text.encode())
-        self._replace([found[n] for n in found if n <= keep_rows])
+        self.lines, self._n_written = [found[n] for n in found if n <= keep_rows], 0
+        self.write()
 
-    def _replace(self, rows: list[str]) -> None:
-        lines = ["\t".join(self.columns), *rows] if self.columns else []
-        replace_file(self.path, "".join(f"{line}\n" for line in lines).encode())
+    def add(self, row: Mapping[str, int | float]) -> None:
+        """Adds a row, for `write` to write."""
+        before, self.columns = self.columns, list(dict.fromkeys([*self.columns, *row]))
+        self._n_written *= before == self.columns
+        self.lines.append("\t".join(repr(row[key]) if key in row else "" for key in self.columns))
 
     def write(self, durably: bool = False) -> None:
-        """Writes `rows`; if it raises OSError, they are still to be written. durably: waits until all are on disk."""
-        before, self.columns = self.columns, list(dict.fromkeys(itertools.chain(self.columns, *self.rows)))
-        rows = ["\t".join(repr(row[key]) if key in row else "" for key in self.columns) for row in self.rows]
-        append = self._whole and self.columns == before and self.path.exists()
-        self._whole = False  # if this fails, half a row may be in the file, or not all columns
-        if append:
+        """Writes the rows that are not in the file yet; if it raises OSError, the next call does. durably: syncs it."""
+        n_written = self._n_written if self.path.exists() else 0
+        self._n_written = 0  # if this fails, half a row may be in the file
+        if n_written:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write("".join(f"{row}\n" for row in rows))
+                file.write("".join(f"{line}\n" for line in self.lines[n_written:]))
         else:
-            old = self.path.read_text(encoding="utf-8").split("\n")[1:-1] if self.path.exists() else []
-            self._replace([*(line + "\t" * (len(self.columns) - 1 - line.count("\t")) for line in old), *rows])
-        self.rows, self._whole = [], True
+            lines = ["\t".join(self.columns), *self.lines] if self.columns else []
+            whole = (line + "\t" * (len(self.columns) - 1 - line.count("\t")) for line in lines)
+            replace_file(self.path, "".join(f"{line}\n" for line in whole).encode())
+        self._n_written = len(self.lines)
         if durably:
             sync(self.path)

@@ -4,8 +4,10 @@ A saver is called on rank 0 with the model, the run's folder, and what distingui
 iteration). It may return a warning.
 """
 
+import errno
 import json
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,9 @@ from ..host.files import publish, replace_file, replace_folder, write_npz
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
-    """A model's weights by name.
+    """Weights by name, of torch modules and what else has a state_dict, Keras models, tensors, arrays and numbers.
 
-    Args:
-        model: torch module or anything with a state_dict, Keras model, tensor, array, number, or a nested
-            dict/list/tuple of these, whose keys then come before the names, as in "pi/net.0.weight". Other things are
-            passed over.
+    In a nested dict/list/tuple its keys come before the names, as in "pi/net.0.weight"; other things are passed over.
     """
     found: dict[str, np.ndarray] = {}
     for path, leaf in tree.walk(model):
@@ -52,11 +51,7 @@ def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:
     """The weights that a saver wrote, by name; nothing is unpickled, and no framework is needed.
 
-    Args:
-        path: of the .npz file: pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz in a run's folder.
-
-    Raises:
-        UsageError: there is no such file, or it holds no weights.
+    Args: path: of pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz. Raises UsageError: it is none.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -87,8 +82,11 @@ def save_keras(model: Any, folder: Path, itr: str) -> None:
     place = folder / "keras_save"
     place.mkdir(exist_ok=True)
     draft = place / ".draft.keras"  # Keras infers the format from the ending, and wants a path
-    model.save(draft)
-    publish(draft, place / f"model{itr}.keras")
+    try:
+        model.save(draft)
+        publish(draft, place / f"model{itr}.keras")
+    finally:
+        draft.unlink(missing_ok=True)  # half of it, where the disk is full
     _save_weights(place / f"model{itr}.npz", weights_of(model))
 
 
@@ -98,19 +96,22 @@ def save_session(sess: Any, inputs: dict[str, Any], outputs: dict[str, Any], fol
     def fill(draft: Path) -> None:
         v1 = framework("tensorflow").compat.v1
         with sess.graph.as_default():
-            signature = v1.saved_model.predict_signature_def(inputs, outputs)
-            builder = v1.saved_model.Builder(str(draft))
-            signatures = {v1.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature}
+            builder, key = v1.saved_model.Builder(str(draft)), v1.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+            signatures = {key: v1.saved_model.predict_signature_def(inputs, outputs)}
             builder.add_meta_graph_and_variables(sess, [v1.saved_model.SERVING], signatures, clear_devices=True)
             builder.save()
             variables = v1.global_variables()
-        tensors = {"inputs": inputs, "outputs": outputs}
-        names = {kind: {key: tensor.name for key, tensor in named.items()} for kind, named in tensors.items()}
+        kinds = ("inputs", inputs), ("outputs", outputs)
+        names = {kind: {key: tensor.name for key, tensor in named.items()} for kind, named in kinds}
         (draft / "model_info.json").write_text(json.dumps(names))
         (draft / "model_info.pkl").write_bytes(pickle.dumps(names))  # where Spinning Up's tools look
         _save_weights(draft / "weights.npz", sess.run({variable.op.name: variable for variable in variables}))
 
-    replace_folder(folder / f"tf1_save{itr}", fill)
+    try:
+        replace_folder(folder / f"tf1_save{itr}", fill)
+    except framework("tensorflow").errors.OpError as error:
+        found = re.search(rf"{re.escape(str(folder))}\S*; (.+)", error.message)  # the system's, about a file of ours
+        raise OSError(errno.EIO, found[1], str(folder)) if found else error from None
 
 
 def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> dict[str, Any]:
@@ -119,16 +120,12 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
     A graph is a program, which may also read and write files when it is run: load your own.
 
     Args:
-        sess: the session; its graph is as a rule empty.
         fpath: the folder, of this package or of Spinning Up.
-        trust: True unpickles model_info.pkl if there is no model_info.json, as in Spinning Up's folders. A pickle runs
-            whatever code is in it.
+        trust: True unpickles model_info.pkl if there is no model_info.json, as in Spinning Up's folders, and so runs
+            whatever code is in it; False: UsageError.
 
     Returns:
         The tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
-
-    Raises:
-        UsageError: there is only a pickle, and `trust` is False.
     """
     info = Path(fpath, "model_info.json")
     if not info.exists() and not trust:

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,73 +21,67 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Result(NamedTuple):
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        name: of the run, with its seed.
-        status: "done", "done before", "failed", "stopped" (by a signal to this process) or "not run".
-        code: its exit status, negative for a signal; None if it was not run now, or could not be started.
-        seconds, folder: how long it ran, and where its results are.
-    """
-
-    name: str
-    status: str
-    code: int | None
-    seconds: float
-    folder: Path
+    name: str  # with its seed
+    status: str  # "done", "done before", "failed", "stopped" (by a signal to this process) or "not run"
+    code: int | None  # exit status, negative for a signal; None if it was not run now, or could not be started
+    seconds: float  # how long it ran
+    folder: Path  # of its results
 
 
 class ExperimentError(MpiUtilError):
     """Experiments have failed; the others have run. Its `results` are those of all of them."""
 
-    def __init__(self, message: str, results: Sequence[Result] = ()):
-        super().__init__(message)
-        self.results = list(results)
+    results: list[Result]
 
 
 class Schedule:
     """Runs experiments in order, and prints a line about each.
 
-    A single one prints to the output of this process. If several may run at once, each prints to output.txt in its
-    folder, and the last lines of a failed one are repeated here.
+    If several may run at once, each prints to output.txt in its folder, and the last lines of a failed one are repeated
+    here. Signals are forwarded: the first asks the runs to end, the second asks again, the third kills. After the
+    first, the others follow by themselves after a while: one Ctrl-C is enough.
 
-    Signals are forwarded: the first asks the runs to end, the second asks again, the third kills. After the first, the
-    others follow by themselves after a while: one Ctrl-C is enough.
-
-    Args:
-        max_parallel: number of runs at once.
-        skip_finished: skips those whose folder holds a finished run of the same configuration.
-
-    Attributes:
-        signum: the signal that stopped them, or 0.
+    A `grid` skips those whose folder holds a finished run of the same configuration, and prints a table at the end.
     """
 
-    def __init__(self, experiments: list[Experiment], max_parallel: int = 1, skip_finished: bool = False):
-        self.signum = 0
+    def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False):
         self._results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
         self._waiting, self._running = deque(experiments), list[Experiment]()
-        self._max_parallel, self._skip_finished = max_parallel, skip_finished
+        self._max_parallel, self._grid = max_parallel, grid
+        self._signum = 0  # which stopped them
         self._due: deque[tuple[float, int]] = deque()  # (latest time, signal to send)
-        self._hurry = False
 
     def run(self) -> list[Result]:
-        """A Result for each experiment."""
+        """A Result for each experiment. Raises: as `ExperimentGrid.run`, but no UsageError."""
         with contextlib.ExitStack() as handlers:
             if threading.current_thread() is threading.main_thread():
                 for signum in _SIGNALS:
                     if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
                         handlers.callback(signal.signal, signum, signal.signal(signum, self._receive))
-            while self._running or (self._waiting and not self.signum):
-                while self._waiting and len(self._running) < self._max_parallel and not self.signum:
+            while self._running or (self._waiting and not self._signum):
+                while self._waiting and len(self._running) < self._max_parallel and not self._signum:
                     self._start(self._waiting.popleft())
                 self._collect()
                 self._forward()
                 if self._running:
                     time.sleep(_POLL_S)
-        return list(self._results.values())
+        results = list(self._results.values())
+        if self._grid:
+            print(f"\n{_table(results)}", flush=True)
+        if self._signum:
+            raise SystemExit(128 + self._signum)
+        if failed := [result for result in results if result.status == "failed"]:
+            names, one = ", ".join(result.name for result in failed), f"failed with status {failed[0].code}"
+            many = f"{len(failed)} of {len(results)} experiments failed: {names}"
+            error = ExperimentError(many if self._grid else f"experiment {names} {one}")
+            error.results = results
+            raise error
+        return results
 
     def _start(self, experiment: Experiment) -> None:
-        if self._skip_finished and experiment.finished():
+        if self._grid and experiment.finished():
             return self._end(experiment, "done before")
         output = experiment.folder / _OUTPUT if self._max_parallel > 1 else None
         where = f", prints to {output}" if output else ""
@@ -105,9 +98,9 @@ class Schedule:
         for experiment in list(self._running):
             if (code := experiment.poll()) is not None:
                 self._running.remove(experiment)
-                if code and not self.signum and self._max_parallel > 1:
+                if code and not self._signum and self._max_parallel > 1:
                     print(_tail(experiment), flush=True)
-                self._end(experiment, "done" if not code else "stopped" if self.signum else "failed", code)
+                self._end(experiment, "done" if not code else "stopped" if self._signum else "failed", code)
 
     def _end(self, experiment: Experiment, status: str, code: int | None = None) -> None:
         result = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
@@ -116,22 +109,21 @@ class Schedule:
         print(f"{experiment.name}: {_status(result)}{after}", flush=True)
 
     def _receive(self, signum: int, _frame: object) -> None:
-        self._hurry = bool(self.signum)
-        if not self.signum:
-            self.signum, now = signum, time.monotonic()
-            last = now + _GRACE_S
-            self._due.extend([(now, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
+        if not self._signum:
+            self._signum, last = signum, time.monotonic() + _GRACE_S
+            self._due.extend([(0.0, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
+        elif self._due:
+            self._due[0] = 0.0, self._due[0][1]
 
     def _forward(self) -> None:
         """Sends the signal that is due."""
-        if self._due and (self._hurry or time.monotonic() >= self._due[0][0]):
-            self._hurry = False
+        if self._due and time.monotonic() >= self._due[0][0]:
             signum = self._due.popleft()[1]
             for experiment in self._running:
                 experiment.signal(signum)
 
 
-def table(results: list[Result]) -> str:
+def _table(results: list[Result]) -> str:
     """The results as a table: name, status, seconds, folder."""
     rows = [("run", "status", "seconds", "folder")]
     rows += [(r.name, _status(r), f"{r.seconds:.1f}" if r.seconds else "", str(r.folder)) for r in results]

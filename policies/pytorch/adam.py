@@ -15,22 +15,17 @@ class Adam:
         m, v: float32 (P,), running mean of the gradient and of its square.
     """
 
-    def __init__(self, net, max_norm, boosted=None, boost=1.0):
-        """Sets up the moments.
-
-        Args:
-            net: Net whose `flat` is stepped along its `grad`.
-            max_norm: gradients longer than this (2-norm) are scaled down to it.
-            boosted: name of the net's last parameter, whose steps are `boost` times as long; None: none.
-            boost: see `boosted`.
-        """
-        self._flat, self._grad, self._max_norm = net.flat, net.grad, max_norm
+    def __init__(self, net, hyper):
+        """Args: net: Net whose `flat` is stepped along its `grad`. hyper: its max_grad_norm and log_std_lr count."""
+        self._flat, self._grad, self._max_norm = net.flat, net.grad, hyper.max_grad_norm
         self.steps = 0
         self.m = torch.zeros_like(net.flat)
         self.v = torch.zeros_like(net.flat)
         self._denominator = torch.empty_like(net.flat)
-        self._boosted = self._denominator[-net.views[boosted].numel() :] if boosted and boost != 1.0 else None
-        self._boost = boost
+        self._boost = hyper.log_std_lr
+        last = list(net.views)[-1]
+        boosted = last == "policy/log_std" and self._boost != 1.0
+        self._boosted = self._denominator[-net.views[last].numel() :] if boosted else None
 
     def moments(self):
         """Copies of `m` and `v`: float32 (P,) arrays."""

@@ -14,17 +14,7 @@ def to_tensor(array, shape, dtype, device):
     BLAS may sum in another order where memory is aligned differently, so a batch in other memory could give other bits;
     torch aligns all its memory in the same way.
 
-    Args:
-        array: array of any alignment and strides.
-        shape: the shape it must have.
-        dtype: torch dtype of the result.
-        device: torch device.
-
-    Returns:
-        Tensor.
-
-    Raises:
-        ValueError: the array has another shape.
+    Args: array: of any alignment and strides. shape: that it must have, or ValueError. dtype, device: of the tensor.
     """
     if array.shape != shape:
         raise ValueError(f"expected an array of shape {shape}, got {array.shape}")
@@ -34,17 +24,7 @@ def to_tensor(array, shape, dtype, device):
 
 
 def shuffled(rng, part, n_parts, device):
-    """policies.minibatches.shuffled in tensors: one pass over the whole batch in minibatches.
-
-    Args:
-        rng: numpy.random.Generator.
-        part: policies.share.Part.
-        n_parts: number of minibatches.
-        device: torch device.
-
-    Returns:
-        iterator over (rows, n): int64 tensor, positions in `part`; number of rows of the whole minibatch.
-    """
+    """As policies.minibatches.shuffled, with rows as int64 tensors on a device."""
     places, sizes = zip(*minibatches.shuffled(rng, part, n_parts))
     rows = torch.from_numpy(np.concatenate(places)).to(device)
     return zip(rows.split([len(p) for p in places]), sizes)

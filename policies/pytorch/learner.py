@@ -15,13 +15,13 @@ from policies.pytorch.nets import Net
 class Learner(BaseLearner):
     """Base of Policy and ValueFunction; it has a torch `device` besides policies.learners.BaseLearner's attributes."""
 
-    def __init__(self, name, spec, params, hyper, threads, device, share, max_norm, **boost):
-        """Args: of Policy and ValueFunction. max_norm, boost: of Adam."""
-        super().__init__(hyper, threads, share)
+    def build(self, params, device):
+        """As the base class."""
         self.device = torch.device(device)
-        self.net = Net(spec, name, params, self.device)
-        self.adam = Adam(self.net, max_norm, **boost)
-        staged = share.n_learners > 1 and self.device.type != "cpu"
+        self.on_cpu = self.device.type == "cpu"
+        self.net = Net(self.spec, self.name, params, self.device)
+        self.adam = Adam(self.net, self.hyper)
+        staged = self.share.n_learners > 1 and not self.on_cpu
         self._staging = torch.empty_like(self.net.grad, device="cpu", pin_memory=True) if staged else self.net.grad
 
     def rows_per_step(self, n_rows):

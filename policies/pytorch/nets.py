@@ -28,14 +28,7 @@ class Net:
     """
 
     def __init__(self, spec, name, params, device):
-        """Copies the network's parameters from `params`.
-
-        Args:
-            spec: policies.actor.Spec.
-            name: "policy" or "value".
-            params: dict of str to float32 array, as policies.actor.init_params returns.
-            device: torch device, such as "cpu" or "cuda".
-        """
+        """Args: spec: policies.actor.Spec. name: "policy" or "value". params: as `load`'s, copied. device: of torch."""
         self.name = name
         shapes = spec.shapes(name)
         self._shapes = {key: torch.Size(shape) for key, shape in shapes.items()}

@@ -9,7 +9,6 @@ from policies.pytorch.learner import Learner
 from policies.pytorch.ppo import PPOClip, PPOPenalty
 from policies.pytorch.trpo import TRPO
 from policies.pytorch.vpg import VPG
-from policies.share import ALONE
 
 RULES = {"ppo": PPOClip, "ppo-kl": PPOPenalty, "trpo": TRPO, "vpg": VPG}
 ADV_EPS = 1e-8
@@ -19,35 +18,17 @@ class Policy(BasePolicy, Learner):
     """A policy and its update rule.
 
     Attributes:
-        spec: the Spec.
         dist: Gaussian or Categorical over the network's outputs.
         rule: the update rule, a policies.rules.UpdateRule. Its ``update`` returns the final probability ratios, float32
             (N,), and a dict of numbers to log.
     """
 
-    def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
-        """Copies the policy's parameters.
-
-        Args:
-            spec: policies.actor.Spec.
-            params: dict of float32 arrays as policies.actor.init_params returns.
-            config: policies.hyper.Hyper.
-            threads: most torch threads to use in an update.
-            device: torch device.
-            share: of the learners that share the batch, as policies.share.Alone.
-
-        Raises:
-            ValueError: config.algo is unknown, or the parameters do not fit `spec`.
-        """
-        hyper = config.resolve()
-        boost = {} if spec.discrete else {"boosted": "policy/log_std", "boost": hyper.log_std_lr}
-        super().__init__("policy", spec, params, hyper, threads, device, share, hyper.max_grad_norm, **boost)
-        self.spec = spec
-        if spec.discrete:
-            self.dist = Categorical()
-        else:
-            self.dist = Gaussian(self.net.views["policy/log_std"], self.net.grads["policy/log_std"])
-        self.rule = RULES[hyper.algo](hyper)
+    def build(self, params, device):
+        """As Learner."""
+        super().build(params, device)
+        log_std = (values.get("policy/log_std") for values in (self.net.views, self.net.grads))
+        self.dist = Categorical() if self.spec.discrete else Gaussian(*log_std)
+        self.rule = RULES[self.hyper.algo](self.hyper)
 
     def batch(self, obs, act, adv, part):
         """A Batch. Args: as `update`'s."""

@@ -4,8 +4,8 @@ It imports TensorFlow and the framework-free modules of `policies`. Read `policy
 from `setup` only.
 """
 
+from policies.learners import SideBySide
 from policies.tf.policy import Policy
-from policies.tf.side_by_side import SideBySide
 from policies.tf.value import ValueFunction
 
 __all__ = ["Policy", "SideBySide", "ValueFunction"]

@@ -17,18 +17,11 @@ class Adam:
         m, v: lists of tf.Variable, for each parameter the running mean of its gradient and of its square.
     """
 
-    def __init__(self, net, max_norm, boosted=None, boost=1.0):
-        """Sets up the moments.
-
-        Args:
-            net: Net.
-            max_norm: gradients longer than this (2-norm) are scaled down to it.
-            boosted: name of a parameter whose steps are `boost` times as long; None: none.
-            boost: see `boosted`.
-        """
-        self._net, self._max_norm = net, max_norm
+    def __init__(self, net, hyper):
+        """Args: net: Net. hyper: resolved Hyper, of which max_grad_norm and log_std_lr count."""
+        self._net, self._max_norm = net, hyper.max_grad_norm
         self._parameters = list(net.views.values())
-        self._boosts = [boost if key == boosted else 1.0 for key in net.views]
+        self._boosts = [hyper.log_std_lr if key == "policy/log_std" else 1.0 for key in net.views]
         self.steps = 0
         self.m = [tf.Variable(tf.zeros_like(view)) for view in self._parameters]
         self.v = [tf.Variable(tf.zeros_like(view)) for view in self._parameters]

@@ -18,30 +18,31 @@ class Learner(BaseLearner):
 
     Attributes:
         device: TensorFlow's name of it.
+        signature: tuple of tf.TensorSpec, of the tensors that `loss` takes after `n`. Every function is compiled for
+            any number of rows: a compilation for a constant number could change the arithmetic, and so the bits.
         op_threads: threads of one operation. TensorFlow fixes them once per process, so all learners have the same
             number: what a minibatch of `hyper.minibatch_rows` rows can use.
     """
 
-    def __init__(self, name, spec, params, hyper, threads, device, share, max_norm, signature, **boost):
-        """Args: of Policy and ValueFunction. max_norm, boost: of Adam.
-
-        `signature`: tuple of tf.TensorSpec, of the tensors that `loss` takes after `n`. Every function is compiled for
-        any number of rows: a compilation for a constant number could change the arithmetic, and so the bits.
-        """
-        super().__init__(hyper, threads, share)
+    def build(self, params, device):
+        """As the base class."""
+        spec, share, rows = self.spec, self.share, self.signature
         n_params = max(sum(map(math.prod, spec.shapes(net).values())) for net in ("policy", "value"))
-        self.op_threads = n_threads(threads, hyper.minibatch_rows // share.n_learners, n_params)
+        self.op_threads = n_threads(self.threads, self.hyper.minibatch_rows // share.n_learners, n_params)
         setup.configure(self.op_threads)
         self.device = setup.device_name(device)
+        self.on_cpu = self.device.startswith("/CPU")
         with tf.device(self.device):
-            self.net = Net(spec, name, params)
-            self.adam = Adam(self.net, max_norm, **boost)
+            self.net = Net(spec, self.name, params)
+            self.adam = Adam(self.net, self.hyper)
         integers, number = tf.TensorSpec((None,), tf.int64), tf.TensorSpec(())
-        self._pass = tf.function(
-            self._pass,
-            input_signature=[signature, integers, integers, tf.TensorSpec((None,)), tf.TensorSpec((None, 2))],
-        )
-        self._flat_gradient = tf.function(self._flat_gradient, input_signature=[signature, integers, number])
+        of_pass = [rows, integers, integers, tf.TensorSpec((None,)), tf.TensorSpec((None, 2))]
+        self._pass = tf.function(self._pass, input_signature=of_pass)
+        self._flat_gradient = tf.function(self._flat_gradient, input_signature=[rows, integers, number])
+
+    def n_threads(self, n_rows):
+        """Threads of an operation, whatever the number of rows."""
+        return self.op_threads
 
     def loss(self, n, *rows):
         """Loss of some rows of a minibatch, inside a tf.function. Args: n: rows of the minibatch. rows: tensors."""

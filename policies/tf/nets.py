@@ -15,13 +15,7 @@ class Net(keras.Model):
     """
 
     def __init__(self, spec, name, params):
-        """Copies the network's parameters from `params`.
-
-        Args:
-            spec: policies.actor.Spec.
-            name: "policy" or "value".
-            params: dict of str to float32 array, as policies.actor.init_params returns.
-        """
+        """Args: spec: policies.actor.Spec. name: "policy" or "value". params: as `load`'s, copied."""
         super().__init__(name=name, dtype="float32")
         inputs, *widths = spec.sizes(name)
         dense = [self._dense(width, last=i == len(widths) - 1) for i, width in enumerate(widths)]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.learners import BasePolicy
-from policies.share import ALONE, Part
+from policies.share import Part
 from policies.tf.batches import own_copy
 from policies.tf.dists import Categorical, Gaussian
 from policies.tf.learner import Learner
@@ -25,37 +25,21 @@ class Policy(BasePolicy, Learner):
     ``step`` on the whole batch, or ``descend`` in minibatches; then it also has ``loss(policy, n, *rows)``, as Learner.
 
     Attributes:
-        spec: the Spec.
         dist: Gaussian or Categorical over the network's outputs.
         rule: the update rule, a policies.rules.UpdateRule.
     """
 
-    def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
-        """Copies the policy's parameters.
-
-        Args:
-            spec: policies.actor.Spec.
-            params: dict of float32 arrays as policies.actor.init_params returns.
-            config: policies.hyper.Hyper.
-            threads: cores that an update may use.
-            device: "cpu", or "gpu:0", "cuda" and so on.
-            share: of the learners that share the batch, as policies.share.Alone.
-
-        Raises:
-            ValueError: config.algo is unknown, or the parameters do not fit `spec`.
-            RuntimeError: there is no such device.
-        """
-        hyper = config.resolve()
-        boost = {} if spec.discrete else {"boosted": "policy/log_std", "boost": hyper.log_std_lr}
+    def build(self, params, device):
+        """As Learner; compiles what every update computes."""
+        spec = self.spec
         act = tf.TensorSpec((None,), tf.int64) if spec.discrete else tf.TensorSpec((None, spec.act_dim))
         obs, number = tf.TensorSpec((None, spec.obs_dim)), tf.TensorSpec((None,))
-        rows = obs, act, number, number
-        super().__init__("policy", spec, params, hyper, threads, device, share, hyper.max_grad_norm, rows, **boost)
-        self.spec = spec
+        self.signature = obs, act, number, number
+        super().build(params, device)
         self.dist = (Categorical if spec.discrete else Gaussian)(spec.act_dim)
         self._freeze = tf.function(self._freeze, input_signature=[obs, act])
-        self._sums = tf.function(self._sums, input_signature=[rows, self.dist.signature])
-        self.rule = RULES[hyper.algo](hyper)
+        self._sums = tf.function(self._sums, input_signature=[self.signature, self.dist.signature])
+        self.rule = RULES[self.hyper.algo](self.hyper)
 
     def summary(self, batch, outcome):
         """(KL, entropy, surrogate loss) after an update. Args: batch: its Batch. outcome: what the rule returned."""

@@ -1,9 +1,4 @@
-"""Proximal policy optimisation: two update rules.
-
-``ppo`` is the clipped surrogate objective in minibatches; ``ppo-kl`` is Patrick Coady's, a KL penalty whose weight and
-step size adapt to a target divergence. Papers: Schulman et al. 2017 (arXiv:1707.06347), Heess et al. 2017 (Emergence of
-Locomotion Behaviours in Rich Environments, arXiv:1707.02286); code: github.com/pat-coady/trpo.
-"""
+"""Proximal policy optimisation: two update rules, as in policies.pytorch.ppo, which names the papers."""
 
 import numpy as np
 

@@ -1,8 +1,4 @@
-"""The vanilla policy gradient: steps of Adam along the advantage-weighted gradient of the log-probabilities.
-
-Papers: Williams 1992 (REINFORCE), Sutton et al. 2000 (Policy Gradient Methods for Reinforcement Learning with Function
-Approximation), with the advantages of Schulman et al. 2016 (arXiv:1506.02438); code: Spinning Up's ``vpg``.
-"""
+"""The vanilla policy gradient, as in policies.pytorch.vpg, which names the papers."""
 
 from policies.rules import UpdateRule
 
