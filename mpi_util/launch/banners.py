@@ -28,9 +28,11 @@ _LINES = {  # how a line of a banner begins, and what must follow
     b"Please see the FAQ page": rb" for debugging suggestions",
     b"[mpiexec@": b"",
     b"[proxy:": b"",
-    b"Abort(": rb"-?\d+\) on node \d+ .*: application called MPI_Abort\(",
+    b"Abort(": rb"-?\d+\)(?: on node \d+ .*)?: (?:application called MPI_Abort\(|Fatal error in )",
     b"application called MPI_Abort(": b"",
+    b"*** An error occurred in MPI_": b"",
 }
+_ALSO_PASSED = (b"Fatal error in ", b"*** An error")  # errors of MPI, of which more lines follow
 _ANY_LINE = b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
 _BANNER = re.compile(b"|".join((*_BLOCKS, rb"^(?:" + _ANY_LINE + rb").*\n")), re.MULTILINE)
 
@@ -70,7 +72,7 @@ class BannerFilter:
     def _keep(self, match: re.Match[bytes]) -> bytes:
         self.banners += match.group().decode(errors="replace")
         self._after_banner = match.end() == len(match.string)
-        return b""
+        return match.group() if any(text in match.group() for text in _ALSO_PASSED) else b""
 
 
 def _banner_start(text: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from .identity import RANK_PID, Role, forget_launcher, in_child_of_rank, is_mult
 from .launcher import find_launcher, root_permission
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
+_FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
 # The ranks' command begins with it: so the parent knows of a rank that ends before it comes to mpi_fork.
 _NOTE_PID = """
 { echo "{\\"pid\\": $$}" >"$MPI_UTIL_JOB/rank-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${PMIX_RANK:-0}}}"; } 2>/dev/null
@@ -64,10 +66,24 @@ def mpi_fork(
 
     from .restarts import run  # only the parent needs it
 
-    if status := run(n, program, environment, _stdin_for_ranks(), max_restarts):
+    _allow_files(n)
+    try:
+        status = run(n, program, environment, _stdin_for_ranks(), max_restarts)
+    except OSError as error:
+        raise LaunchError(f"cannot start {n} ranks: {error}") from None
+    if status:
         sys.exit(status)
     role.is_parent = True
     return "parent"
+
+
+def _allow_files(n: int) -> None:
+    """Raises the limit of open files if the launcher of n ranks would fail for it, with lines that do not say so."""
+    needed, (soft, hard) = _FILES + _FILES_OF_RANK * n, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < needed and hard != resource.RLIM_INFINITY:
+        raise LaunchError(f"cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {hard}")
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _write_whole_lines() -> None:
