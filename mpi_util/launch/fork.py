@@ -16,7 +16,7 @@ from ..host.cores import UPDATE_THREADS
 from ..host.process import process
 from ..host.threads import environment as threads_environment
 from .identity import RANK_PID, Role, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
-from .launcher import find_launcher, root_permission
+from .launcher import ENVIRONMENT, find_launcher, root_permission
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
@@ -60,7 +60,7 @@ def mpi_fork(
     if n > 1:
         family, launcher = find_launcher()
         program = [launcher, "-n", str(n), *(family.bound_flags if bind_to_core else family.flags), *program]
-        environment = family.environment | environment
+        environment = ENVIRONMENT | environment
     sys.stdout.flush()
     sys.stderr.flush()
 

