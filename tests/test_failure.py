@@ -15,7 +15,7 @@ from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
 
 import mpi_util
 from mpi_util.host.waiting import wait_until
-from mpi_util.launch.launcher import root_permission
+from mpi_util.launch.launcher import ENVIRONMENT
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
 SOON_S = 20
@@ -226,7 +226,7 @@ def mpiexec(mpi, n, *program):
     """(command, environment) of a plain mpiexec."""
     oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     command = [UNDER[mpi] / "mpiexec", "-n", n, sys.executable, *program]
-    return command, mpi_environment(mpi) | root_permission() | oversubscribe
+    return command, mpi_environment(mpi) | ENVIRONMENT | oversubscribe
 
 
 @pytest.mark.parametrize("how", ["raise-exit", "no-str"])

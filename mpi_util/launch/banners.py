@@ -86,7 +86,7 @@ class BannerFilter:
 
 
 class Stream(threading.Thread):
-    """Passes one output of the launcher on to ours, without the launcher's banners.
+    """Passes one output of the launcher on to ours, without the launcher's banners, from when it is made.
 
     It is a thread, so that a reader of ours that stalls (`train.py | less`) does not keep signals from the ranks. What
     has no reader any more (`| head`, a closed terminal) is dropped: the work of the ranks is not.
@@ -103,6 +103,7 @@ class Stream(threading.Thread):
         self.deadline = math.inf
         self._source, self._target = source, target
         self._last_byte = b"\n"
+        self.start()
 
     def run(self) -> None:
         """Until the source ends, or the deadline has come."""

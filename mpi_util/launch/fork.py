@@ -16,7 +16,7 @@ from ..host.cores import UPDATE_THREADS
 from ..host.process import process
 from ..host.threads import environment as threads_environment
 from .identity import RANK_PID, Role, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
-from .launcher import ENVIRONMENT, find_launcher, root_permission
+from .launcher import ENVIRONMENT, find_launcher
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
@@ -60,7 +60,6 @@ def mpi_fork(
     if n > 1:
         family, launcher = find_launcher()
         program = [launcher, "-n", str(n), *(family.bound_flags if bind_to_core else family.flags), *program]
-        environment = ENVIRONMENT | environment
     sys.stdout.flush()
     sys.stderr.flush()
 
@@ -79,10 +78,10 @@ def mpi_fork(
 
 def _allow_files(n: int) -> None:
     """Raises the limit of open files if the launcher of n ranks would fail for it, with lines that do not say so."""
-    needed, (soft, hard) = _FILES + _FILES_OF_RANK * n, resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < needed and hard != resource.RLIM_INFINITY:
+    needed, (soft, hard) = _FILES + _FILES_OF_RANK * n, resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
+    if 0 <= hard < needed:
         raise LaunchError(f"cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {hard}")
-    if soft < needed:
+    if 0 <= soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
@@ -121,8 +120,8 @@ def _stdin_for_ranks() -> int | None:
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
-    """The environment of the launcher and the ranks, but for what the launcher's family needs."""
-    environment = dict(os.environ) | root_permission() | threads_environment(os.environ)
+    """The environment of the launcher and the ranks."""
+    environment = ENVIRONMENT | dict(os.environ) | threads_environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
     environment.pop(RANK_PID, None)
     if threads:

@@ -53,8 +53,9 @@ class Family:
 
 # Variables that the families need, unless the user has set them; each reads its own. In a shell of srun hydra's own
 # srun would wait for that one's cores. Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared
-# memory and TCP serve without it.
+# memory and TCP serve without it. It runs as root, as a container's user often is, only with permission.
 ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi"}
+ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _FAMILIES = (
     Family(
         name="Intel MPI",
@@ -145,12 +146,7 @@ def _launcher_candidates(library: str) -> list[str]:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ) | root_permission()
     return subprocess.run(  # noqa: S603  # this interpreter, or a launcher beside it or on PATH
-        command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
-    )
-
-
-def root_permission() -> dict[str, str]:
-    """Variables that allow Open MPI to run as root, as a container's user often is; {} for other users."""
-    return {} if os.geteuid() else {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
+        env=ENVIRONMENT | dict(os.environ),
+    )  # fmt: skip

@@ -57,7 +57,7 @@ class Job:
         self._selector = selectors.DefaultSelector()
         self._streams: list[Stream] = []
         self._unregistered = set(range(n_ranks))
-        self._helpers: set[int] = set()  # the launcher and its helper processes
+        self._watched: set[int] = set()  # processes
         self.saved = ""  # at the end, what the ranks wrote in saved-0 (restarts.saved)
         self._descriptors: list[int] = []
         self._signals = -1  # becomes readable when one has come
@@ -100,9 +100,6 @@ class Job:
         evidence, launcher = self._evidence, self._launcher
         pipes = (launcher.stdout, STDOUT), (launcher.stderr, STDERR)
         self._streams = [Stream(pipe, target) for pipe, target in pipes if pipe]
-        for stream in self._streams:
-            stream.start()
-        self._helpers.add(launcher.pid)
         self._watch(launcher.pid, lambda _: None)
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()
@@ -119,10 +116,9 @@ class Job:
 
     def _is_patient(self) -> bool:
         """False when the launcher has had time enough to end a broken job."""
-        record = failed_record(self._evidence.folder)
-        if record and record.in_order:
-            return True
-        if record:
+        if record := failed_record(self._evidence.folder):
+            if record.in_order:
+                return True
             self._mark_broken()
         if any(stream.stalls for stream in self._streams):  # the launcher cannot end before its output is read
             self._broken_at = max(self._broken_at, time.monotonic())
@@ -148,32 +144,28 @@ class Job:
     def _register_ranks(self) -> None:
         """Watches the ranks that have recorded their process id, and the launcher's helpers that started them."""
         for rank in list(self._unregistered):
-            pid = self._record(rank).get("pid")
-            belongs = isinstance(pid, int) and reap.belongs(pid, self.folder)
-            if not isinstance(pid, int) or (not belongs and reap.is_alive(pid)):
+            pid = int(self._record(rank).get("pid", 0))
+            belongs = pid and reap.belongs(pid, self.folder)
+            if not pid or (not belongs and reap.is_alive(pid)):
                 continue  # it has not come, or is just changing from the shell to the program
             self._unregistered.remove(rank)
-            if pid == self._launcher.pid:
-                continue
-            if not belongs:
+            if belongs:
+                helper = reap.stat_field(pid, reap.STAT_PARENT) or pid
+                self._watch(pid, functools.partial(self._record_death, rank, pid))
+                self._watch(helper, functools.partial(self._record_helper, helper))
+            else:
                 self._record_death(rank, pid)
-                continue
-            self._watch(pid, functools.partial(self._record_death, rank, pid))
-            parent = reap.stat_field(pid, reap.STAT_PARENT)
-            if parent and parent not in self._helpers:
-                self._helpers.add(parent)
-                self._watch(parent, functools.partial(self._record_helper, parent))
 
     def _record(self, rank: int) -> dict[str, Any]:
         return reap.read_record(self._evidence.folder / f"rank-{rank}")
 
     def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except (OSError, AttributeError):
-            return
-        self._at_end(pidfd, functools.partial(on_death, pidfd))
+        if pid not in self._watched and pid != os.getpid():
+            self._watched.add(pid)
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(pid)
+                self._at_end(pidfd, functools.partial(on_death, pidfd))
 
     def _at_end(self, descriptor: int, call: Callable[[], object]) -> None:
         """Calls when the descriptor, a FIFO or pidfd, says that its process has ended."""
@@ -195,7 +187,7 @@ class Job:
             self._broken_at = -math.inf  # above mpi_fork: the launcher waits for its MPI_Init, for ever
 
     def _record_helper(self, pid: int, pidfd: int) -> None:
-        """Records that a helper process of the launcher has ended, and how. When it is killed, its ranks end too."""
+        """The same of a helper process of the launcher. When it is killed, its ranks end too."""
         self._evidence.helper_code = reap.exit_code(pid, pidfd) or 0
         self._mark_broken()
 

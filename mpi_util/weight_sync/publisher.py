@@ -124,7 +124,7 @@ class Publisher:
 
     def _check(self, worker: Worker) -> None:
         """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
-        if worker.connection is not None and alive(worker.pid):
+        if worker.connection is not None and reap.is_alive(worker.pid):
             self._receive(worker, worker.connection)
         else:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
@@ -302,8 +302,3 @@ class Publisher:
             self._sections.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
-
-
-def alive(pid: int) -> bool:
-    """False for a process that has ended, whether its parent has noticed or not."""
-    return reap.stat_field(pid, reap.STAT_PARENT) is not None and reap.stat_field(pid, reap.STAT_PARENT, "Z") is None
