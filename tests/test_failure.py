@@ -360,8 +360,8 @@ def test_a_forked_process_is_no_rank(tmp_path, call):
     assert done.status == 0 and sorted(done.out.splitlines()) == ["done", "status 2"], done.err
     name = call.partition("(")[0]
     assert re.fullmatch(
-        rf"a process forked by rank 1: .*program.py:4: UsageError: {name}.*: this process was forked by rank 1 and is "
-        r"no rank itself: it cannot take part in collective calls; let the rank make them\n",
+        rf"process \d+, forked by rank 1: .*program.py:4: UsageError: {name}.*: this process was forked by rank 1 and "
+        r"is no rank itself: it cannot take part in collective calls; let the rank make them\n",
         done.err,
     )
 

@@ -146,7 +146,9 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     in_main = threading.current_thread() is threading.main_thread()
     if in_main:
         rank.end = Failure(status)  # if what follows fails, the interpreter's end ends the job
-    tag = f"rank {process.of(Role).rank}" if under_launcher() else "mpi_util"
+    number = process.of(Role).rank
+    tag = f"rank {number}" if under_launcher() else "mpi_util"
+    tag = f"process {os.getpid()}, forked by rank {number}" if rank.is_fork else tag
     where = _named(getattr(error, _WHERE, rank.where))
     if kind is KeyboardInterrupt:
         text = f"{tag}: interrupted (Ctrl-C)"
@@ -156,7 +158,7 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
         traced = "".join(traceback.format_exception(kind, error, trace)).rstrip()
         text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced}"
     if rank.is_fork:
-        return print_line(f"a process forked by {_shorten(text, _LONGEST_REPORT)}")
+        return print_line(_shorten(text, _LONGEST_REPORT))
     if getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it
     else:

@@ -59,7 +59,8 @@ def mpi_fork(
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {_DEPTH: str(depth + 1)}
     if n > 1:
         family, launcher = find_launcher()
-        program = [launcher, "-n", str(n), *(family.bound_flags if bind_to_core else family.flags), *program]
+        flags = family.bound_flags if bind_to_core else family.flags
+        program = [launcher, "-n", str(n), *flags.split(), *program]
     sys.stdout.flush()
     sys.stderr.flush()
 

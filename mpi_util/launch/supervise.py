@@ -253,7 +253,7 @@ class Job:
 
     def _look_at_rank_0(self) -> None:
         """Some seconds after a signal. Rank 0 may work on for long, and then save; if it is stopped, it never will."""
-        evidence, pid = self._evidence, self._record(0)["pid"]
+        evidence, pid = self._evidence, self._record(0).get("pid", 0)
         if reap.is_stopped(pid):
             but = f", but rank 0 (process {pid}) is stopped and cannot end in order"
             self._decided = evidence.stopped_by(evidence.forwarded, but)
