@@ -29,6 +29,7 @@ _LINES = {  # how a line of a banner begins, and what must follow
     b"Abort(": rb"-?\d+\)(?: on node \d+ .*)?: (?:application called MPI_Abort\(|Fatal error in )",
     b"application called MPI_Abort(": b"",
     b"*** An error occurred in MPI_": b"",
+    b"\0*** An error occurred in MPI_": b"",  # the end of the string before it
 }
 _ALSO_PASSED = (b"Fatal error in ", b"*** An error")  # errors of MPI, of which more lines follow
 

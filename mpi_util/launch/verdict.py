@@ -15,7 +15,7 @@ from .reap import read_record
 # machine. An error within MPI is named, as its status is the low byte of an error code of MPI's, 143 as after SIGTERM.
 _REPORTS = (
     re.compile(r"^Abort\(-?\d+\)(?: on node (?P<rank>\d+) .*)?: (?P<error>Fatal error in .+?)(, error stack:)?$", re.M),
-    re.compile(r"^\*\*\* (?P<error>An error occurred in MPI_\w+)$", re.M),
+    re.compile(r"^\0?\*\*\* (?P<error>An error occurred in MPI_\w+)$", re.M),
     re.compile(r"^Abort\((?P<status>-?\d+)\) on node (?P<rank>\d+) ", re.M),
     re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+)(?:.|\n)*?[Ee]rrorcode:? (?P<status>-?\d+)"),
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+)"),
