@@ -104,8 +104,8 @@ class Job:
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()
         self._step(wait=False)
-        evidence.launcher_code = launcher.poll() or 0
-        evidence.given_up = launcher.poll() is None
+        code = launcher.poll()
+        evidence.launcher_code, evidence.given_up = code or 0, code is None
         reap.kill_processes(self.folder)
         launcher.wait()
         self._drain()
