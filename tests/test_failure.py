@@ -15,7 +15,7 @@ from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
 
 import mpi_util
 from mpi_util.host.waiting import wait_until
-from mpi_util.launch.launcher import root_permission
+from mpi_util.launch.launcher import ENVIRONMENT
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
 SOON_S = 20
@@ -33,18 +33,20 @@ def survivors(token: str) -> list[psutil.Process]:
     return found
 
 
+IN, STOPPED = "phase rollout, episode 17", "; all 3 ranks were stopped\n"
 CASES = {
     # how: (status, text on stderr)
-    "raise": (1, ["rank 1 (phase rollout, episode 17): uncaught exception", "ZeroDivisionError: a bug"]),
-    "exit": (3, ["mpi_util: rank 1 ended with status 3; all 3 ranks were stopped\n"]),
-    "raise-exit": (4, ["mpi_util: rank 1 ended with status 4; all 3 ranks were stopped\n"]),
-    "site-exit": (5, ["mpi_util: rank 1 ended with status 5; all 3 ranks were stopped\n"]),
-    "exit-text": (1, ["no luck\nmpi_util: rank 1 ended with status 1 (no luck); all 3 ranks were stopped\n"]),
+    "raise": (1, [f"rank 1 ({IN}): uncaught exception", "ZeroDivisionError: a bug"]),
+    "exit": (3, [f"mpi_util: rank 1 ended with status 3 ({IN}){STOPPED}"]),
+    "raise-exit": (4, [f"mpi_util: rank 1 ended with status 4 ({IN}){STOPPED}"]),
+    "site-exit": (5, [f"mpi_util: rank 1 ended with status 5 ({IN}){STOPPED}"]),
+    "exit-text": (1, [f"no luck\nmpi_util: rank 1 ended with status 1 (no luck; {IN}){STOPPED}"]),
     "os-exit": (3, ["rank 1"]),
     "kill": (137, ["rank 1 was killed by signal 9"]),
-    "crash": (139, ["mpi_util: rank 1 was killed by signal 11 (SIGSEGV); all 3 ranks were stopped\n"]),
+    "crash": (139, [f"mpi_util: rank 1 was killed by signal 11 (SIGSEGV){STOPPED}"]),
+    "bus": (135, [f"7 (SIGBUS) (the usual cause is a full /dev/shm: docker run --shm-size=1g){STOPPED}"]),
     "long": (1, ["ZeroDivisionError: a bug a bug", "characters left out", "rank 1 ended with status 1 (ZeroDivision"]),
-    "no-str": (1, ["mpi_util: rank 1 ended with status 1 (NoText: its __str__ fails); all 3 ranks were stopped\n"]),
+    "no-str": (1, [f"mpi_util: rank 1 ended with status 1 (NoText: its __str__ fails){STOPPED}"]),
     "interrupt": (130, ["rank 1: interrupted"]),
     "fail": (1, ["train: reward is nan\nmpi_util: all 3 ranks were stopped\n"]),
     "thread": (1, ["ZeroDivisionError"]),
@@ -109,14 +111,44 @@ def test_an_error_names_the_line_of_the_program(tmp_path, model):
     assert done.err.startswith("mpi_util: program.py:4: WeightsError: no weights found in a")
 
 
-def test_more_ranks_than_files_may_be_open(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import resource, mpi_util\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\nmpi_util.mpi_fork(200)\n"
-    )
-    done = run([sys.executable, program], SOON_S, {"TMPDIR": str(tmp_path)})
-    assert done.status == 1 and "LaunchError: cannot start 200 ranks: Too many open files; `ulimit -n`" in done.err
+LIMITED = "import resource, mpi_util\nresource.setrlimit(resource.RLIMIT_NOFILE, ({}, {}))\nmpi_util.mpi_fork({})\n"
+
+
+@pytest.mark.parametrize(("limit", "n", "needed"), [(100, 200, 832), (20, 4, 48), (40, 4, 48), (10, 2, 40)])
+def test_more_ranks_than_files_may_be_open(tmp_path, limit, n, needed):
+    (tmp_path / "program.py").write_text(LIMITED.format(limit, limit, n))
+    done = run([sys.executable, tmp_path / "program.py"], SOON_S, {"TMPDIR": str(tmp_path)})
+    line = f"LaunchError: cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {limit}"
+    assert done.status == 1 and line in done.err and len(done.err.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
+def test_a_soft_limit_of_open_files_is_raised(tmp_path, mpi):
+    program = "import mpi_util; mpi_util.mpi_fork(4)"
+    shell = ["bash", "-c", 'ulimit -n 60; ulimit -Sn 30; exec "$@"', "bash", sys.executable, "-c", program]
+    done = run(shell, SOON_S, mpi_environment(mpi))
+    assert (done.status, done.out, done.err) == (0, "", "")
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path):
+    """Such as no room for temporary files, or no more processes."""
+    (tmp_path / "program.py").write_text("import mpi_util, tempfile\ntempfile.tempdir = '/no'\nmpi_util.mpi_fork(2)\n")
+    done = run([sys.executable, tmp_path / "program.py"], SOON_S)
+    assert done.status == 1 and len(done.err.splitlines()) == 1
+    assert "LaunchError: cannot start 2 ranks: [Errno 2] No such file" in done.err
+
+
+def test_an_error_within_mpi_is_named_and_no_signal(mpi):
+    """MPICH then ends with the low byte of an error code, 143 as after SIGTERM; Open MPI with 14."""
+    nothing = {"UCX_TLS": "nothing", "FI_PROVIDER": "nothing", "OMPI_MCA_pml": "nothing"}
+    program = "import mpi_util; mpi_util.mpi_fork(3, max_restarts=3); mpi_util.all_sum(1)"
+    done = run([sys.executable, "-c", program], SOON_S, mpi_environment(mpi) | nothing)
+    error = {"mpich": "Fatal error in internal_Init_thread: Other MPI error", "openmpi": "An error occurred in MPI_Ini"}
+    first, last = (line for line in done.err.splitlines() if line.startswith("mpi_util:"))
+    for line in (first, last):
+        assert re.match(rf"mpi_util: rank \d ended with status 1 \({error[mpi]}.*\); all 3 ranks were stopped; ", line)
+    assert (done.status, first[-14:]) == (1, "restart 1 of 3") and "not restarted: it has failed in the same" in last
+    assert done.err.count(f"{error[mpi]}") >= 4  # MPI's own report, of which more lines follow, is there too
 
 
 def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
@@ -193,7 +225,7 @@ def mpiexec(mpi, n, *program):
     """(command, environment) of a plain mpiexec."""
     oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     command = [UNDER[mpi] / "mpiexec", "-n", n, sys.executable, *program]
-    return command, mpi_environment(mpi) | root_permission() | oversubscribe
+    return command, mpi_environment(mpi) | ENVIRONMENT | oversubscribe
 
 
 @pytest.mark.parametrize("how", ["raise-exit", "no-str"])
@@ -201,7 +233,11 @@ def test_the_status_is_right_under_mpiexec_too(mpi, how):
     command, environment = mpiexec(mpi, 3, RANKS / "fail.py", 3, 1, how)
     done = run(command, SOON_S, environment)
     assert done.status == CASES[how][0] and "RankLeftError: rank 0" not in done.err
-    assert how != "raise-exit" or mpi == "openmpi" or "rank 1 has ended with status 4 while rank 0" in done.err
+    assert (
+        how != "raise-exit"
+        or mpi == "openmpi"
+        or "rank 1 has ended with status 4 (phase rollout, episode 17) while rank 0" in done.err
+    )
 
 
 STOPS = """
@@ -301,6 +337,69 @@ def test_a_forked_process_of_a_rank_may_end_as_it_likes(tmp_path, mpi, ends, sta
     )
     done = run([sys.executable, program], SOON_S, mpi_environment(mpi))
     assert done.status == 0 and done.out.splitlines() == ["its own atexit", f"status {status}"], done.err
+
+
+@pytest.mark.parametrize(
+    "call", ["all_sum(1)", "all_sum(np.ones(3))", "rank0_gather(1)", "rank0_bcast_wts(w)", "deal(4)"]
+)
+def test_a_forked_process_is_no_rank(tmp_path, call):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, numpy as np, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "w = {'w': np.ones(3)}\n"
+        f"def call(): result = mpi_util.{call}; return list(result) if 'deal' in {call!r} else result\n"
+        "call()\n"
+        "if mpi_util.rank == 1:\n"
+        "    if (child := os.fork()) == 0: call()\n"
+        "    else: print('status', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "if mpi_util.rank != 1 or child: call()\n"
+        "if mpi_util.all_sum(1) == 2: mpi_util.print0('done')\n"
+    )
+    done = run([sys.executable, program], SOON_S)
+    assert done.status == 0 and sorted(done.out.splitlines()) == ["done", "status 2"], done.err
+    name = call.partition("(")[0]
+    assert re.fullmatch(
+        rf"process \d+, forked by rank 1: .*program.py:4: UsageError: {name}.*: this process was forked by rank 1 and "
+        r"is no rank itself: it cannot take part in collective calls; let the rank make them\n",
+        done.err,
+    )
+
+
+SIGNALLED = """
+import os, signal, sys, time, mpi_util
+from mpi_util.launch import supervise
+supervise._NOTICE_S = 0.5
+if mpi_util.mpi_fork(int(sys.argv[1]), max_restarts=1) == "parent": sys.exit()
+stop = mpi_util.StopRequest()
+mpi_util.all_sum(1)
+if mpi_util.rank == 0:
+    print("pid", os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[2] == "stopped" else time.sleep(2)
+mpi_util.all_sum(1)
+mpi_util.print0("saved")
+sys.exit(stop.status)
+"""
+
+
+@pytest.mark.parametrize(("mpi", "n"), [("mpich", 3), ("openmpi", 2), ("mpich", 1)], indirect=["mpi"])
+@pytest.mark.parametrize("how", ["stopped", "slow"])
+def test_after_a_signal_the_job_says_what_it_waits_for(tmp_path, mpi, n, how):
+    (tmp_path / "program.py").write_text(SIGNALLED)
+    process = subprocess.Popen(
+        [sys.executable, "program.py", str(n), how], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **mpi_environment(mpi)},
+    )  # fmt: skip
+    pid = read_pid(process.stdout)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=SOON_S)
+    what = "signal 15 (SIGTERM)"
+    stopped = "; all {n} ranks were stopped" * (n > 1)
+    lines = {
+        "stopped": f"mpi_util: {what}, but rank 0 (process {pid}) is stopped and cannot end in order{stopped}\n",
+        "slow": f"mpi_util: rank 0 (process {pid}) has got {what} and works on; a second signal ends everything now\n",
+    }
+    assert (process.returncode, err.decode()) == (143, lines[how].format(n=n))
+    assert out == b"saved\n" * (how == "slow")
 
 
 def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from conftest import OPEN_MPI, mpi_environment, run
 from test_launch import CLEAN_ENVIRONMENT, TIMEOUT_S
 
-from mpi_util.launch.launcher import root_permission
+from mpi_util.launch.launcher import ENVIRONMENT
 from mpi_util.launch.reap import JOB_VARIABLE, end_job, job_processes
 
 # in one write, so that the lines of several ranks do not mix
@@ -25,7 +25,7 @@ def mpiexec(mpi, n, *command, library=None, env=None):
     oversubscribe = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     return subprocess.run(
         [prefix / "bin" / "mpiexec", "-n", str(n), *command], capture_output=True, text=True, timeout=TIMEOUT_S,
-        env=CLEAN_ENVIRONMENT | root_permission() | oversubscribe | mpi_environment(library or mpi) | (env or {}),
+        env=CLEAN_ENVIRONMENT | ENVIRONMENT | oversubscribe | mpi_environment(library or mpi) | (env or {}),
     )  # fmt: skip
 
 

@@ -36,10 +36,10 @@ from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
 from mpi_util.arrays.layout import KeptSlots, rounded, widened
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util.host.sections import Reader, Section
+from mpi_util.launch.reap import is_alive
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync.layout import Weights
 from mpi_util.weight_sync.mpi import Ranks
-from mpi_util.weight_sync.publisher import alive
 from mpi_util.weight_sync.receiver import ReadersWriterLock
 from mpi_util.weight_sync.worker import Event, State, Worker
 
@@ -847,7 +847,7 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     scheme.connect()
     pipe.recv()
     pipe.send("die")
-    wait_for(lambda: not alive(scheme._sender.workers[0].pid))
+    wait_for(lambda: not is_alive(scheme._sender.workers[0].pid))
     if noticed:
         with pytest.raises(WorkerLeftError):
             scheme.send()

@@ -33,7 +33,8 @@ def mpi_fork(
     - stdout and stderr: written line by line; /dev/null where they are closed. SIGRTMAX - 3: the watchdog's.
     - A rank is killed when its launcher dies (PR_SET_PDEATHSIG). Rank 0 may run on all cores of its machine's ranks.
 
-    Other signals and their masks stay; the process that waits catches SIGINT, SIGTERM and SIGHUP while it does.
+    Other signals and their masks stay; the process that waits catches SIGINT, SIGTERM and SIGHUP while it does, and
+    raises its soft limit of open files (`ulimit -Sn`) if that is too low for `n`.
 
     Args:
         n: number of ranks; 1 runs in this process, without MPI.
@@ -51,7 +52,8 @@ def mpi_fork(
         ranks, once they have ended well: return.
 
     Raises:
-        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`, or no script to be started again.
+        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`, or no script to be started again,
+            or the system refuses what `n` ranks need, such as open files.
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it.
     """

@@ -16,27 +16,40 @@ from typing import IO
 
 # Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must
 # name the launcher.
-_NAMES_OPEN_MPI = rb"\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT)\b|^Primary job  terminated"
-_HYDRA_HEAD = b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
-_BLOCKS = (
-    rb"\n?={60,}\n" + _HYDRA_HEAD + rb"\n(?:=  .*\n)*={60,}\n",
-    rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*(?:" + _NAMES_OPEN_MPI + rb").*\n(?:.*\n)*?(?P=dashes)\n",
-)
+_DASHES = rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*"
+_NAMES_OPEN_MPI = rb"(?:\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT)\b|^Primary job  terminated).*\n"
+_EQUALS = rb"\n?={60,}\n"  # hydra writes its block line by line, after an empty line
+_HYDRA_HEAD = b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
 _LINES = {  # how a line of a banner begins, and what must follow
     b"YOUR APPLICATION TERMINATED": rb" WITH THE EXIT STRING: ",
     b"This typically refers to a problem with your application": rb"\.",
     b"Please see the FAQ page": rb" for debugging suggestions",
     b"[mpiexec@": b"",
     b"[proxy:": b"",
-    b"Abort(": rb"-?\d+\) on node \d+ .*: application called MPI_Abort\(",
+    b"Abort(": rb"-?\d+\)(?: on node \d+ .*)?: (?:application called MPI_Abort\(|Fatal error in )",
     b"application called MPI_Abort(": b"",
+    b"*** An error occurred in MPI_": b"",
+    b"\0*** An error occurred in MPI_": b"",  # the end of the string before it
 }
-_ANY_LINE = b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
-_BANNER = re.compile(b"|".join((*_BLOCKS, rb"^(?:" + _ANY_LINE + rb").*\n")), re.MULTILINE)
+_ALSO_PASSED = (b"Fatal error in ", b"*** An error")  # errors of MPI, of which more lines follow
 
-_RULER = re.compile(rb"\n?={60,}\n|(?<!-)(?:-{74}|-{55})\n")
-# Hydra writes its block line by line, after an empty line.
-_PART_OF_RULER = re.compile(rb"(?:^\n|\n?=+|-+)\Z", re.MULTILINE)
+
+def _beginnings(text: bytes) -> bytes:
+    """A pattern for any number of a text's first bytes."""
+    return b"".join(b"(?:" + re.escape(text[i : i + 1]) for i in range(len(text))) + b")?" * len(text)
+
+
+_BANNER = re.compile(
+    _EQUALS + _HYDRA_HEAD + rb"(?:=  .*\n)*={60,}\n|" + _DASHES + _NAMES_OPEN_MPI + rb"(?:.*\n)*?(?P=dashes)\n|"
+    rb"^(?:" + b"|".join(re.escape(start) + rest for start, rest in _LINES.items()) + rb").*\n",
+    re.MULTILINE,
+)
+_UNFINISHED = re.compile(  # what has arrived of a banner
+    rb"(?:" + _EQUALS + rb"(?:" + _HYDRA_HEAD + rb"(?s:.*)|" + _beginnings(_HYDRA_HEAD) + rb")|"
+    + _DASHES + rb"(?:" + _NAMES_OPEN_MPI + rb"(?s:.*))?|(?<!=)\n?=+|(?<!-)-+|^\n|"
+    rb"^(?:" + b"|".join(re.escape(start) + b".*|" + _beginnings(start) for start in _LINES) + rb"))\Z",
+    re.MULTILINE,
+)  # fmt: skip
 _LARGEST_BANNER_BYTES = 8192
 _CHUNK_BYTES = 1 << 16
 _HOLD_S = 0.05  # how long a line waits that may be the start of a banner: launchers write a banner at once
@@ -58,9 +71,9 @@ class BannerFilter:
             data = data.removeprefix(b"\0")  # Open MPI sends the end of its string along
         self._after_banner = False
         text = _BANNER.sub(self._keep, self.held + data)
-        start = _banner_start(text)
-        self.held = text[start:]
-        return text[:start]
+        unfinished = _UNFINISHED.search(text, max(0, len(text) - _LARGEST_BANNER_BYTES))
+        self.held = unfinished.group() if unfinished else b""
+        return text.removesuffix(self.held)
 
     def release(self) -> bytes:
         """What was held back: its rest did not come, so it was no banner."""
@@ -70,29 +83,11 @@ class BannerFilter:
     def _keep(self, match: re.Match[bytes]) -> bytes:
         self.banners += match.group().decode(errors="replace")
         self._after_banner = match.end() == len(match.string)
-        return b""
-
-
-def _banner_start(text: bytes) -> int:
-    """Where a banner may begin whose rest has not arrived; the text's length if nowhere."""
-    tail_start = max(0, len(text) - _LARGEST_BANNER_BYTES)
-    for ruler in _RULER.finditer(text, tail_start):
-        line, newline, _ = text[ruler.end() :].partition(b"\n")  # what has arrived of the line that tells
-        if b"=" in ruler.group():
-            opens = line == _HYDRA_HEAD if newline else _HYDRA_HEAD.startswith(line)
-        else:
-            opens = not newline or re.search(_NAMES_OPEN_MPI, line) is not None
-        if opens:
-            return ruler.start()
-    last_line = text.rpartition(b"\n")[2]
-    if last_line and any(last_line.startswith(start) or start.startswith(last_line) for start in _LINES):
-        return len(text) - len(last_line)
-    part = _PART_OF_RULER.search(text, tail_start)
-    return part.start() if part else len(text)
+        return match.group() if any(text in match.group() for text in _ALSO_PASSED) else b""
 
 
 class Stream(threading.Thread):
-    """Passes one output of the launcher on to ours, without the launcher's banners.
+    """Passes one output of the launcher on to ours, without the launcher's banners, from when it is made.
 
     It is a thread, so that a reader of ours that stalls (`train.py | less`) does not keep signals from the ranks. What
     has no reader any more (`| head`, a closed terminal) is dropped: the work of the ranks is not.
@@ -109,6 +104,7 @@ class Stream(threading.Thread):
         self.deadline = math.inf
         self._source, self._target = source, target
         self._last_byte = b"\n"
+        self.start()
 
     def run(self) -> None:
         """Until the source ends, or the deadline has come."""

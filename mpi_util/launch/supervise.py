@@ -6,9 +6,7 @@ the job's folder each rank k
 
 - writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
-- writes failed-<k>, JSON {"status": int, "reason": "one line", "time": time.time(), "in_order": bool, "told": bool},
-  before it ends on its own account; in_order (default false): all ranks have agreed to end, and need no help; told
-  (default false): it has printed the reason itself, in a line of its own;
+- writes failed-<k>, a `verdict.Failure` as JSON, before it ends on its own account;
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize.
 
 The FIFOs show which rank died first. The kernel closes a dying process's files before it reports its death, and hydra,
@@ -19,7 +17,6 @@ in 25 of 80 kills, that of the FIFOs in none.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import math
 import os
@@ -34,9 +31,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import LaunchError
 from . import reap
 from .banners import STDERR, STDOUT, Stream
+from .failure import print_line
 from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
 
 _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
@@ -44,13 +41,10 @@ _LOOK_S = 0.5
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S = 1.0
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
+_NOTICE_S = 5.0  # after a signal, until the user learns why the job goes on
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 _FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class _StopError(Exception):
-    """The job is to be ended at once. Its argument: the verdict, or None where the evidence has to be weighed."""
 
 
 class Job:
@@ -59,22 +53,17 @@ class Job:
     def __init__(self, n_ranks: int):
         self.folder = tempfile.mkdtemp(prefix="mpi_util-")
         self._evidence = Evidence(n_ranks, Path(self.folder))
+        self._decided: Verdict | None = None  # when a signal ends the job at once
         self._selector = selectors.DefaultSelector()
         self._streams: list[Stream] = []
         self._unregistered = set(range(n_ranks))
-        self._helpers: set[int] = set()  # the launcher and its helper processes
+        self._watched: set[int] = set()  # processes
         self.saved = ""  # at the end, what the ranks wrote in saved-0 (restarts.saved)
         self._descriptors: list[int] = []
-        # rank -> (wait status or None, pidfd), in the order in which the ranks ended
-        self._ended: dict[int, tuple[int | None, int]] = {}
-        try:
-            self._open_fifos()
-        except OSError as error:
-            self._close()
-            limit = "; `ulimit -n` is the number of files that a process may open" * (error.errno == errno.EMFILE)
-            raise LaunchError(f"cannot start {n_ranks} ranks: {error.strerror}{limit}") from None
         self._signals = -1  # becomes readable when one has come
-        self._signalled_at: float | None = None
+        self._signalled_at = -math.inf  # the last SIGINT or SIGTERM
+        self._notice_at = math.inf  # when to look whether rank 0 does what a signal asks for
+        self._noticed = False
         self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
     def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
@@ -82,12 +71,14 @@ class Job:
 
         Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
         """
-        guard = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing of the user's folder or environment
-            [sys.executable, "-I", "-S", reap.__file__, self.folder],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if this is a rank's
-        )  # fmt: skip
+        guard = None
         try:
+            guard = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing of the user's folder or environment
+                [sys.executable, "-I", "-S", reap.__file__, self.folder],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if a rank's
+            )  # fmt: skip
+            self._open_fifos()
             with self._selector, self._signals_caught():
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
@@ -97,7 +88,8 @@ class Job:
                 return self._supervise()
         finally:
             self._close()
-            guard.communicate(reap.ALL_IS_WELL)
+            if guard:
+                guard.communicate(reap.ALL_IS_WELL)
 
     def _close(self) -> None:
         for descriptor in self._descriptors:
@@ -105,26 +97,32 @@ class Job:
         reap.end_job(self.folder)
 
     def _supervise(self) -> Verdict:
-        pipes = (self._launcher.stdout, STDOUT), (self._launcher.stderr, STDERR)
+        evidence, launcher = self._evidence, self._launcher
+        pipes = (launcher.stdout, STDOUT), (launcher.stderr, STDERR)
         self._streams = [Stream(pipe, target) for pipe, target in pipes if pipe]
-        for stream in self._streams:
-            stream.start()
-        self._helpers.add(self._launcher.pid)
-        self._watch(self._launcher.pid, lambda _: None)
-        try:
-            while self._launcher.poll() is None:
-                self._step()
-            self._step(wait=False)
-        except _StopError as stop:
-            (self._evidence.decided,) = stop.args
+        self._watch(launcher.pid, lambda _: None)
+        while launcher.poll() is None and not self._decided and self._is_patient():
+            self._step()
+        self._step(wait=False)
+        code = launcher.poll()
+        evidence.launcher_code, evidence.given_up = code or 0, code is None
         reap.kill_processes(self.folder)
-        self._evidence.launcher_code = self._launcher.wait()
+        launcher.wait()
         self._drain()
         with contextlib.suppress(OSError):
-            self.saved = (self._evidence.folder / "saved-0").read_text()
-        self._evidence.deaths = self._deaths()
-        self._evidence.banners = "".join(stream.filter.banners for stream in self._streams)
-        return judge(self._evidence)
+            self.saved = (evidence.folder / "saved-0").read_text()
+        evidence.banners = "".join(stream.filter.banners for stream in self._streams)
+        return self._decided or judge(evidence)
+
+    def _is_patient(self) -> bool:
+        """False when the launcher has had time enough to end a broken job."""
+        if record := failed_record(self._evidence.folder):
+            if record.in_order:
+                return True
+            self._mark_broken()
+        if any(stream.stalls for stream in self._streams):  # the launcher cannot end before its output is read
+            self._broken_at = max(self._broken_at, time.monotonic())
+        return time.monotonic() - self._broken_at <= _LAUNCHER_PATIENCE_S
 
     def _step(self, wait: bool = True) -> None:
         """Waits for an event and handles it."""
@@ -132,16 +130,8 @@ class Job:
         for key, _ in self._selector.select(pause if wait else 0):
             key.data()
         self._register_ranks()
-        record = failed_record(self._evidence.folder)
-        if record and record.get("in_order"):
-            return
-        if record:
-            self._mark_broken()
-        if any(stream.stalls for stream in self._streams):  # the launcher cannot end before its output is read
-            self._broken_at = max(self._broken_at, time.monotonic())
-        if time.monotonic() - self._broken_at > _LAUNCHER_PATIENCE_S:
-            self._evidence.given_up = True
-            raise _StopError(None)
+        if time.monotonic() > self._notice_at:
+            self._look_at_rank_0()
 
     def _open_fifos(self) -> None:
         """Opens each rank's FIFO, which reaches its end when the rank, its only writer, ends."""
@@ -149,34 +139,33 @@ class Job:
             path = self._evidence.folder / f"alive-{rank}"
             os.mkfifo(path, 0o600)
             fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            self._at_end(fifo, functools.partial(self._ended.setdefault, rank, (None, -1)))
+            self._at_end(fifo, functools.partial(self._evidence.deaths.setdefault, rank, None))
 
     def _register_ranks(self) -> None:
         """Watches the ranks that have recorded their process id, and the launcher's helpers that started them."""
         for rank in list(self._unregistered):
-            pid = reap.read_record(self._evidence.folder / f"rank-{rank}").get("pid")
-            belongs = isinstance(pid, int) and reap.belongs(pid, self.folder)
-            if not isinstance(pid, int) or (not belongs and reap.is_alive(pid)):
+            pid = int(self._record(rank).get("pid", 0))
+            belongs = pid and reap.belongs(pid, self.folder)
+            if not pid or (not belongs and reap.is_alive(pid)):
                 continue  # it has not come, or is just changing from the shell to the program
             self._unregistered.remove(rank)
-            if pid == self._launcher.pid:
-                continue
-            if not belongs:
+            if belongs:
+                helper = reap.stat_field(pid, reap.STAT_PARENT) or pid
+                self._watch(pid, functools.partial(self._record_death, rank, pid))
+                self._watch(helper, functools.partial(self._record_helper, helper))
+            else:
                 self._record_death(rank, pid)
-                continue
-            self._watch(pid, functools.partial(self._record_death, rank, pid))
-            parent = reap.stat_field(pid, reap.STAT_PARENT)
-            if parent and parent not in self._helpers:
-                self._helpers.add(parent)
-                self._watch(parent, functools.partial(self._record_helper, parent))
+
+    def _record(self, rank: int) -> dict[str, Any]:
+        return reap.read_record(self._evidence.folder / f"rank-{rank}")
 
     def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except (OSError, AttributeError):
-            return
-        self._at_end(pidfd, functools.partial(on_death, pidfd))
+        if pid not in self._watched and pid != os.getpid():
+            self._watched.add(pid)
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(pid)
+                self._at_end(pidfd, functools.partial(on_death, pidfd))
 
     def _at_end(self, descriptor: int, call: Callable[[], object]) -> None:
         """Calls when the descriptor, a FIFO or pidfd, says that its process has ended."""
@@ -190,51 +179,33 @@ class Job:
 
     def _record_death(self, rank: int, pid: int, pidfd: int = -1) -> None:
         """Records that a rank has ended, and how, if that can be known."""
-        status = reap.exit_status(pid, pidfd)
-        self._ended[rank] = status, pidfd
-        if not status and (self._evidence.folder / f"ended-{rank}").exists():
+        self._evidence.deaths[rank] = reap.exit_code(pid, pidfd)
+        if self._evidence.ended_in_order(rank):
             return
-        if self._broken_at == math.inf and not status:
-            self._evidence.overlooked = rank
         self._mark_broken()
-        if "shm" not in reap.read_record(self._evidence.folder / f"rank-{rank}"):
+        if "shm" not in self._record(rank):
             self._broken_at = -math.inf  # above mpi_fork: the launcher waits for its MPI_Init, for ever
 
     def _record_helper(self, pid: int, pidfd: int) -> None:
-        """Records that a helper process of the launcher has ended, and how. When it is killed, its ranks end too."""
-        self._evidence.helper_code = os.waitstatus_to_exitcode(reap.exit_status(pid, pidfd) or 0)
+        """The same of a helper process of the launcher. When it is killed, its ranks end too."""
+        self._evidence.helper_code = reap.exit_code(pid, pidfd) or 0
         self._mark_broken()
-
-    def _deaths(self) -> list[tuple[int, int | None]]:
-        """The ranks in the order in which they ended, each with its exit code if it is known."""
-        deaths = []
-        for rank, (status, pidfd) in self._ended.items():
-            status = reap.reaped_exit_status(pidfd) if status is None else status
-            deaths.append((rank, None if status is None else os.waitstatus_to_exitcode(status)))
-        return deaths
 
     def _mark_broken(self) -> None:
         self._broken_at = min(self._broken_at, time.monotonic())
 
     def _drain(self) -> None:
         """Waits for what is still in the pipes, as long as a reader of our output takes, but for a signal."""
-        deadline, hurried = time.monotonic() + _DRAIN_S, self._evidence.decided is not None
+        deadline, hurried = time.monotonic() + _DRAIN_S, self._decided is not None
         for stream in self._streams:
             stream.deadline = deadline
-        while alive := [stream for stream in self._streams if stream.is_alive()]:
-            hurried = self._signal_came_late() or hurried
-            if hurried and time.monotonic() > deadline:
-                break
+        while True:
+            if late := self._new_signals():  # too late for rank 0
+                self._evidence.forwarded, hurried = self._evidence.forwarded or max(late), True
+            alive = [stream for stream in self._streams if stream.is_alive()]
+            if not alive or (hurried and time.monotonic() > deadline):
+                return
             alive[0].join(_LOOK_EARLY_S)
-        self._signal_came_late()
-
-    def _signal_came_late(self) -> bool:
-        """Notes a signal that came too late for rank 0."""
-        late = 0
-        with contextlib.suppress(OSError):  # none has come, or this is not the main thread
-            late = max(set(os.read(self._signals, 64)) & set(_SIGNALS), default=0)
-        self._evidence.forwarded = self._evidence.forwarded or late
-        return late > 0
 
     @contextlib.contextmanager
     def _signals_caught(self) -> Iterator[None]:
@@ -256,25 +227,40 @@ class Job:
                 signal.signal(signum, handler)
             signal.set_wakeup_fd(previous_fd)
 
+    def _new_signals(self) -> list[int]:
+        with contextlib.suppress(OSError):  # none has come, or this is not the main thread
+            return [signum for signum in os.read(self._signals, 64) if signum in _SIGNALS]
+        return []
+
     def _on_signals(self) -> None:
         """The first signal goes to rank 0, which ends the program in order; a second one ends everything now.
 
         A terminal that closes sends SIGHUP, sometimes twice: it is neither a first nor a second one.
         """
-        for signum in os.read(self._signals, 64):
-            if signum not in _SIGNALS:
+        for signum in self._new_signals():
+            now, evidence, root = time.monotonic(), self._evidence, self._record(0)
+            if (signum == signal.SIGHUP and evidence.forwarded) or now - self._signalled_at < _SAME_SIGNAL_S:
                 continue
-            now, first = time.monotonic(), not self._evidence.forwarded
-            if signum == signal.SIGHUP and not first:
-                continue
-            if self._signalled_at is not None and now - self._signalled_at < _SAME_SIGNAL_S:
-                continue
-            root = reap.read_record(self._evidence.folder / "rank-0")
             ready = "shm" in root and reap.belongs(root["pid"], self.folder)
-            if self._signalled_at is not None or not ready:
-                line = f"mpi_util: {describe_signal(signum)}; all {self._evidence.n_ranks} ranks were stopped"
-                raise _StopError(Verdict(128 + signum, line))
-            self._signalled_at = None if signum == signal.SIGHUP else now
-            self._evidence.forwarded = self._evidence.forwarded or signum
+            if self._signalled_at > -math.inf or not ready:
+                self._decided = self._decided or evidence.stopped_by(signum)
+                return
+            self._signalled_at = -math.inf if signum == signal.SIGHUP else now
+            self._notice_at = min(self._notice_at, now + _NOTICE_S)
+            evidence.forwarded = evidence.forwarded or signum
             with contextlib.suppress(ProcessLookupError):
                 os.kill(root["pid"], signum)
+
+    def _look_at_rank_0(self) -> None:
+        """Some seconds after a signal. Rank 0 may work on for long, and then save; if it is stopped, it never will."""
+        evidence, pid = self._evidence, self._record(0).get("pid", 0)
+        if reap.is_stopped(pid):
+            but = f", but rank 0 (process {pid}) is stopped and cannot end in order"
+            self._decided = evidence.stopped_by(evidence.forwarded, but)
+        elif not (self._noticed or 0 in evidence.deaths or any(stream.stalls for stream in self._streams)):
+            self._noticed = True
+            again = "a second signal ends" if self._signalled_at > -math.inf else "SIGTERM twice ends"
+            print_line(
+                f"mpi_util: rank 0 (process {pid}) has got {describe_signal(evidence.forwarded)} and works on; "
+                f"{again} everything now"
+            )

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from .reap import read_record
 
-# What launchers and MPI libraries print about a rank (MPICH 5.0, Open MPI 5.0). Groups: rank, and signal or status.
+# What launchers and MPI libraries print about a rank (MPICH 5.0, Open MPI 5.0): all there is about one on another
+# machine. An error within MPI is named, as its status is the low byte of an error code of MPI's, 143 as after SIGTERM.
 _REPORTS = (
-    re.compile(r"^Abort\((?P<status>-?\d+)\) on node (?P<rank>\d+) ", re.MULTILINE),
+    re.compile(r"^Abort\(-?\d+\)(?: on node (?P<rank>\d+) .*)?: (?P<error>Fatal error in .+?)(, error stack:)?$", re.M),
+    re.compile(r"^\0?\*\*\* (?P<error>An error occurred in MPI_\w+)$", re.M),
+    re.compile(r"^Abort\((?P<status>-?\d+)\) on node (?P<rank>\d+) ", re.M),
     re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+)(?:.|\n)*?[Ee]rrorcode:? (?P<status>-?\d+)"),
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+)"),
     re.compile(r"Process name: +\[.*[,.](?P<rank>\d+)\]\s+Exit code: +(?P<status>\d+)"),
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exiting\s+improperly"),
 )
-_KILLED_CODES = (signal.SIGKILL, 128 + signal.SIGKILL)  # a launcher's, for a rank that was killed
+_HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+_KILLED_CODES = (0, signal.SIGKILL, 128 + signal.SIGKILL)  # a launcher's, for a rank that was killed
 # statuses after which the job is not started again: a usage error, SIGHUP, SIGINT, SIGTERM
 _FINAL = (2, 129, 130, 143)
 _HELPER = "a helper process of the launcher"
-_HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+
+
+class Failure(NamedTuple):
+    """Why a rank ends, as it records it in failed-<k> before it does, or as the parent finds out."""
+
+    status: int = 1  # with which it ends; negative: a signal; 0: without MPI_Finalize
+    reason: str = ""  # in one line
+    place: str = ""  # in the program
+    reported: bool = False  # the rank has printed the reason, in a line of its own
+    in_order: bool = False  # all ranks have agreed to end with it, and need no help
+    time: float = math.inf  # of time.time()
+    who: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,70 +57,46 @@ class Evidence:
 
     n_ranks: int
     folder: Path  # of the job, with the ranks' records
-    # (rank, exit code or None if it was not seen), in the order in which the ranks ended
-    deaths: list[tuple[int, int | None]] = field(default_factory=list)
+    # exit code of each rank that has ended (None if it was not seen), in the order in which they did
+    deaths: dict[int, int | None] = field(default_factory=dict)
     banners: str = ""  # what the launcher and the MPI library printed about the end
-    launcher_code: int = 0
+    launcher_code: int = 0  # 0 also if the parent ended it
     forwarded: int = 0  # the signal that was passed on to rank 0
-    decided: Verdict | None = None  # if the parent itself ended the job
     helper_code: int = 0  # exit code of a helper process of the launcher, if it is known
     given_up: bool = False  # the parent ended the job because the launcher did not
-    overlooked: int | None = None  # the rank that had then ended first, with status 0 and no record
 
+    def ended_in_order(self, rank: int) -> bool:
+        """True for a rank that has ended with status 0 and MPI_Finalize."""
+        return not self.deaths[rank] and (self.folder / f"ended-{rank}").exists()
 
-@dataclass(frozen=True)
-class _Failure:
-    """The rank that failed first."""
-
-    rank: int
-    code: int  # negative: a signal; 0: an end without MPI_Finalize
-    reason: str = ""
-    place: str = ""  # in the program, as the rank saw it
-    in_order: bool = False  # all ranks have agreed to end with it
-    told: bool = False  # the rank has reported it in one line
+    def stopped_by(self, signum: int, but: str = "") -> Verdict:
+        """Of a job that the parent ends because of a signal. `but`: why rank 0 does not end it in order."""
+        return Verdict(128 + signum, _line(describe_signal(signum) + but, self.n_ranks))
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Weighs the evidence of a job that has ended.
-
-    A rank's own record comes first, then the end of the launcher itself, then what launcher and MPI library report
-    about a rank, then the order in which the ranks died.
-    """
-    if evidence.decided:
-        return evidence.decided
+    """Weighs the evidence of a job that has ended."""
     failure = _first_failure(evidence)
-    code = failure.code if failure else evidence.launcher_code
-    if failure is None and code == 0:
+    if failure is None:
         return Verdict(0)
-    status = 128 - code if code < 0 else min(code, 255) or 1
-    asked = evidence.forwarded and status == 128 + evidence.forwarded
-    if asked or (failure and failure.in_order):
+    code, of_rank = failure.status, failure.who.startswith("rank")
+    status = 1 if failure.who == _HELPER else 128 - code if code < 0 else min(code, 255) or 1
+    if failure.in_order or (evidence.forwarded and status == 128 + evidence.forwarded):
         return Verdict(status)  # rank 0, or the program that chose to end, has reported why
-    what, place, last_words = _describe(code), "", evidence.banners
-    if failure:
-        record = read_record(evidence.folder / f"rank-{failure.rank}")
-        reason = failure.reason or "above mpi_fork" * (bool(record) and "shm" not in record)
-        who, place, last_words = f"rank {failure.rank}", failure.place, ""
-        what += f" ({reason})" if reason else ""
-    elif evidence.n_ranks == 1:
-        who = "the program"  # started without a launcher
-    elif evidence.helper_code < 0:
-        status, who, what, last_words = 1, _HELPER, _describe(evidence.helper_code), ""
-    elif evidence.given_up:
-        status, who, what = 1, _HELPER, "died"
-    else:
-        who = "the launcher" if code < 0 else "the job"
-    stopped = f"all {evidence.n_ranks} ranks were stopped" * (evidence.n_ranks > 1)
-    parts = ["" if failure and failure.told and stopped else f"{who} {what}", stopped]
-    final = evidence.forwarded or status in _FINAL
-    cause = "" if final else f"{what} {place}"
-    return Verdict(status, f"mpi_util: {'; '.join(filter(None, parts))}", last_words, cause)
+    record = read_record(evidence.folder / failure.who.replace(" ", "-")) if of_rank else {}
+    notes = [failure.reason] if failure.reason else ["above mpi_fork"] * (bool(record) and "shm" not in record)
+    notes += ["the usual cause is a full /dev/shm: docker run --shm-size=1g"] * (code == -signal.SIGBUS)
+    what = _describe(code) + (f" ({'; '.join(notes)})" if notes else "")
+    known = "" if failure.reported and evidence.n_ranks > 1 else f"{failure.who} {what}"
+    cause = "" if evidence.forwarded or status in _FINAL else f"{what} {failure.place}"
+    last_words = "" if of_rank or failure.who == _HELPER else evidence.banners
+    return Verdict(status, _line(known, evidence.n_ranks), last_words, cause)
 
 
-def failed_record(folder: Path) -> dict[str, Any] | None:
+def failed_record(folder: Path) -> Failure | None:
     """The earliest record of a rank that failed on its own account (failed-<k>), or None."""
-    records = [read_record(path) | {"rank": int(path.name[7:])} for path in folder.glob("failed-*[0-9]")]
-    return min(records, key=lambda record: record.get("time", float("inf")), default=None)
+    records = [Failure(**read_record(path) | {"who": f"rank {path.name[7:]}"}) for path in folder.glob("failed-*[0-9]")]
+    return min(records, key=lambda record: record.time, default=None)
 
 
 def describe_signal(signum: int) -> str:
@@ -113,51 +105,50 @@ def describe_signal(signum: int) -> str:
     return f"signal {signum}{''.join(names)}"
 
 
-def _first_failure(evidence: Evidence) -> _Failure | None:
-    record = failed_record(evidence.folder)
-    if record:
-        status, reason = int(record.get("status") or 1), str(record.get("reason", ""))
-        place, in_order, told = str(record.get("place", "")), bool(record.get("in_order")), bool(record.get("told"))
-        return _Failure(record["rank"], status, reason, place, in_order, told)
-    if evidence.helper_code < 0:  # its ranks die with it
-        return None
-    if evidence.given_up and evidence.overlooked is not None:
-        return _Failure(evidence.overlooked, 0)
-    if evidence.launcher_code < 0 and not evidence.given_up:
-        return None
+def _first_failure(evidence: Evidence) -> Failure | None:
+    """Who failed first: a rank that has recorded it, else a part of the launcher, with which its ranks die, else ..."""
+    if recorded := failed_record(evidence.folder):
+        return recorded
+    if evidence.helper_code < 0:
+        return Failure(evidence.helper_code, who=_HELPER)
+    if evidence.launcher_code < 0 or evidence.n_ranks == 1:  # one is started without a launcher
+        who = "the launcher" if evidence.n_ranks > 1 else "the program"
+        return Failure(evidence.launcher_code, who=who) if evidence.launcher_code else None
     for pattern in _REPORTS:
         if match := pattern.search(evidence.banners):
             found = match.groupdict()
-            code = -int(found["signal"]) if "signal" in found else int(found.get("status", 0))
-            return _Failure(int(found["rank"]), code)
+            code = -int(found["signal"]) if "signal" in found else int(found.get("status", "error" in found))
+            rank = found.get("rank") or next(iter(evidence.deaths), None)
+            return Failure(code, found.get("error", ""), who="the job" if rank is None else f"rank {rank}")
     return _first_death(evidence)
 
 
-def _first_death(evidence: Evidence) -> _Failure | None:
-    """The rank that failed first where the launcher names none (hydra), from how and in which order the ranks died.
+def _first_death(evidence: Evidence) -> Failure | None:
+    """The rank that died first where the launcher names none (hydra).
 
-    hydra kills the others with SIGKILL, so a rank with another bad end is the one. Without one, it is the first that
-    was killed; or, if several were, the one that left before with status 0 and without MPI_Finalize, at which hydra
-    kills the others too. It is none of these if hydra's status is another: one has called MPI_Abort, and hydra, which
-    kills that rank too, may drop the line that names it.
+    hydra kills the others with SIGKILL, so a rank with another end is the one, without MPI_Finalize too; else the first
+    that was killed. It is none of these if hydra's status is another: one has called MPI_Abort, and hydra, which kills
+    that rank too, may drop the line that names it.
     """
-    codes = dict(evidence.deaths)
-    hydra_signal = _HYDRA_SIGNAL.search(evidence.banners)
-    first_unknown = next((rank for rank, code in codes.items() if code is None), None)
-    if first_unknown is not None and hydra_signal:
-        codes[first_unknown] = -int(hydra_signal.group(1))
-    killed = [rank for rank, code in codes.items() if code == -signal.SIGKILL]
-    for rank, code in codes.items():
-        if code not in (None, 0, -signal.SIGKILL):
-            return _Failure(rank, code)
-    if evidence.launcher_code > 0 and evidence.launcher_code not in _KILLED_CODES:
+    hydra = _HYDRA_SIGNAL.search(evidence.banners)
+    unseen = -int(hydra[1]) if hydra else None
+    deaths = {rank: code for rank, code in evidence.deaths.items() if not evidence.ended_in_order(rank)}
+    codes = {rank: unseen if code is None else code for rank, code in deaths.items()}
+    if not (evidence.launcher_code or evidence.given_up or any(codes.values())):
         return None
-    if len(killed) > 1 and codes[first := next(iter(codes))] == 0:
-        return _Failure(first, 0)
-    return _Failure(killed[0], -signal.SIGKILL) if killed else None
+    own = [rank for rank, code in codes.items() if code not in (None, -signal.SIGKILL)]
+    killed = [rank for rank, code in codes.items() if code == -signal.SIGKILL]
+    for rank in own or (killed if evidence.launcher_code in _KILLED_CODES else []):
+        return Failure(codes[rank] or 0, who=f"rank {rank}")
+    return Failure(0, who=_HELPER) if evidence.given_up else Failure(evidence.launcher_code, who="the job")
 
 
 def _describe(code: int) -> str:
     if code < 0:
         return f"was killed by {describe_signal(-code)}"
     return f"ended with status {code}" if code else "ended before MPI_Finalize"
+
+
+def _line(what: str, n_ranks: int) -> str:
+    stopped = f"all {n_ranks} ranks were stopped" if n_ranks > 1 else ""
+    return f"mpi_util: {'; '.join(filter(None, (what, stopped)))}"

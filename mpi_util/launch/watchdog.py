@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..host.process import process
 from ..host.segments import Ticket, attach
 from . import failure
-from .reap import STAT_PARENT, stat_field
+from .reap import is_stopped
 
 NOTE_BYTES = 1024
 _AFTER_S = 300.0
@@ -139,7 +139,7 @@ class _Seen:
                 fd, memory = attach(ticket)
                 os.close(fd)
                 self._note = json.loads(memory[:NOTE_BYTES])
-        self._stopped = any(stat_field(pid, STAT_PARENT, state) is not None for state in "Tt")
+        self._stopped = is_stopped(pid)
         self.stacks = Path(f"/proc/{pid}/fd/{self._note.get('stacks')}")
         self.waits = bool(self._note.get("call")) and not self._stopped
         self.answers = self.stacks.exists() and not self._stopped

@@ -8,6 +8,7 @@ from types import FrameType
 
 from ..launch.failure import stop_all
 from ..launch.identity import rank
+from ..launch.verdict import Failure
 
 
 class StopRequest:
@@ -32,7 +33,7 @@ class StopRequest:
         if self._asked and signum != signal.SIGHUP:
             with contextlib.suppress(OSError):
                 os.write(2, b"mpi_util: second signal, stopping now\n")
-            stop_all(128 + signum, f"stopped by a second {signal.Signals(signum).name}")
+            stop_all(Failure(128 + signum, f"stopped by a second {signal.Signals(signum).name}"))
         self._asked |= signum != signal.SIGHUP
         self.signum = self.signum or signum
         self.then()

@@ -204,7 +204,7 @@ class Ranks(Publisher):
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
-        if self._relays and not self.closed:
+        if self._relays and not self.closed and self.address.pid == os.getpid():  # not forked from the sender
             for rank in self._relays:
                 keep(self._comm.isend(None, rank, DOWN))
             deadline = Deadline(_PATIENCE_S)

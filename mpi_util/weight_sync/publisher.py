@@ -124,7 +124,7 @@ class Publisher:
 
     def _check(self, worker: Worker) -> None:
         """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
-        ended = not alive(worker.pid)  # asked first: what it has sent until then, its BYE too, is there
+        ended = not reap.is_alive(worker.pid)  # asked first: what it has sent until then, its BYE too, is there
         self._receive(worker)
         if ended:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
@@ -311,8 +311,3 @@ class Publisher:
 def _processes() -> set[BaseProcess]:
     """The Process objects of this program; multiprocessing itself names only those that have not ended."""
     return set(getattr(multiprocessing.process, "_dangling", ()))
-
-
-def alive(pid: int) -> bool:
-    """False for a process that has ended, whether its parent has noticed or not."""
-    return reap.stat_field(pid, reap.STAT_PARENT) is not None and reap.stat_field(pid, reap.STAT_PARENT, "Z") is None

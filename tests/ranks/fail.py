@@ -45,6 +45,8 @@ if mpi_util.rank == who:
             sys.exit("no luck")
         if how == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "bus":
+            os.kill(os.getpid(), signal.SIGBUS)
         if how == "long":
             raise ZeroDivisionError("a bug " * 500_000)
         if how == "no-str":
