@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -290,6 +291,20 @@ def test_a_hang_up_stops_in_order_and_is_no_first_signal(tmp_path, mpi, n, how, 
             time.sleep(0.4)
         process.stdout.read()
     assert (process.returncode, (tmp_path / "saved").read_text()) == (status, str(status - 128))
+
+
+def test_a_hang_up_ends_a_program_that_says_nothing_of_signals(tmp_path, mpi):
+    """UCX, in MPICH, would take it for itself."""
+    (tmp_path / "program.py").write_text(STOPS.replace("mpi_util.StopRequest()", "False"))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **mpi_environment(mpi)}
+    command = [sys.executable, "program.py", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        read_pid(process.stdout)
+        process.send_signal(signal.SIGHUP)
+        killer = threading.Timer(10, process.kill)
+        killer.start()
+        assert process.wait() == 129
+        killer.cancel()
 
 
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])

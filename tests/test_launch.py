@@ -2,6 +2,7 @@
 
 import errno
 import json
+import mmap
 import os
 import pty
 import re
@@ -671,6 +672,25 @@ def test_a_rank_that_was_reaped_before_it_was_looked_at_has_no_status():
     process = subprocess.Popen(["true"])
     process.wait()
     assert reap.exit_code(process.pid, -1) is None
+
+
+def test_what_mpi_has_made_for_a_rank_that_ended_while_it_started_is_removed(tmp_path):
+    names = [f"/dev/shm/mpich_shm_{os.getpid():x}_{k}" for k in range(3)]
+    older, used, unused = map(Path, names)
+    try:
+        for path in (older, used, unused):
+            path.write_bytes(bytes(4096))
+        os.utime(older, (time.time() - 60,) * 2)
+        os.mkfifo(tmp_path / "alive-0")
+        os.utime(used, (time.time() + 1,) * 2)
+        os.utime(unused, (time.time() + 1,) * 2)
+        with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+            (tmp_path / "rank-0").write_text(json.dumps({"pid": 1, "shm": []}))
+            reap.end_job(str(tmp_path))
+        assert [path.exists() for path in (older, used, unused)] == [True, True, False]
+    finally:
+        for path in (older, used, unused):
+            path.unlink(missing_ok=True)
 
 
 def test_a_process_of_another_job_is_never_touched(tmp_path):

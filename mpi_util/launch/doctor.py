@@ -217,9 +217,7 @@ def _shared_memory() -> Check:
 
 def _leftovers() -> Check:
     """Of jobs that were killed so thoroughly that nothing could clean up: MPI's files, and jobs' folders."""
-    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-    mapped = {name for pid in pids for name in reap.mapped_segments(pid)}
-    left = [path for path in Path(_SHM).glob("*") if reap.is_segment(path) and path.name not in mapped]
+    left = reap.unused_segments()
     jobs = Path(tempfile.gettempdir()).glob("mpi_util-*")
     left += [job for job in jobs if (job / "alive-0").exists() and not reap.job_processes(str(job))]
     paths = []
@@ -228,7 +226,7 @@ def _leftovers() -> Check:
             found = path.stat()
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD_S:
                 paths.append(str(path))
-    shown = shlex.join(paths[:3]) + f" ... ({len(paths)} in all; --json lists them)" * (len(paths) > 3)
+    shown = shlex.join(paths[:3]) + f"  # of {len(paths)}, which --json lists" * (len(paths) > 3)
     text = f"{len(paths)} of killed jobs" if paths else "none"
     return Check("leftovers", text, f"rm -r {shown}" if paths else "", {"paths": paths})
 

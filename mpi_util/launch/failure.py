@@ -163,7 +163,8 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
         time.sleep(_FIRST_REPORT_S)  # another rank prints it
     else:
         _report(text)
-    failure = Failure(status, describe(error), _place(trace) + where, reported=known)
+    place = f"{kind.__name__} {_place(trace)}{_phase(error)}"
+    failure = Failure(status, describe(error), place, reported=known)
     if under_launcher():
         stop_all(failure)
     _record(failure)
@@ -174,6 +175,11 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
 def _named(where: dict[str, Any]) -> str:
     """A phase and its details, such as `phase rollout, episode 17`."""
     return ", ".join(f"{key} {value}" for key, value in where.items())
+
+
+def _phase(error: BaseException) -> str:
+    """Where it was raised, without the details: an episode's number differs from one failure to the next."""
+    return str(getattr(error, _WHERE, process.of(Rank).where).get("phase", ""))
 
 
 def describe(error: BaseException) -> str:
@@ -237,7 +243,8 @@ def _note_exit_status() -> None:
             text = code is not None and not isinstance(code, int)
             said = [describe(error).removeprefix("SystemExit: ")] if text else []
             where = _named(getattr(error, _WHERE, {}))
-            rank.end = Failure(1 if text else (code or 0) & 0xFF, "; ".join(filter(None, (*said, where))))
+            reason = "; ".join(filter(None, (*said, where)))
+            rank.end = Failure(1 if text else (code or 0) & 0xFF, reason, _phase(error))
         return code
 
     def exit(status: Any = None, /) -> NoReturn:
@@ -320,6 +327,8 @@ def register_mpi() -> None:
     from mpi4py import MPI
 
     write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
+    with contextlib.suppress(ValueError, TypeError):  # a thread, or a handler that is not Python's
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))  # UCX, in MPICH, has taken it for its debug mode
     # MPI_Finalize deletes the attributes of COMM_SELF first
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_record_end), True)
 

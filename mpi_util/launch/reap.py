@@ -143,11 +143,15 @@ def end_job(job_dir: str) -> None:
     """Kills whatever is left of the job, then removes its shared memory files and its folder.
 
     MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped:
-    a rank that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does.
+    a rank that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does. Where a
+    rank has ended while MPI started, nothing names it: then it is what has been made since, and no process maps.
     """
     kill_processes(job_dir)
-    for record in Path(job_dir).glob("rank-*"):
-        _remove(f"{_SHM}/{os.path.basename(name)}" for name in read_record(record).get("shm", ()))
+    made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]
+    _remove(f"{_SHM}/{os.path.basename(name)}" for names in made for name in names)
+    with contextlib.suppress(OSError):
+        if not all(made):
+            _remove(map(str, unused_segments(os.stat(f"{job_dir}/alive-0").st_ctime)))
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
@@ -165,9 +169,16 @@ def mapped_segments(pid: int) -> set[str]:
         return set()
 
 
-def is_segment(path: Path) -> bool:
-    """True for the name of a shared memory file of MPI."""
-    return _MPI_SEGMENTS.fullmatch(str(path)) is not None
+def unused_segments(since: float = 0.0) -> list[Path]:
+    """This user's files of MPI in /dev/shm, changed at that time (of time.time()) or later, that no process maps."""
+    found = []
+    for path in filter(lambda path: _MPI_SEGMENTS.fullmatch(str(path)), Path(_SHM).glob("*")):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
+                found.append(path)
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if found else []
+    mapped = {name for pid in pids for name in mapped_segments(pid)}
+    return [path for path in found if path.name not in mapped]
 
 
 def _topology_files(pid: int) -> set[str]:

@@ -42,7 +42,9 @@ def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO
         note = job.saved or note
         then = ""
         if verdict.cause and max_restarts:
-            then = f"; restart {restart} of {max_restarts}" if restart <= max_restarts else "; not restarted once more"
+            then = f"; restart {restart} of {max_restarts}"
+            if restart > max_restarts:
+                then = f"; not restarted: all {max_restarts} restarts are used"
             if (verdict.cause, note) == last:
                 then = "; not restarted: it has failed in the same way twice, without progress"
         for text in filter(None, (verdict.last_words.strip("\n"), verdict.line and verdict.line + then)):

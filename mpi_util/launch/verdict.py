@@ -34,7 +34,7 @@ class Failure(NamedTuple):
 
     status: int = 1  # with which it ends; negative: a signal; 0: without MPI_Finalize
     reason: str = ""  # in one line
-    place: str = ""  # in the program
+    place: str = ""  # in the program: error, line and phase, the same where the failure is the same
     reported: bool = False  # the rank has printed the reason, in a line of its own
     in_order: bool = False  # all ranks have agreed to end with it, and need no help
     time: float = math.inf  # of time.time()
@@ -88,7 +88,7 @@ def judge(evidence: Evidence) -> Verdict:
     notes += ["the usual cause is a full /dev/shm: docker run --shm-size=1g"] * (code == -signal.SIGBUS)
     what = _describe(code) + (f" ({'; '.join(notes)})" if notes else "")
     known = "" if failure.reported and evidence.n_ranks > 1 else f"{failure.who} {what}"
-    cause = "" if evidence.forwarded or status in _FINAL else f"{what} {failure.place}"
+    cause = "" if evidence.forwarded or status in _FINAL else f"{_describe(code)} {failure.place or failure.reason}"
     last_words = "" if of_rank or failure.who == _HELPER else evidence.banners
     return Verdict(status, _line(known, evidence.n_ranks), last_words, cause)
 
