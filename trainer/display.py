@@ -27,7 +27,7 @@ ROWS_PER_HEADING = 30
 
 
 class _Screen:
-    """Standard output of a run that goes on when there is none any more: a closed terminal, `| head`, a full disk."""
+    """Standard output of a run that continues when there is none any more: a closed terminal, `| head`, a full disk."""
 
     def __init__(self) -> None:
         self._out = sys.stdout  # which rich replaces

@@ -59,7 +59,7 @@ class Process(States):
         os.environ.update(variables)
 
     def reset(self) -> None:
-        """For tests: a process that has not used mpi_util. MPI goes on, if it was started, and affinity stays."""
+        """For tests: a process that has not used mpi_util. MPI, if it was started, and affinity stay."""
         self.undo.close()
         self.close()
 

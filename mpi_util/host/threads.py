@@ -183,7 +183,7 @@ def alone() -> None:
 
 
 def beside() -> None:
-    """Rank 0 goes on beside the others: one thread."""
+    """Rank 0 works beside the others: one thread."""
     process.of(_Threads).switch(False)
 
 

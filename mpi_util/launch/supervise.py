@@ -41,7 +41,7 @@ _LOOK_S = 0.5
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S = 1.0
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
-_NOTICE_S = 5.0  # after a signal, until the user learns why the job goes on
+_NOTICE_S = 5.0  # after a signal, until the user learns why the job has not ended
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 _FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

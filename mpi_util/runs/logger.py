@@ -44,7 +44,7 @@ class Logger:
 
     All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
-    If rows or a state cannot be written (the disk is full, the folder was removed), the program goes on: rank 0 prints
+    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues: rank 0 prints
     a line, and tries again with the next; all rows are kept in memory, and written again if the table was removed. If
     the last try fails, the program's status is 1.
 
@@ -154,7 +154,7 @@ class Logger:
         self.attempt(_ROW, lambda: self._progress.write(durably=True))
 
     def attempt(self, what: str, write: Callable[[], object]) -> None:
-        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program goes on."""
+        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program continues."""
         if not self._is_root:
             return
         try:

@@ -26,7 +26,7 @@ _PROTOCOL = 1
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
 _TEXT_BYTES = FRAME_BYTES - 256  # of a longer text the end is sent
 _TRANSCRIPT = struct.Struct("=10s32s32s3q")
-_MOST = 256  # messages received at once: one that never stops sending holds nobody up
+_MOST = 256  # messages received at once: one that never stops sending delays no other
 _FD_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _READ_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # once: such an `|` takes microseconds
 _inherited: Any = None  # sockets that a forked process has to close

@@ -23,7 +23,7 @@ from ..host.segments import Ticket
 from .connection import Address, Connection, Deadline, Kind, ProtocolError, new_socket, proof
 from .layout import Weights, unpacked
 
-_CONNECT_S = 10  # for whoever listens at the address and accepts nobody
+_CONNECT_S = 10  # for a process that listens at the address and accepts no connection
 _JOIN_S = 5.0
 
 
