@@ -44,9 +44,9 @@ class Logger:
 
     All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
-    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues: rank 0 prints
-    a line, and tries again with the next; all rows are kept in memory, and written again if the table was removed. If
-    the last try fails, the program's status is 1.
+    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues: rank 0
+    prints a line, and tries again with the next; all rows are kept in memory, and written again if the table was
+    removed. If the last try fails, the program's status is 1.
 
     Attributes:
         unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
