@@ -139,6 +139,25 @@ COMM_WORLD.Barrier()
     assert sorted(out.splitlines()) == [f"{rank} {size} {size}" for rank in range(size)]
 
 
+@pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
+def test_a_rank_may_start_a_launcher_by_hand(mpi, outer):
+    """Its ranks have what the outer launcher has set for the outer rank too."""
+    prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(sys.executable).parents[1]
+    flags = ["--oversubscribe"] if mpi == "openmpi" else []
+    inner = [str(prefix / "bin" / "mpiexec"), "-n", "3", *flags, sys.executable, "-c", FORK.format(3)]
+    start = "import subprocess\nprint(subprocess.run({}, timeout=30).returncode) if {} == 0 else None\n"
+    if outer == "mpi_util":
+        text = "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\nmpi_util.all_sum(1)\n"
+        text += start.format(inner, "mpi_util.rank") + "mpi_util.all_sum(1)"
+        done = run([sys.executable, "-c", text], TIMEOUT_S, {**ENVIRONMENT, **mpi_environment(mpi)})
+        out, err = done.out, done.err
+    else:
+        text = "from mpi4py import MPI\n" + start.format(inner, "MPI.COMM_WORLD.rank") + "MPI.COMM_WORLD.Barrier()"
+        found = mpiexec(mpi, 2, sys.executable, "-c", text)
+        out, err = found.stdout, found.stderr
+    assert sorted(out.split("\n")) == ["", "0", "0 3 3", "1 3 3", "2 3 3"], out + err
+
+
 def test_a_program_that_starts_itself_in_each_rank_is_stopped(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -93,6 +93,22 @@ def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):
     assert run([sys.executable, program], 60).out == "1\n" * 3
 
 
+def test_a_number_that_another_thread_sets_is_its_own(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, threading, torch, mpi_util\n"
+        "mpi_util.mpi_fork(1, threads=3)\n"
+        "for _ in range(2):\n"
+        "    mpi_util.rank0_accum_batches({'x': np.zeros(2)})\n"
+        "    (thread := threading.Thread(target=torch.set_num_threads, args=(1,))).start()\n"
+        "    thread.join()\n"
+        "    print(torch.get_num_threads())\n"
+        "    mpi_util.rank0_bcast_wts({'x': np.zeros(2)})\n"
+        "    print(torch.get_num_threads())\n"
+    )
+    assert run([sys.executable, program], 60).out == "3\n1\n" * 2
+
+
 def test_a_number_of_threads_that_is_not_that_of_the_cores():
     found, _ = watch(2, "after", env={"MPI_UTIL_UPDATE_THREADS": "3"})
     assert {row["threads"] for row in found[0, "update"]} == {3} and found[0, "collect"][0]["threads"] == 1

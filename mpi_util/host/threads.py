@@ -15,6 +15,7 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -141,6 +142,8 @@ class _Threads:
         def set_num_threads(n: int) -> None:
             nonlocal free
             put(n)
+            if threading.current_thread() is not threading.main_thread():
+                return  # each thread has a number of its own
             free = free and self.alone  # what is set beside the other ranks is the user's, for good
             pool.ours = free and get() == pool.n  # what has only measured something gives back what it has found
 

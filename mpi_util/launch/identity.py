@@ -33,6 +33,7 @@ _FOR_RANKS = re.compile(
     r"OMPI_MCA_(num_procs|initial_wdir|PREFIXES)$|MPI_UTIL_(BOUND|TTY|RESTARTS|SAVED)$"
 )
 _MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
+_LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
 _OTHERS_S = 3.0  # rank 0 has this long to report a wrong launcher before the end of another rank ends the job
 
 Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
@@ -69,9 +70,11 @@ class Role:
         found = [name for name, (size, _) in _LAUNCHERS.items() if name in numbers and numbers.get(size, 1) > 1]
         # others that come first may have been left in the shell in which this launcher was started
         self.variable = next(filter(_reachable, found), next(iter(found), ""))
-        if not multiprocess and (self.owner != here or _ancestor_is_rank(self.variable)):
+        if not multiprocess and _is_of_rank(self.variable, self.owner):
             self.job = ""
         elif self.variable:
+            if self.owner != here and not multiprocess:  # a rank has started its launcher
+                self.owner, self.job = here, ""
             size, self.launcher = _LAUNCHERS[self.variable]
             self.rank, self.size = numbers[self.variable], numbers[size]
             if self.variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ:
@@ -105,20 +108,21 @@ def is_multiprocess() -> bool:
     return again or (known is not None and known.parent_process() is not None)
 
 
-def _ancestor_is_rank(variable: str) -> bool:
-    """True if a process between the launcher and this one runs MPI: then that is the rank, also without mpi_util.
+def _is_of_rank(variable: str, owner: int) -> bool:
+    """True if this process is a program of its own that a rank has started: one with that process id, or that runs MPI.
 
-    Shells and others that only start the rank do not.
+    Between the launcher and a rank there are at most shells and others that only start it.
     """
     mine, pid = f"{variable}={os.environ.get(variable)}".encode(), os.getppid()
-    try:
-        while mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if _MPI_CODE.search(Path(f"/proc/{pid}/maps").read_bytes()):
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        while variable and pid > 1 and pid != owner:
+            if _LAUNCHES.match(Path(f"/proc/{pid}/comm").read_text()):
+                return False  # a rank has started it, perhaps: then this is a rank of its
+            runs_mpi = _MPI_CODE.search(Path(f"/proc/{pid}/maps").read_bytes())
+            if runs_mpi and mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 return True
             pid = stat_field(pid, STAT_PARENT) or 0
-    except OSError:  # it has ended, or is another user's
-        pass
-    return False
+    return owner != os.getpid()
 
 
 def forget_launcher() -> None:
