@@ -18,6 +18,8 @@ def main() -> int:
         "--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: %(default)s)"
     )
     args = parser.parse_args()
+    if not 1 <= args.timeout < 1e6:
+        options.error(f"--timeout is {args.timeout:g}; it must be a number of seconds, 1 or more")
     try:
         checks = doctor.examine(args.timeout)
     except OSError as error:  # not even its own parts could be started

@@ -693,6 +693,22 @@ def test_what_mpi_has_made_for_a_rank_that_ended_while_it_started_is_removed(tmp
             path.unlink(missing_ok=True)
 
 
+def test_the_descriptions_of_the_machine_that_hydra_has_left_are_removed(tmp_path):
+    used, unused = (Path(f"/tmp/hydra_hwloc_xmlfile_{os.getpid()}_{k}") for k in range(2))
+    os.mkfifo(tmp_path / "alive-0")
+    (tmp_path / "rank-0").write_text(json.dumps({"pid": 1, "shm": ["a"]}))
+    unused.touch()
+    try:
+        with open(used, "w"):
+            for path in (used, unused):
+                os.utime(path, (time.time() + 1,) * 2)
+            reap.end_job(str(tmp_path))
+        assert used.exists() and not unused.exists()
+    finally:
+        for path in (used, unused):
+            path.unlink(missing_ok=True)
+
+
 def test_a_process_of_another_job_is_never_touched(tmp_path):
     bystander = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path / "another")})
     ours = subprocess.Popen(["sleep", "30"], env={reap.JOB_VARIABLE: str(tmp_path)})

@@ -217,7 +217,7 @@ def _shared_memory() -> Check:
 
 def _leftovers() -> Check:
     """Of jobs that were killed so thoroughly that nothing could clean up: MPI's files, and jobs' folders."""
-    left = reap.unused_segments()
+    left = reap.unused_files()
     jobs = Path(tempfile.gettempdir()).glob("mpi_util-*")
     left += [job for job in jobs if (job / "alive-0").exists() and not reap.job_processes(str(job))]
     paths = []

@@ -36,7 +36,8 @@ _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
 # Nothing is made there, nor in /tmp; files of MPI are removed that this job's own processes had open.
-_SHM = "/dev/shm"  # noqa: S108
+_SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
+_TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
@@ -144,14 +145,15 @@ def end_job(job_dir: str) -> None:
 
     MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped:
     a rank that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does. Where a
-    rank has ended while MPI started, nothing names it: then it is what has been made since, and no process maps.
+    rank has ended while MPI started, nothing names it: then it is what has been made since, and no process maps. Hydra
+    leaves its descriptions of the machine where a rank fails.
     """
     kill_processes(job_dir)
     made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]
     _remove(f"{_SHM}/{os.path.basename(name)}" for names in made for name in names)
     with contextlib.suppress(OSError):
-        if not all(made):
-            _remove(map(str, unused_segments(os.stat(f"{job_dir}/alive-0").st_ctime)))
+        unused = map(str, unused_files(os.stat(f"{job_dir}/alive-0").st_ctime))
+        _remove(path for path in unused if not all(made) or _TOPOLOGY.fullmatch(path))
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
@@ -169,24 +171,27 @@ def mapped_segments(pid: int) -> set[str]:
         return set()
 
 
-def unused_segments(since: float = 0.0) -> list[Path]:
-    """This user's files of MPI in /dev/shm, changed at that time (of time.time()) or later, that no process maps."""
+def unused_files(since: float = 0.0) -> list[Path]:
+    """This user's files of MPI, changed at that time (of time.time()) or later, that no process maps or has open."""
     found = []
-    for path in filter(lambda path: _MPI_SEGMENTS.fullmatch(str(path)), Path(_SHM).glob("*")):
+    for path in (*Path(_SHM).glob("*"), *Path(_TMP).glob("hydra_*")):
         with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
+            is_mpis = _MPI_SEGMENTS.fullmatch(str(path)) or _TOPOLOGY.fullmatch(str(path))
+            if is_mpis and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
                 found.append(path)
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if found else []
-    mapped = {name for pid in pids for name in mapped_segments(pid)}
-    return [path for path in found if path.name not in mapped]
+    used = {path for pid in pids for path in {f"{_SHM}/{name}" for name in mapped_segments(pid)} | _topology_files(pid)}
+    return [path for path in found if str(path) not in used]
 
 
 def _topology_files(pid: int) -> set[str]:
     """Hydra's descriptions of the machine for its ranks, which its proxy holds open."""
+    links = []
     with contextlib.suppress(OSError):
-        links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        return {path for path in links if re.fullmatch(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+", path)}  # noqa: S108
-    return set()
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it has just been closed
+                links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return set(filter(_TOPOLOGY.fullmatch, links))
 
 
 if __name__ == "__main__":
