@@ -62,7 +62,6 @@ SLOW = [
     r"test_train\.py::test_resume_goes_on_to_the_same_bits\[1",
     r"test_collectives\.py::test_collectives\[mpich-2",
     r"test_failure\.py::test_the_watchdog_sees_a_wait_for_the_lock_of_deal\[mpich",
-    r"test_identity\.py::test_the_launcher_of_another_mpi\[mpich-fork",
     r"test_run_utils\.py::test_a_grid_goes_on_after_a_failure_.*\[openmpi",
     r"test_examples\.py::test_spinning_up_program\[ppo_torch-Pendulum-v1-mpich-2",
     r"test_train_modes\.py::test_both_ways_to_share_the_work_agree\[(ppo-kl|trpo)",
