@@ -1,6 +1,5 @@
 """Starts a failed job again, and gives the next start what the last one has saved."""
 
-import itertools
 import json
 import os
 from typing import IO, Any
@@ -35,8 +34,9 @@ def saved(note: Any) -> None:
 
 def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None, max_restarts: int) -> int:
     """Runs the job, and again after failures; returns the status of the last start."""
-    last, note = ("", ""), "null"
-    for restart in itertools.count(1):
+    last, note, restart = ("", ""), "null", 0
+    while True:
+        restart += 1
         job = Job(n)
         verdict = job.run(command, environment | {_RESTARTS: str(restart - 1), _SAVED: note}, stdin)
         note = job.saved or note
@@ -50,6 +50,5 @@ def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO
         for text in filter(None, (verdict.last_words.strip("\n"), verdict.line and verdict.line + then)):
             print_line(text)
         if not then.startswith("; restart"):
-            break
+            return verdict.status
         last = verdict.cause, note
-    return verdict.status

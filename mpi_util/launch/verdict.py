@@ -95,7 +95,8 @@ def judge(evidence: Evidence) -> Verdict:
 
 def failed_record(folder: Path) -> Failure | None:
     """The earliest record of a rank that failed on its own account (failed-<k>), or None."""
-    records = [Failure(**read_record(path) | {"who": f"rank {path.name[7:]}"}) for path in folder.glob("failed-*[0-9]")]
+    found = [(read_record(path), f"rank {path.name[7:]}") for path in folder.glob("failed-*[0-9]")]
+    records = [Failure(**record)._replace(who=who) for record, who in found]
     return min(records, key=lambda record: record.time, default=None)
 
 

@@ -82,7 +82,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             return self._address
         rank, machine, deadline = self._channel.rank, self._channel.machine, Deadline(self.timeout)
         source = here if (here := machine[rank]) not in (rank, machine[self._root]) else self._root
-        message = wait_until(lambda: self._comm.improbe(source, ADDRESS) or not deadline.left)
+        message: Any = wait_until(lambda: self._comm.improbe(source, ADDRESS) or not deadline.left)
         if isinstance(message, bool):
             raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
         address, name = message.recv()

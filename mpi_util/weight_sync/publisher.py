@@ -11,6 +11,7 @@ import os
 import secrets
 import select
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -310,4 +311,4 @@ class Publisher:
 
 def _processes() -> set[BaseProcess]:
     """The Process objects of this program; multiprocessing itself names only those that have not ended."""
-    return set(getattr(multiprocessing.process, "_dangling", ()))
+    return set(getattr(sys.modules["multiprocessing.process"], "_dangling", ()))

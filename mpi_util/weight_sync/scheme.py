@@ -308,7 +308,7 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self._reset()
 
     def _start_role(self, call: str) -> None:
