@@ -675,21 +675,21 @@ def test_a_rank_that_was_reaped_before_it_was_looked_at_has_no_status():
 
 
 def test_what_mpi_has_made_for_a_rank_that_ended_while_it_started_is_removed(tmp_path):
-    names = [f"/dev/shm/mpich_shm_{os.getpid():x}_{k}" for k in range(3)]
-    older, used, unused = map(Path, names)
+    paths = [Path(f"/dev/shm/mpich_shm_{os.getpid():x}_{k}") for k in range(4)]
+    _older, mapped, opened, _unused = paths
+    os.mkfifo(tmp_path / "alive-0")
+    (tmp_path / "rank-0").write_text(json.dumps({"pid": 1, "shm": []}))
     try:
-        for path in (older, used, unused):
+        for path, age in zip(paths, (60, -1, -1, -1)):
             path.write_bytes(bytes(4096))
-        os.utime(older, (time.time() - 60,) * 2)
-        os.mkfifo(tmp_path / "alive-0")
-        os.utime(used, (time.time() + 1,) * 2)
-        os.utime(unused, (time.time() + 1,) * 2)
-        with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
-            (tmp_path / "rank-0").write_text(json.dumps({"pid": 1, "shm": []}))
+            os.utime(path, (time.time() - age,) * 2)
+        with open(mapped, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), 4096)
+        with memory, open(opened):
             reap.end_job(str(tmp_path))
-        assert [path.exists() for path in (older, used, unused)] == [True, True, False]
+        assert [path.exists() for path in paths] == [True, True, True, False]
     finally:
-        for path in (older, used, unused):
+        for path in paths:
             path.unlink(missing_ok=True)
 
 

@@ -35,7 +35,7 @@ _PIDFD_INFO_BYTES = 64
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
-# Nothing is made there, nor in /tmp; files of MPI are removed that this job's own processes had open.
+# Nothing is made there. Files of MPI are removed that this job's own processes had open, or that no process has.
 _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
 _TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
@@ -132,7 +132,7 @@ def kill_processes(job_dir: str) -> None:
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (pids := job_processes(job_dir)) and time.monotonic() < deadline:
         for pid in pids:
-            files |= _topology_files(pid) | {f"{_SHM}/{name}" for name in mapped_segments(pid)}
+            files |= _mpi_files(pid)
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -176,22 +176,25 @@ def unused_files(since: float = 0.0) -> list[Path]:
     found = []
     for path in (*Path(_SHM).glob("*"), *Path(_TMP).glob("hydra_*")):
         with contextlib.suppress(OSError):
-            is_mpis = _MPI_SEGMENTS.fullmatch(str(path)) or _TOPOLOGY.fullmatch(str(path))
-            if is_mpis and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
+            if _is_of_mpi(str(path)) and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
                 found.append(path)
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if found else []
-    used = {path for pid in pids for path in {f"{_SHM}/{name}" for name in mapped_segments(pid)} | _topology_files(pid)}
+    used = {path for pid in pids for path in _mpi_files(pid)}
     return [path for path in found if str(path) not in used]
 
 
-def _topology_files(pid: int) -> set[str]:
-    """Hydra's descriptions of the machine for its ranks, which its proxy holds open."""
-    links = []
+def _is_of_mpi(path: str) -> bool:
+    return (_MPI_SEGMENTS.fullmatch(path) or _TOPOLOGY.fullmatch(path)) is not None
+
+
+def _mpi_files(pid: int) -> set[str]:
+    """The files of MPI that this process maps or has open: hydra's proxy has its description of the machine open."""
+    links = [f"{_SHM}/{name}" for name in mapped_segments(pid)]
     with contextlib.suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it has just been closed
                 links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return set(filter(_TOPOLOGY.fullmatch, links))
+    return set(filter(_is_of_mpi, links))
 
 
 if __name__ == "__main__":
