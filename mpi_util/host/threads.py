@@ -134,6 +134,9 @@ class _Threads:
         """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
         if not hasattr(torch, "set_num_threads"):  # not loaded (yet), or a module of the user's own
             return
+        # MKL's vector functions note the kind of processor at their first call, in two stores: another thread that
+        # calls one between them computes with 4 correct digits (github.com/pytorch/pytorch/issues/188792).
+        torch.zeros(1, dtype=torch.float32, device="cpu").exp_()
         get, put = torch.get_num_threads, torch.set_num_threads
         free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
         pool = self.pools["torch"] = _Pool(get, put, (expected or {get()}) if free else set())
