@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
+from test_threads import FLAGS, LAUNCHER
 
 import mpi_util
 from mpi_util.host.waiting import wait_until
@@ -178,8 +179,10 @@ def test_the_watchdog_says_who_waits_and_who_is_missing(run_ranks, who):
     hangs = 1 + next(i for i, line in enumerate(program) if "time.sleep(4)" in line)
     others = [k for k in range(3) if k != who]
     assert finished.err.count("mpi_util: ") == finished.err.count(f"mpi_util: rank {others[0]} has waited for") <= 2
-    where = rf"ranks {others[0]}, {others[1]}: waiting in rank0_accum_batches at fail.py:{len(program)} since [\d:]+\n"
-    assert re.search(where, finished.err)
+    said = rf": waiting in rank0_accum_batches at fail.py:{len(program)} since [\d:]+\n"  # in one second, or in two
+    assert re.search(
+        rf"ranks {others[0]}, {others[1]}{said}|rank {others[0]}{said}  rank {others[1]}{said}", finished.err
+    )
     assert re.search(rf"rank {who}: missing, phase rollout, episode 17 since [\d:]+ \(process \d+", finished.err)
     assert re.search(rf'stack of rank {who}:\n.*\n  File ".*fail.py", line {hangs} in <module>', finished.err)
     assert finished.err.count("stack of") == 2 * finished.err.count("has waited")  # the others' are the same
@@ -374,10 +377,57 @@ def test_a_forked_process_is_no_rank(tmp_path, call):
     assert done.status == 0 and sorted(done.out.splitlines()) == ["done", "status 2"], done.err
     name = call.partition("(")[0]
     assert re.fullmatch(
-        rf"process \d+, forked by rank 1: .*program.py:4: UsageError: {name}.*: this process was forked by rank 1 and "
-        r"is no rank itself: it cannot take part in collective calls; let the rank make them\n",
+        rf"process \d+, forked by rank 1: .*program.py:4: UsageError: {name}.*: this process was forked by rank 1, or "
+        r"started by its multiprocessing, and is no rank itself: it cannot take part in collective calls; let the rank "
+        r"make them\n",
         done.err,
     )
+
+
+@pytest.mark.parametrize(
+    "how", ["multiprocessing.get_context('fork').Process(target=call).start()", "os.fork() or call()"]
+)
+def test_a_process_forked_before_the_first_call_is_no_rank(tmp_path, mpi, how):
+    """By its environment it could be one, under mpiexec."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, os, sys, mpi_util\n"
+        "def call():\n"
+        "    try: print(mpi_util.all_sum(1))\n"
+        "    except mpi_util.UsageError: print('no rank', flush=True)\n"
+        "    os._exit(0)\n"
+        f"{how}\n"
+        "mpi_util.print0(mpi_util.all_sum(1))\n"
+    )
+    done = run([LAUNCHER[mpi], *FLAGS[mpi], "-n", 2, sys.executable, program], SOON_S, mpi_environment(mpi))
+    assert done.status == 0 and sorted(done.out.splitlines()) == ["2", "no rank", "no rank"], done.err
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_mpi_fork_in_a_process_of_multiprocessing_is_refused(tmp_path, context):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, mpi_util\n"
+        "if __name__ == '__main__':\n"
+        f"    process = multiprocessing.get_context('{context}').Process(target=mpi_util.mpi_fork, args=(2,))\n"
+        "    process.start()\n    process.join()\n    print(process.exitcode)\n"
+    )
+    done = run([sys.executable, program], SOON_S)
+    assert done.out == "1\n" and "it cannot be called in a process of multiprocessing" in done.err.splitlines()[-1]
+
+
+def test_the_end_of_the_ranks_is_not_waited_for_in_silence(tmp_path, mpi):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import subprocess, sys, mpi_util\nfrom mpi_util.launch import supervise\nsupervise._NOTICE_S = 0.5\n"
+        "if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "if mpi_util.all_sum(1) and mpi_util.rank == 1: subprocess.Popen(['sleep', '3'])\n"
+    )
+    done = run([sys.executable, program], SOON_S, mpi_environment(mpi))
+    line = (
+        r"mpi_util: all ranks have ended; waiting for what they have started: sleep \(process \d+\); Ctrl-C ends it\n"
+    )
+    assert done.status == 0 and re.fullmatch(line, done.err)
 
 
 SIGNALLED = """

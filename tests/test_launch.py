@@ -1,5 +1,6 @@
 """Launching: real runs under each MPI, and the parent's reading of what launchers print."""
 
+import contextlib
 import errno
 import json
 import mmap
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import OPEN_MPI, mpi_environment, run
 
@@ -91,15 +93,18 @@ class Run:
         assert segments.isdisjoint(os.listdir("/dev/shm"))
 
 
+def child_of(run, command):
+    """Returns the process id of the parent's child whose command line has this pattern."""
+    for child in psutil.Process(run.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if re.search(command, " ".join(child.cmdline())):
+                return child.pid
+    raise AssertionError(f"no {command} among the parent's children")
+
+
 def launcher_of(run):
     """Returns the process id of the launcher that the parent has started."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        if reap.stat_field(pid, reap.STAT_PARENT) == run.process.pid:
-            command = (entry / "cmdline").read_bytes().split(b"\0")[0]
-            if re.search(rb"mpiexec|mpirun|prterun", command):
-                return pid
-    raise AssertionError("no launcher among the parent's children")
+    return child_of(run, r"^\S*(mpiexec|mpirun|prterun)")
 
 
 # ---- runs that end well
@@ -260,6 +265,21 @@ def test_a_rank_that_leaves_without_a_word_is_noticed_where_the_launcher_does_no
     assert run.finish() == 1
     assert time.monotonic() - left < STOPPED_WITHIN_S
     assert "mpi_util: rank 1 ended before MPI_Finalize; all 4 ranks were stopped" in run.stderr
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_where_the_guard_was_killed_before_the_parent(python, signum):
+    run = Run(python, 2, "wait")
+    run.wait_for("READY", times=2)
+    guard = child_of(run, r"reap\.py")
+    os.kill(guard, signum)
+    deadline = time.monotonic() + STOPPED_WITHIN_S
+    while signum == signal.SIGKILL and reap.is_alive(guard) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)  # for the next one to start
+    run.process.kill()
+    run.finish()
     run.assert_nothing_left()
 
 

@@ -82,14 +82,13 @@ def install() -> None:
 
 
 def enter(op: str) -> None:
-    """Notes the collective call that this rank is in. UsageError in a process that a rank has forked."""
-    rank = process.of(Rank)
-    if rank.is_fork and under_launcher():
+    """Notes the collective call that this rank is in. UsageError in a process that a rank has started."""
+    if in_child_of_rank() and under_launcher():
         raise UsageError(
-            f"{op}: this process was forked by rank {process.of(Role).rank} and is no rank itself: it cannot take part "
-            "in collective calls; let the rank make them"
+            f"{op}: this process was forked by rank {process.of(Role).rank}, or started by its multiprocessing, and is "
+            "no rank itself: it cannot take part in collective calls; let the rank make them"
         )
-    rank.call = op
+    process.of(Rank).call = op
 
 
 @contextlib.contextmanager

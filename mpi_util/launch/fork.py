@@ -53,6 +53,8 @@ def mpi_fork(
     forget_launcher()
     if n == 1 and not max_restarts:
         return "child"
+    if is_multiprocess():
+        raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")
     if (depth := int(os.environ.get(_DEPTH, "0"))) > 1:
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
     program = ["/bin/sh", "-c", _NOTE_PID, "sh", sys.executable, *_own_arguments()]

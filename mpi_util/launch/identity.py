@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import LaunchError
 from ..host.process import process
-from .reap import JOB_VARIABLE, STAT_PARENT, stat_field
+from .reap import JOB_VARIABLE, STAT_PARENT, name_of, stat_field
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,6 +34,7 @@ _FOR_RANKS = re.compile(
 )
 _MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
 _LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
+_IMPORTED_IN = os.getpid()  # a process with another id has been forked since
 _OTHERS_S = 3.0  # rank 0 has this long to report a wrong launcher before the end of another rank ends the job
 
 Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
@@ -59,7 +60,8 @@ class Role:
 
     def __init__(self) -> None:
         multiprocess = is_multiprocess()
-        self.owner = here = os.getppid() if multiprocess else os.getpid()
+        forked = multiprocess or os.getpid() != _IMPORTED_IN
+        self.owner = here = os.getppid() if multiprocess else _IMPORTED_IN
         self.job = os.environ.get(JOB_VARIABLE, "")
         try:
             numbers = {name: first_number((name,), 0) for name in _NUMBERS if name in os.environ}
@@ -70,10 +72,10 @@ class Role:
         found = [name for name, (size, _) in _LAUNCHERS.items() if name in numbers and numbers.get(size, 1) > 1]
         # others that come first may have been left in the shell in which this launcher was started
         self.variable = next(filter(_reachable, found), next(iter(found), ""))
-        if not multiprocess and _is_of_rank(self.variable, self.owner):
+        if not forked and _is_of_rank(self.variable, self.owner):
             self.job = ""
         elif self.variable:
-            if self.owner != here and not multiprocess:  # a rank has started its launcher
+            if self.owner != here and not forked:  # a rank has started its launcher
                 self.owner, self.job = here, ""
             size, self.launcher = _LAUNCHERS[self.variable]
             self.rank, self.size = numbers[self.variable], numbers[size]
@@ -116,7 +118,7 @@ def _is_of_rank(variable: str, owner: int) -> bool:
     mine, pid = f"{variable}={os.environ.get(variable)}".encode(), os.getppid()
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         while variable and pid > 1 and pid != owner:
-            if _LAUNCHES.match(Path(f"/proc/{pid}/comm").read_text()):
+            if _LAUNCHES.match(name_of(pid)):
                 return False  # a rank has started it, perhaps: then this is a rank of its
             runs_mpi = _MPI_CODE.search(Path(f"/proc/{pid}/maps").read_bytes())
             if runs_mpi and mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):

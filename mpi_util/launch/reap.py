@@ -106,6 +106,13 @@ def is_stopped(pid: int) -> bool:
     return stat_field(pid, STAT_FLAGS, "Tt") is not None
 
 
+def name_of(pid: int) -> str:
+    """The name of a process's program; "" if there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def exit_code(pid: int, pidfd: int) -> int | None:
     """Of a process that has ended, negative for a signal; None if it was reaped, and Linux is older than 6.15."""
     status, info = stat_field(pid, STAT_EXIT_STATUS, "ZX"), struct.pack("Q", _PIDFD_INFO_EXIT)
@@ -198,5 +205,7 @@ def _mpi_files(pid: int) -> set[str]:
 
 
 if __name__ == "__main__":
+    for _signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(_signum, signal.SIG_IGN)  # they are for the parent
     if sys.stdin.buffer.read(1) != ALL_IS_WELL:
         end_job(sys.argv[1])

@@ -5,6 +5,7 @@ import os
 from typing import IO, Any
 
 from .failure import print_line, write_record
+from .identity import first_number
 from .supervise import Job
 
 _RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
@@ -12,7 +13,7 @@ _RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
 
 def restarts() -> int:
     """How often mpi_fork has started this program again after a failure."""
-    return int(os.environ.get(_RESTARTS, "0"))
+    return first_number((_RESTARTS,), 0)
 
 
 def last_saved() -> Any:

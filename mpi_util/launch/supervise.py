@@ -40,8 +40,9 @@ _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks h
 _LOOK_S = 0.5
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S = 1.0
+_MOST_GUARDS = 10
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
-_NOTICE_S = 5.0  # after a signal, until the user learns why the job has not ended
+_NOTICE_S = 5.0  # after a signal, or the last rank's end, until the user learns why the job has not ended
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 _FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,6 +56,7 @@ class Job:
         self._evidence = Evidence(n_ranks, Path(self.folder))
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._selector = selectors.DefaultSelector()
+        self._guards: list[subprocess.Popen[bytes]] = []  # the last one lives
         self._streams: list[Stream] = []
         self._unregistered = set(range(n_ranks))
         self._watched: set[int] = set()  # processes
@@ -64,6 +66,7 @@ class Job:
         self._signalled_at = -math.inf  # the last SIGINT or SIGTERM
         self._notice_at = math.inf  # when to look whether rank 0 does what a signal asks for
         self._noticed = False
+        self._kept_at = math.inf  # when to say what keeps the launcher, though all ranks have ended
         self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
     def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
@@ -71,15 +74,10 @@ class Job:
 
         Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
         """
-        guard = None
         try:
-            guard = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing of the user's folder or environment
-                [sys.executable, "-I", "-S", reap.__file__, self.folder],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if a rank's
-            )  # fmt: skip
             self._open_fifos()
             with self._selector, self._signals_caught():
+                self._start_guard()
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=environment | dict.fromkeys(_FOLDER_VARIABLES, self.folder), stdin=stdin,
@@ -87,14 +85,22 @@ class Job:
                 )  # fmt: skip
                 return self._supervise()
         finally:
-            self._close()
-            if guard:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            reap.end_job(self.folder)
+            for guard in self._guards:
                 guard.communicate(reap.ALL_IS_WELL)
 
-    def _close(self) -> None:
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        reap.end_job(self.folder)
+    def _start_guard(self, pidfd: int = -1) -> None:
+        """Starts the guard; another one when it is killed."""
+        if len(self._guards) < _MOST_GUARDS:
+            guard = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing of the user's folder or environment
+                [sys.executable, "-I", "-S", reap.__file__, self.folder],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if a rank's
+            )  # fmt: skip
+            self._guards.append(guard)
+            self._watch(guard.pid, self._start_guard)
 
     def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
@@ -132,6 +138,8 @@ class Job:
         self._register_ranks()
         if time.monotonic() > self._notice_at:
             self._look_at_rank_0()
+        if time.monotonic() > self._kept_at:
+            self._look_at_others()
 
     def _open_fifos(self) -> None:
         """Opens each rank's FIFO, which reaches its end when the rank, its only writer, ends."""
@@ -180,6 +188,8 @@ class Job:
     def _record_death(self, rank: int, pid: int, pidfd: int = -1) -> None:
         """Records that a rank has ended, and how, if that can be known."""
         self._evidence.deaths[rank] = reap.exit_code(pid, pidfd)
+        if len(self._evidence.deaths) == self._evidence.n_ranks:
+            self._kept_at = time.monotonic() + _NOTICE_S
         if self._evidence.ended_in_order(rank):
             return
         self._mark_broken()
@@ -264,3 +274,11 @@ class Job:
                 f"mpi_util: rank 0 (process {pid}) has got {describe_signal(evidence.forwarded)} and works on; "
                 f"{again} everything now"
             )
+
+    def _look_at_others(self) -> None:
+        """Some seconds after the last rank has ended. A launcher waits for all who have its pipes open."""
+        others = [pid for pid in reap.job_processes(self.folder) if pid not in self._watched]
+        if others and not any(stream.stalls for stream in self._streams):
+            self._kept_at = math.inf
+            named = ", ".join(f"{reap.name_of(pid)} (process {pid})" for pid in others)
+            print_line(f"mpi_util: all ranks have ended; waiting for what they have started: {named}; Ctrl-C ends it")

@@ -139,7 +139,8 @@ def _first_death(evidence: Evidence) -> Failure | None:
         return None
     own = [rank for rank, code in codes.items() if code not in (None, -signal.SIGKILL)]
     killed = [rank for rank, code in codes.items() if code == -signal.SIGKILL]
-    for rank in own or (killed if evidence.launcher_code in _KILLED_CODES else []):
+    above = [rank for rank in codes if "shm" not in read_record(evidence.folder / f"rank-{rank}")]  # mpi_fork
+    for rank in own or (killed if evidence.launcher_code in _KILLED_CODES else above * evidence.given_up):
         return Failure(codes[rank] or 0, who=f"rank {rank}")
     return Failure(0, who=_HELPER) if evidence.given_up else Failure(evidence.launcher_code, who="the job")
 
