@@ -8,6 +8,7 @@
     optimizer.step()
 
 The names are those of Spinning Up's `mpi_pytorch`. See `rank0_bcast_wts` for the other way, in which rank 0 updates.
+All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
 """
 
 import functools
@@ -29,16 +30,13 @@ def setup_pytorch_for_mpi() -> None:
 
     At least one thread, and at most what the user's OMP_NUM_THREADS or MKL_NUM_THREADS says. Without this call a rank
     has one thread, and rank 0 all cores after a gather.
-
-    Raises:
-        MissingFrameworkError: no torch.
     """
     framework("torch")
     threads.fix_torch(max(1, update_threads() // local_size()))
 
 
 def sync_params(module: Any, *, comm: Comm = None) -> None:
-    """Collective: `rank0_bcast_wts` of a torch module. Raises MissingFrameworkError if there is no torch."""
+    """Collective: `rank0_bcast_wts` of a torch module."""
     framework("torch")
     rank0_bcast_wts(module, comm=comm)
 
@@ -49,13 +47,8 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
     All gradients move as one block and are added up in rank order; 16-bit ones in float32. Those on a GPU go through
     pinned memory.
 
-    Args:
-        module: torch module after `backward`. A parameter without a gradient (None) on all ranks is passed over.
-        comm: communicator; None: all ranks.
-
-    Raises:
-        RankMismatchError: on every rank, if a parameter has a gradient on some ranks only, or the modules differ.
-        MissingFrameworkError: no torch.
+    Args: module: torch module after `backward`. A parameter without a gradient (None) on all ranks is passed over.
+    Raises RankMismatchError on every rank: a parameter has a gradient on some ranks only, or the modules differ.
     """
     torch = framework("torch")
     with torch.no_grad():
@@ -63,16 +56,20 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
 
 
 class _Gradients(Summands):
-    """The gradients of a module. Those of a GPU are copied to host memory, and added up there."""
+    """The gradients of a module. Those of a GPU are copied to pinned memory, as one piece for each dtype.
+
+    Attributes:
+        _grads: in host memory, the gradients or their copies.
+        _runs: of each piece the gradients, all of them as one tensor, and its copy. Empty if all are in host memory.
+    """
 
     def __init__(self, torch: Any, module: Any):
         self._torch, self._module = torch, module
-        self._staged: _Staged | None = None
 
     def describe(self) -> Description:
-        grads: list[Any] = []
         description: list[tuple[str, np.dtype | None, tuple[int, ...] | None]] = []
-        on_host = in_place = True
+        self._grads, self._runs = list[Any](), list[tuple[list[Any], Any, Any]]()
+        on_host = self.adds_up = True
         for name, parameter in self._module.named_parameters():
             if (grad := parameter.grad) is None:
                 description.append((name, None, None))
@@ -84,13 +81,28 @@ class _Gradients(Summands):
                 raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is {grad.dtype}, which cannot be averaged")
             description.append((name + note, dtype, tuple(grad.shape)))
             on_host &= grad.is_cpu
-            in_place &= not note
-            grads.append(grad)
+            self.adds_up &= on_host and not note
+            self._grads.append(grad)
         if not on_host:
-            self._staged = _Staged(self._torch, grads)
-        self.adds_up = on_host and in_place
-        self._grads = self._staged.on_host if self._staged else grads
+            self._stage()
         return tuple(description)
+
+    def _stage(self) -> None:
+        kinds = [(grad.dtype, grad.device) for grad in self._grads]
+        for kind in dict.fromkeys(kinds):
+            numbers = [i for i, other in enumerate(kinds) if other == kind]
+            run = [self._grads[i] for i in numbers]
+            flat = self._torch.cat([grad.reshape(-1) for grad in run])
+            pinned = self._torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
+            pinned.copy_(flat, non_blocking=flat.is_cuda)
+            self._runs.append((run, flat, pinned))
+            for i, view in zip(numbers, self._torch._utils._unflatten_dense_tensors(pinned, run)):
+                self._grads[i] = view
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        for device in {flat.device for _, flat, _ in self._runs if flat.is_cuda}:
+            self._torch.cuda.synchronize(device)
 
     def wrap(self, views: list[np.ndarray]) -> list[Any]:
         return [self._torch.from_numpy(view) for view in views]
@@ -102,8 +114,10 @@ class _Gradients(Summands):
     def read(self, views: list[Any]) -> None:
         if self._grads:
             self._torch._foreach_copy_(self._grads, views)
-        if self._staged:
-            self._staged.give_back()
+        for run, flat, pinned in self._runs:
+            flat.copy_(pinned, non_blocking=flat.is_cuda)
+            self._torch._foreach_copy_(run, self._torch._utils._unflatten_dense_tensors(flat, run))
+        self._synchronize()  # before the pinned memory is given up
 
     def add_up(self, ranks: list[list[Any]], own: int) -> None:
         """Straight into the gradients, in rank order; for two ranks that is either order."""
@@ -125,42 +139,3 @@ def _sum_dtype(dtype: Any) -> tuple[np.dtype | None, str]:
     if dtype.itemsize < 4:
         return np.dtype("f4"), f" ({str(dtype).removeprefix('torch.')})"
     return framework("torch").empty(0, dtype=dtype).numpy().dtype, ""
-
-
-class _Staged:
-    """Gradients of a GPU in pinned memory, to which and from which they move as one piece for each dtype.
-
-    Attributes:
-        on_host: tensors, one for each gradient.
-    """
-
-    def __init__(self, torch: Any, grads: list[Any]):
-        self._torch = torch
-        self.on_host = [torch.empty(0)] * len(grads)
-        self._runs = []
-        for kind in dict.fromkeys((grad.dtype, grad.device) for grad in grads):
-            numbers = [i for i, grad in enumerate(grads) if (grad.dtype, grad.device) == kind]
-            run = [grads[i] for i in numbers]
-            flat = torch.cat([grad.reshape(-1) for grad in run])
-            pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
-            pinned.copy_(flat, non_blocking=flat.is_cuda)
-            self._runs.append((run, flat, pinned))
-            for i, view in zip(numbers, _views(pinned, run)):
-                self.on_host[i] = view
-        self._synchronize()
-
-    def give_back(self) -> None:
-        """Copies what `on_host` now has to the gradients."""
-        for run, flat, pinned in self._runs:
-            flat.copy_(pinned, non_blocking=flat.is_cuda)
-            self._torch._foreach_copy_(run, _views(flat, run))
-        self._synchronize()  # before the pinned memory is given up
-
-    def _synchronize(self) -> None:
-        for device in {flat.device for _, flat, _ in self._runs if flat.is_cuda}:
-            self._torch.cuda.synchronize(device)
-
-
-def _views(flat: Any, grads: list[Any]) -> list[Any]:
-    """The parts of a flat tensor in the shapes of these gradients."""
-    return [part.view(grad.shape) for part, grad in zip(flat.split([grad.numel() for grad in grads]), grads)]

@@ -2,6 +2,7 @@
 
 The functions work in tf.compat.v1 graphs, where they return operations for the session to run, in eager mode, where
 they act at once, and inside tf.function. All ranks must run a collective operation equally often, in the same order.
+`comm` is a communicator; None: all ranks. An error in a running graph comes as tf.errors.UnknownError with its text.
 
     optimizer = mpi_tf.MpiAdamOptimizer(learning_rate=1e-3)           # tf.compat.v1
     optimizer = mpi_tf.average_gradients(keras.optimizers.Adam(1e-3)) # Keras 3
@@ -10,6 +11,7 @@ they act at once, and inside tf.function. All ranks must run a collective operat
 
 import functools
 import importlib
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,12 +38,9 @@ def flat_concat(xs: Sequence[Any]) -> Any:
 def assign_params_from_flat(x: Any, params: Sequence[Any]) -> Any:
     """Sets variables from what `flat_concat` has made of tensors of their shapes.
 
-    Args:
-        x: tensor of shape (sum of their sizes,) and of their dtype.
-        params: variables with known shapes.
+    Args: x: tensor of shape (sum of their sizes,) and of their dtype. params: variables with known shapes.
 
-    Returns:
-        The operation that sets them, which tf.function runs by itself; None in eager mode, where they are set.
+    Returns the operation that sets them, which tf.function runs by itself; None in eager mode, where they are set.
     """
     tf = framework("tensorflow")
     params = _variables(tf, params)
@@ -52,16 +51,11 @@ def assign_params_from_flat(x: Any, params: Sequence[Any]) -> Any:
 def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
     """Collective when it acts: sets variables to rank 0's values. Waits until all ranks take part.
 
-    Args:
-        params: variables of TensorFlow or Keras, of any dtype but string; the same on every rank.
-        comm: communicator; None: all ranks.
-
-    Returns:
-        As `assign_params_from_flat`.
+    Args: params: variables of TensorFlow or Keras, of any dtype but string; the same on every rank.
+    Returns what `assign_params_from_flat` does.
 
     Raises:
-        RankMismatchError: on every rank, with the first name that differs, if the variables differ. An operation
-            raises tf.errors.UnknownError with its text.
+        RankMismatchError: on every rank, with the first name that differs, if the variables differ.
         WeightsError: there is nothing to send.
     """
     tf = framework("tensorflow")
@@ -86,16 +80,13 @@ def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
     # read_value reads after the control dependencies of the caller; the variable itself may stand for an earlier value
     now = [param.read_value() for param in params]
     values = tf.numpy_function(values_of_rank0, now, list(dtypes.values()), name="sync_params")
-    for value, param in zip(values, params):
-        value.set_shape(param.shape)
-    return tf.group(*[param.assign(value) for param, value in zip(params, values)])
+    return tf.group(*[param.assign(tf.ensure_shape(value, param.shape)) for param, value in zip(params, values)])
 
 
 def sync_all_params(*, comm: Comm = None) -> Any:
     """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
 
-    Raises:
-        WeightsError: there are none; in eager mode there is no list of them.
+    Raises WeightsError: there are none; in eager mode there is no list of them.
     """
     params = framework("tensorflow").compat.v1.global_variables()
     if not params:
@@ -113,17 +104,11 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
     XLA cannot call back to Python: compile a model with `jit_compile=False` where Keras would choose otherwise (on a
     GPU). For float16 training give this a `LossScaleOptimizer`, so that ranks skip the same steps.
 
-    Args:
-        optimizer: an instance of keras.optimizers.Optimizer.
-        comm: communicator; None: all ranks.
-
-    Returns:
-        `optimizer` itself.
+    Args: optimizer: an instance of keras.optimizers.Optimizer, which is returned.
 
     Raises:
         UsageError: not a Keras optimizer, or Keras runs on another backend; in a step: XLA.
-        RankMismatchError: in a step, on every rank, if variables have a gradient on some ranks only, or differ. From a
-            tf.function it comes as tf.errors.UnknownError with its text.
+        RankMismatchError: in a step, on every rank, if variables have a gradient on some ranks only, or differ.
     """
     keras = framework("keras")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -131,7 +116,7 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "torch"):
         raise UsageError(f"average_gradients needs Keras on tensorflow or torch; it runs on {backend}")
-    means = _tensorflow_means if backend == "tensorflow" else _eager_means
+    means = _tensorflow_means if backend == "tensorflow" else _means_of_values
     plain_apply = functools.partial(type(optimizer).apply, optimizer)
 
     def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -155,13 +140,8 @@ def _adam() -> type:
         Each step is collective. Collective operations of one rank must not run in parallel: where one session.run does
         several steps, put tf.control_dependencies between them.
 
-        Args:
-            comm: communicator; None: all ranks.
-            **kwargs: of tf.compat.v1.train.AdamOptimizer.
-
-        Raises:
-            tf.errors.UnknownError: in session.run, with the text of a RankMismatchError, if variables have a gradient
-                on some ranks only, or differ.
+        Args: those of tf.compat.v1.train.AdamOptimizer, and comm.
+        Raises RankMismatchError in a step: variables have a gradient on some ranks only, or differ.
         """
 
         def __init__(self, *args: Any, comm: Comm = None, **kwargs: Any):
@@ -193,36 +173,31 @@ def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -
     grads = [tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
     present = [i for i, grad in enumerate(grads) if grad is not None]
     if tf.executing_eagerly() or not present:
-        return _eager_means(op, grads, paths, comm)
+        return _means_of_values(op, grads, paths, comm)
     context = importlib.import_module("tensorflow.python.ops.control_flow_util")  # not public
     if context.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise UsageError(f"{op}: XLA cannot average over ranks; compile the model or function with jit_compile=False")
 
     def means(*values: np.ndarray) -> list[np.ndarray]:
         there = dict(zip(present, values))
-        found = _host_means(op, [there.get(i) for i in range(len(grads))], paths, comm)
+        found = _means_of_values(op, [there.get(i) for i in range(len(grads))], paths, comm)
         return [found[i].astype(value.dtype) for i, value in there.items()]
 
     tensors = tf.numpy_function(means, [grads[i] for i in present], [grads[i].dtype for i in present], name="mean")
     for i, tensor in zip(present, tensors):
-        tensor.set_shape(grads[i].shape)
-        grads[i] = tensor
+        grads[i] = tf.ensure_shape(tensor, grads[i].shape)
     return grads
 
 
-def _eager_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
-    """The mean of each gradient over the ranks, for tensors of any framework that have values now."""
-    found = _host_means(op, [None if g is None else adapter_for(g).to_numbers(g) for g in grads], paths, comm)
-    return [None if g is None else adapter_for(g).from_numbers(mean, g) for mean, g in zip(found, grads)]
-
-
-def _host_means(op: str, arrays: list[Any], paths: list[str], comm: Comm) -> list[Any]:
-    """The means as new arrays, in float32 for a dtype that NumPy lacks."""
-    copies: dict[str, Any] = {}
-    for i, (array, path) in enumerate(zip(arrays, paths)):
-        copies[place_name(i, path)] = None if array is None else np.array(as_numbers(array), order="C")
+def _means_of_values(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
+    """The mean of each gradient over the ranks, for arrays, and for tensors of any framework that have values now."""
+    copies: dict[str, Any] = dict.fromkeys(itertools.starmap(place_name, enumerate(paths)))
+    for name, grad in zip(copies, grads):
+        if grad is not None:  # a dtype that NumPy lacks is averaged in float32
+            copies[name] = np.array(as_numbers(adapter_for(grad).to_numbers(grad)), order="C")
     with _turn:
-        return list(average(op, lambda: copies, comm=comm).values())
+        found: Any = average(op, lambda: copies, comm=comm).values()
+    return [None if g is None else adapter_for(g).from_numbers(mean, g) for mean, g in zip(found, grads)]
 
 
 def _variables(tf: Any, params: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Spinning Up's MPI tools under their own names: `spinup.utils.mpi_tools` becomes `mpi_util.mpi_tools`.
 
 Differences: dtypes and shapes are kept (there all became float32), waiting ranks sleep, the bits do not depend on the
-MPI library, and one rank needs no MPI.
+MPI library, and one rank needs no MPI. `comm` is a communicator; None: all ranks.
 """
 
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 
 from .collectives import start
 from .collectives.channel import channel_of
-from .collectives.gather import rank0_accum_batches
+from .collectives.gather import all_accum_batches
 from .collectives.moments import statistics
 from .collectives.reductions import all_mean, all_reduce, all_sum
 from .collectives.weights import bcast
@@ -32,19 +32,9 @@ mpi_avg: Callable[..., Any] = all_mean
 
 
 def mpi_fork(n: int, bind_to_core: bool = False) -> None:
-    """Starts this script again as `n` ranks; returns in each rank, and ends the process that the user started.
+    """`mpi_util.mpi_fork`, but it returns in the ranks only, and ends the process that the user started.
 
-    That process ends when the ranks have ended, with status 0 or that of the rank that failed first. With n == 1, and
-    under an MPI launcher, nothing is started.
-
-    Args:
-        n: number of ranks, at least 1.
-        bind_to_core: binds each rank to one core (shared if there are more ranks), regardless of `taskset`. Not for
-            programs in which rank 0 updates alone: it would have one core for that.
-
-    Raises:
-        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`.
-        SystemExit: in the process that the user started.
+    `bind_to_core` overrides `taskset`. It is not for programs in which rank 0 updates alone, with one core then.
     """
     if start.mpi_fork(n, bind_to_core=bind_to_core) == "parent":
         sys.exit()
@@ -52,8 +42,7 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
 
 def msg(m: Any, string: str = "") -> None:
     """Prints one line: `Message from <rank>: <string>`, a tab, and `m`. Not collective."""
-    sys.stdout.write(f"Message from {rank()}: {string} \t {m}\n")
-    sys.stdout.flush()
+    print(f"Message from {rank()}: {string} \t {m}\n", end="", flush=True)
 
 
 def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) -> None:
@@ -62,12 +51,9 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) 
     Args:
         sendbuf: array-like; same dtype and shape on every rank. MPI.IN_PLACE or None: the values are in `recvbuf`.
         recvbuf: writable array of the same dtype and size, or what shares its memory with NumPy, such as a CPU tensor.
-        op: as for `mpi_op`; None: MPI.SUM.
-        comm: communicator; None: all ranks.
+        op: as for `mpi_op`.
 
-    Raises:
-        RankMismatchError: on every rank, if dtypes, shapes or operations differ.
-        BatchError: `recvbuf` cannot be written in place, or cannot hold the result.
+    Raises what `mpi_op` does, and BatchError: `recvbuf` cannot be written in place, or cannot hold the result.
     """
     target = _buffer("allreduce", recvbuf)
     mpi = sys.modules.get("mpi4py.MPI")
@@ -87,7 +73,6 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
     Args:
         x: as `allreduce`'s `recvbuf`; same dtype and shape on every rank.
         root: the rank that sends; the same on every rank.
-        comm: communicator; None: all ranks.
 
     Raises:
         RankMismatchError: on every rank, if dtypes, shapes or roots differ.
@@ -110,23 +95,20 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
     channel.agree("broadcast", checked_root, check_same)
     array = _buffer("broadcast", x)
     if root:
-        rows = rank0_accum_batches(array[None][: channel.rank == root], comm=comm)
-        if channel.rank == 0:
-            array[...] = rows[0]
-    bcast(array, comm=comm)
+        array[...] = all_accum_batches(array[None][: channel.rank == root], comm=comm)[0]
+    else:
+        bcast(array, comm=comm)
 
 
 def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
     """Collective: `x` combined elementwise over the ranks, on every rank, in rank order.
 
     Args:
-        x: number, list, array or tensor; same dtype and shape on every rank.
+        x: as for `mpi_util.all_sum`, or a list, which becomes an array.
         op: MPI.SUM, PROD, MAX, MIN or a logical or bitwise one; None: MPI.SUM; or a NumPy function of two arrays, which
             needs no mpi4py. The same on every rank. A sum counts bools; MAX and MIN return NaN if any value is NaN.
-        comm: communicator; None: all ranks.
 
-    Returns:
-        A new array, a tensor on x's device, or a NumPy scalar for a number; of x's dtype (sums of bools: int64).
+    Returns what `mpi_util.all_sum` does, of x's dtype (sums of bools: int64).
 
     Raises:
         RankMismatchError: on every rank, if dtypes, shapes or operations differ.
@@ -148,17 +130,14 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
     Args:
         x: samples: an array, tensor, list or number of any shape; as many as this rank has, possibly none.
         with_min_and_max: return the extremes too.
-        comm: communicator; None: all ranks.
 
     Returns:
         (mean, std), or (mean, std, min, max): Python floats, so that a float32 array minus the mean stays float32; the
         same bits on every rank, calculated in float64; std divides by the number of samples. NaN if no rank has any.
 
-    Raises:
-        BatchError: on every rank, if values on one are not real numbers.
+    Raises BatchError on every rank: values on one are not real numbers.
     """
-    found = statistics("mpi_statistics_scalar", {"x": x}, comm)["x"]
-    return tuple(found) if with_min_and_max else (found.mean, found.std)
+    return statistics("mpi_statistics_scalar", {"x": x}, comm)["x"][: 4 if with_min_and_max else 2]
 
 
 def _buffer(call: str, x: Any) -> np.ndarray:
