@@ -49,11 +49,10 @@ from .launch.failure import during, fail
 from .launch.restarts import saved
 from .launch.watchdog import watchdog
 from .program import tensorflow_setup as _tensorflow_setup
-from .program.console import msg, print0
+from .program.console import Phases, msg, print0, steps_sec, timeit
 from .program.seeding import rank_seed, set_global_seeds, stream
 from .program.signals import StopRequest
 from .program.tensorflow_setup import setup_tensorflow_for_mpi
-from .program.timing import Phases, steps_sec, timeit
 
 __version__ = "0.1.0"
 

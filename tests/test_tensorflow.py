@@ -71,11 +71,18 @@ def test_mpi_tf_loads_no_framework():
     assert done.stdout == "\n"
 
 
-def test_ranks_of_a_machine_take_its_gpus_in_turn():
-    assert [tensorflow_setup.own_gpu(3, k) for k in range(5)] == [0, 1, 2, 0, 1]
-    assert tensorflow_setup.local_rank({"MPI_LOCALRANKID": "2"}, otherwise=7) == 2
-    assert tensorflow_setup.local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, otherwise=7) == 3
-    assert tensorflow_setup.local_rank({}, otherwise=7) == 7
+@pytest.mark.parametrize("variable", ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", None])
+def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch, variable):
+    for name in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def gpu_of(k):
+        monkeypatch.setattr(tensorflow_setup, "rank", lambda: 2 if variable else k)
+        if variable:
+            monkeypatch.setenv(variable, str(k))
+        return tensorflow_setup.own_gpu(3)
+
+    assert [gpu_of(k) for k in range(5)] == [0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(

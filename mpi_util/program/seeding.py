@@ -9,13 +9,10 @@ from ..launch.identity import rank
 
 
 def set_global_seeds(seed: int) -> None:
-    """Seeds `random`, `numpy.random`, and torch and TensorFlow if they are loaded. Not collective.
+    """Seeds `random`, `numpy.random`, and torch and TensorFlow if they are loaded; `seed` >= 0. Not collective.
 
     Call it with `rank_seed(seed)` where every rank is to draw differently. A tf.Graph that is made afterwards has a
     seed of its own: call `tf.compat.v1.set_random_seed` inside it.
-
-    Args:
-        seed: not negative.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -26,12 +23,9 @@ def set_global_seeds(seed: int) -> None:
 
 
 def rank_seed(seed: int) -> int:
-    """A seed for this rank, 0 to 2**31 - 1: another one for each rank and for each `seed`. Not collective.
+    """A seed for this rank, 0 to 2**31 - 1: another one for each rank and for each run's `seed` >= 0. Not collective.
 
     `seed + rank` is not: rank 1 of seed 1 would draw what rank 0 of seed 2 draws.
-
-    Args:
-        seed: of the run, not negative.
     """
     return int(stream(seed, rank()).generate_state(1)[0] >> 1)
 
@@ -41,8 +35,6 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 
         rng = np.random.default_rng(stream(seed, iteration, episode))
 
-    Args:
-        seed: of the run.
-        key: what the stream is for, e.g. a purpose and the number of an episode.
+    Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
     """
     return np.random.SeedSequence(seed, spawn_key=key)

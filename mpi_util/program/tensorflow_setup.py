@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ..arrays.frameworks import framework
@@ -10,29 +9,18 @@ from ..errors import MpiUtilError, UsageError
 from ..host.cores import update_threads
 from ..launch.identity import first_number, rank
 
-# What launchers set: the rank's number on its machine. Hydra (MPICH, Intel MPI), Open MPI, Slurm.
-_LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-
 
 def tf_config() -> Any:
-    """The configuration of a rank's TensorFlow session; read it as `mpi_util.tf_config`.
+    """A new tf.compat.v1.ConfigProto for a rank's session; read it as `mpi_util.tf_config`.
 
-    Returns:
-        A new tf.compat.v1.ConfigProto. GPU memory: what `mpi_fork(n, gpu_pct=...)` allows to each rank, else as much as
-        it comes to need. Threads: all usable cores on rank 0, one in each pool elsewhere.
-
-    Raises:
-        MissingFrameworkError: TensorFlow is not installed.
-        UsageError: gpu_pct is not between 0 and 1.
+    GPU memory: what `mpi_fork(n, gpu_pct=...)` allows to each rank, else as much as it comes to need. Threads: as for
+    `setup_tensorflow_for_mpi`. Raises MissingFrameworkError: no TensorFlow; UsageError: gpu_pct is not between 0 and 1.
     """
     tf = framework("tensorflow")
     share, threads = gpu_share(), pool_threads()
-    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
-    if share:
-        config.gpu_options.per_process_gpu_memory_fraction = share
-    else:
-        config.gpu_options.allow_growth = True
-    return config
+    gpu = tf.compat.v1.GPUOptions(per_process_gpu_memory_fraction=share, allow_growth=not share)
+    pools = {"intra_op_parallelism_threads": threads, "inter_op_parallelism_threads": threads}
+    return tf.compat.v1.ConfigProto(gpu_options=gpu, **pools)
 
 
 def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
@@ -57,12 +45,11 @@ def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         gpus = tf.config.list_physical_devices("GPU")
         if gpus:
-            ordinal = own_gpu(len(gpus), local_rank(os.environ, rank()))
+            ordinal = own_gpu(len(gpus))
             gpu = gpus[ordinal]
             tf.config.set_visible_devices([gpu], gpu.device_type)
             if share:
-                limit_mb = int(share * _gpu_memory_mb(ordinal))
-                device = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)
+                device = tf.config.LogicalDeviceConfiguration(memory_limit=int(share * _gpu_memory_mb(ordinal)))
                 tf.config.set_logical_device_configuration(gpu, [device])
             else:
                 tf.config.experimental.set_memory_growth(gpu, True)
@@ -85,14 +72,10 @@ def pool_threads() -> int:
     return update_threads() if rank() == 0 else 1
 
 
-def local_rank(environment: Mapping[str, str], otherwise: int) -> int:
-    """The rank's number among the ranks of its machine, if the launcher has set it."""
-    return first_number(_LOCAL_RANK_VARIABLES, otherwise, environment)
-
-
-def own_gpu(n_gpus: int, local_rank: int) -> int:
-    """Index of the GPU that a rank uses: ranks of a machine take them in turn."""
-    return local_rank % n_gpus
+def own_gpu(n_gpus: int) -> int:
+    """Index of the GPU that this rank uses: by its number on its machine, or its rank if the launcher does not say."""
+    variables = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # of hydra, Open MPI, Slurm
+    return first_number(variables, rank()) % n_gpus
 
 
 def _gpu_memory_mb(ordinal: int) -> int:
