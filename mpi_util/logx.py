@@ -1,8 +1,4 @@
-"""Spinning Up's loggers under their own names: `spinup.utils.logx` becomes `mpi_util.logx`.
-
-Rank 0 writes; statistics are over all ranks. The folder of a run holds progress.txt, config.json, and what `save_state`
-writes (runs/savers.py). Files of an earlier run are never overwritten.
-"""
+"""Spinning Up's loggers under their own names: `spinup.utils.logx` becomes `mpi_util.logx`."""
 
 from .runs.epoch_logger import EpochLogger
 from .runs.logger import Logger, colorize

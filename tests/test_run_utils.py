@@ -17,8 +17,7 @@ from mpi_util.errors import UsageError
 from mpi_util.host.cores import usable_cores
 from mpi_util.host.process import process
 from mpi_util.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
-from mpi_util.runs.experiment import Experiment
-from mpi_util.runs.schedule import Schedule
+from mpi_util.runs.experiment import Experiment, Schedule
 
 SCRIPT = RANKS / "spinup_grid.py"
 

@@ -19,10 +19,8 @@ class EpochLogger(Logger):
         logger.log_tabular("EpLen", average_only=True)
         logger.dump_tabular()                           # collective
 
-    A rank may have no sample. If no rank has any, the statistics are NaN.
-
-    Attributes:
-        epoch_dict: the samples since a key was last logged: {key: list of floats and arrays}.
+    A rank may have no sample. If no rank has any, the statistics are NaN. `epoch_dict` holds the samples since a key
+    was last logged: {key: list of floats and arrays}.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -53,8 +51,7 @@ class EpochLogger(Logger):
         Args:
             key: as it was given to `store`, or the column of `val`.
             val: as for Logger. None: columns Average<key> and Std<key> from the samples, which are then cleared.
-            with_min_and_max: columns Max<key> and Min<key> too.
-            average_only: one column, <key>, for the mean; no Std<key>.
+            with_min_and_max: columns Max<key> and Min<key> too. average_only: for the mean, one column <key>; no Std.
         """
         if val is not None:
             super().log_tabular(key, val)
@@ -81,8 +78,7 @@ class EpochLogger(Logger):
 
     def get_stats(self, key: str) -> tuple[float, float]:
         """Collective: (mean, std) over all ranks of what has been stored under `key`, which stays stored."""
-        found = statistics("get_stats", {key: self._stored(key)}, self._comm)[key]
-        return found.mean, found.std
+        return statistics("get_stats", {key: self._stored(key)}, self._comm)[key][:2]
 
     def _stored(self, key: str) -> np.ndarray:
         return np.concatenate([np.ravel(value) for value in self.epoch_dict.get(key) or [[]]])

@@ -1,4 +1,4 @@
-"""One run of an experiment: a function with its arguments, on N ranks, in processes of its own."""
+"""Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once."""
 
 import contextlib
 import importlib
@@ -8,16 +8,18 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import spawn
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..arrays.frameworks import framework
 from ..collectives.start import mpi_fork
-from ..errors import UsageError
+from ..errors import MpiUtilError, UsageError
 from ..host.cores import usable_cores
 from ..host.files import read_own, replace_file
 from ..host.process import process
@@ -31,13 +33,32 @@ _MARKER = "finished.json"
 _START = "import sys; sys.path[:] = filter(None, sys.path); import importlib, json; "
 _START += "sys.path[:] = json.loads(sys.argv[3]); "
 _START += "importlib.import_module(sys.argv[1]).run_packed(sys.argv[2])"
-
+_POLL_S = 0.05
+_GRACE_S = 10.0  # time to save its work for a run that is asked to stop
+_LAST_GRACE_S = 3.0  # after it was asked again
+_TAIL_BYTES, _TAIL_LINES, _SHORT_TAIL = 1 << 16, 60, 15
 
 Thunk = Callable[..., object]
 
 
 class _Loading:
     now = False  # True while an experiment's process loads its function
+
+
+class Result(NamedTuple):
+    """The outcome of a run."""
+
+    name: str  # with its seed
+    status: str  # "done", "done before", "failed", "stopped" (by a signal to this process) or "not run"
+    code: int | None  # exit status, negative for a signal; None if it was not run now, or could not be started
+    seconds: float  # how long it ran
+    folder: Path  # of its results
+
+
+class ExperimentError(MpiUtilError):
+    """Experiments have failed; the others have run. Its `results` are those of all of them."""
+
+    results: list[Result]
 
 
 def setup_logger_kwargs(
@@ -60,6 +81,7 @@ class Experiment:
     Attributes:
         name: of the run, with its seed. folder: of its results. seconds: how long it ran; 0 before it has ended.
         config: everything that it depends on, as JSON: a finished run with the same need not be repeated.
+        output: file to which its standard output and error are appended; None: those of here.
     """
 
     def __init__(
@@ -82,18 +104,17 @@ class Experiment:
         self.folder = Path(where.get("output_dir") or ".")
         self.name = self.folder.name if "output_dir" in where else name
         self._packed = _pack(thunk, kwargs | {"logger_kwargs": where})
+        self.output = self.folder / "output.txt" if at_once > 1 else None
         self._environment = {"MPI_UTIL_CORES": str(cores)} if at_once > 1 else {}
         self.seconds = 0.0
 
     def finished(self) -> bool:
         """True if a run with the same configuration has succeeded in the folder."""
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
             return bool(json.loads((self.folder / _MARKER).read_text())["config"] == self.config)
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        return False
 
-    def start(self, output: Path | None = None) -> None:
-        """Starts the run. output: file to which its standard output and error are appended; None: those of here."""
+    def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / _MARKER).unlink(missing_ok=True)
         # A file in memory: nothing is left of it however this process ends, and the run and its ranks end with it.
@@ -104,7 +125,7 @@ class Experiment:
         path = json.dumps([os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)])
         job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
         self._began = time.monotonic()
-        with open(output, "ab") if output else contextlib.nullcontext() as file:
+        with open(self.output, "ab") if self.output else contextlib.nullcontext() as file:
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter
                 [sys.executable, "-c", _START, __name__, job, path],
                 stdin=subprocess.DEVNULL,
@@ -129,6 +150,105 @@ class Experiment:
         """Sends a signal; SIGKILL to all its processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signum) if signum == signal.SIGKILL else self._process.send_signal(signum)
+
+
+class Schedule:
+    """Runs experiments in order, and prints a line about each, and the last lines of a failed one's output file.
+
+    A failed one does not stop the others. Signals are forwarded: the first asks the runs to end, the second asks again,
+    the third kills. After the first, the others follow by themselves after a while: one Ctrl-C is enough. A `grid`
+    skips runs that have finished before.
+    """
+
+    def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False):
+        self._results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
+        self._waiting, self._running = deque(experiments), list[Experiment]()
+        self._max_parallel, self._grid = max_parallel, grid
+        self._signum = 0  # which stopped them
+        self._due: deque[tuple[float, int]] = deque()  # (latest time, signal to send)
+
+    def run(self) -> list[Result]:
+        """A Result for each experiment. Raises: as `ExperimentGrid.run`, but no UsageError."""
+        with contextlib.ExitStack() as handlers:
+            if threading.current_thread() is threading.main_thread():
+                for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                        handlers.callback(signal.signal, signum, signal.signal(signum, self._receive))
+            while self._running or (self._waiting and not self._signum):
+                while self._waiting and len(self._running) < self._max_parallel and not self._signum:
+                    self._start(self._waiting.popleft())
+                self._collect()
+                if self._due and time.monotonic() >= self._due[0][0]:
+                    due = self._due.popleft()[1]
+                    for experiment in self._running:
+                        experiment.signal(due)
+                if self._running:
+                    time.sleep(_POLL_S)
+        results = list(self._results.values())
+        if self._grid:
+            print(f"\n{_table(results)}", flush=True)
+        if self._signum:
+            raise SystemExit(128 + self._signum)
+        if failed := [result for result in results if result.status == "failed"]:
+            names, one = ", ".join(result.name for result in failed), f"failed with status {failed[0].code}"
+            many = f"{len(failed)} of {len(results)} experiments failed: {names}"
+            error = ExperimentError(many if self._grid else f"experiment {names} {one}")
+            error.results = results
+            raise error
+        return results
+
+    def _start(self, experiment: Experiment) -> None:
+        if self._grid and experiment.finished():
+            return self._end(experiment, "done before")
+        where = f", prints to {experiment.output}" if experiment.output else ""
+        print(f"{experiment.name}: started on {experiment.num_cpu} process(es){where}", flush=True)
+        try:
+            experiment.start()
+            self._running.append(experiment)
+        except OSError as error:
+            print(f"{experiment.name}: {error}", file=sys.stderr)
+            self._end(experiment, "failed")
+
+    def _collect(self) -> None:
+        for experiment in list(self._running):
+            if (code := experiment.poll()) is not None:
+                self._running.remove(experiment)
+                if code and not self._signum and experiment.output:
+                    print(_tail(experiment.name, experiment.output), flush=True)
+                self._end(experiment, "done" if not code else "stopped" if self._signum else "failed", code)
+
+    def _end(self, experiment: Experiment, status: str, code: int | None = None) -> None:
+        result = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
+        self._results[experiment] = result
+        after = f" after {result.seconds:.1f} s" if result.seconds else f", in {result.folder}"
+        print(f"{experiment.name}: {_status(result)}{after}", flush=True)
+
+    def _receive(self, signum: int, _frame: object) -> None:
+        if not self._signum:
+            self._signum, last = signum, time.monotonic() + _GRACE_S
+            self._due.extend([(0.0, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
+        elif self._due:
+            self._due[0] = 0.0, self._due[0][1]
+
+
+def _table(results: list[Result]) -> str:
+    rows = [("run", "status", "seconds", "folder")]
+    rows += [(r.name, _status(r), f"{r.seconds:.1f}" if r.seconds else "", str(r.folder)) for r in results]
+    a, b, c = (max(len(row[i]) for row in rows) for i in range(3))
+    return "\n".join(f"{name:<{a}}  {status:<{b}}  {seconds:>{c}}  {folder}" for name, status, seconds, folder in rows)
+
+
+def _status(result: Result) -> str:
+    return f"failed ({result.code})" if result.status == "failed" and result.code else result.status
+
+
+def _tail(name: str, output: Path) -> str:
+    """The last lines that a run printed, from the traceback on if there is one, each with the run's name."""
+    with open(output, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    last = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=len(lines) - _SHORT_TAIL)
+    return "\n".join(f"{name} | {line}" for line in lines[max(0, last - 1, len(lines) - _TAIL_LINES) :])
 
 
 def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:

@@ -11,9 +11,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..launch import failure
-from .experiment import Experiment, Thunk, setup_logger_kwargs
+from .experiment import Experiment, Result, Schedule, Thunk, setup_logger_kwargs
 from .logger import colored
-from .schedule import Result, Schedule
 from .to_json import convert_json
 
 _WORD = string.ascii_letters + string.digits
@@ -154,9 +153,9 @@ class ExperimentGrid:
         have new folders, and run).
 
         Args:
-            thunk: as for `call_experiment`; or the name of the parameter whose values are such functions.
-            num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
+            thunk: as for `call_experiment`, or the name of the parameter whose values are such functions.
             data_dir, datestamp: as for `setup_logger_kwargs`.
+            num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
 
         Raises:

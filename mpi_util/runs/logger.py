@@ -76,8 +76,7 @@ class Logger:
                 renamed, such as progress.txt.1.
             numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
 
-        Raises:
-            UsageError: the folder cannot be written.
+        Raises UsageError: the folder cannot be written.
         """
         self.exp_name = exp_name
         self.output_dir: str | None = None

@@ -49,9 +49,9 @@ def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
 
 
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:
-    """The weights that a saver wrote, by name; nothing is unpickled, and no framework is needed.
+    """The weights in pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz, by name; needs no framework.
 
-    Args: path: of pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz. Raises UsageError: it is none.
+    Nothing is unpickled. Raises UsageError: it is no such file.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -124,8 +124,7 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
         trust: True unpickles model_info.pkl if there is no model_info.json, as in Spinning Up's folders, and so runs
             whatever code is in it; False: UsageError.
 
-    Returns:
-        The tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
+    Returns the tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
     """
     info = Path(fpath, "model_info.json")
     if not info.exists() and not trust:
@@ -133,10 +132,9 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
             f"{fpath} has no model_info.json, and model_info.pkl is a pickle, which can run any code; if the folder is "
             "your own: restore_tf_graph(..., trust=True)"
         )
-    tf = framework("tensorflow")
+    saved_model = framework("tensorflow").compat.v1.saved_model
     text = (info if info.exists() else info.with_suffix(".pkl")).read_bytes()
     names = json.loads(text) if info.exists() else pickle.loads(text)  # noqa: S301  # the caller trusts it
-    saved_model = tf.compat.v1.saved_model
     with sess.graph.as_default():
         saved_model.loader.load(sess, [saved_model.SERVING], str(fpath))
     return {key: sess.graph.get_tensor_by_name(name) for kind in names.values() for key, name in kind.items()}

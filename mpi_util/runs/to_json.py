@@ -25,18 +25,16 @@ def convert_json(obj: Any) -> Any:
 
 
 def _convert(obj: Any, around: tuple[int, ...]) -> Any:
-    if obj is None or type(obj) in (bool, int, str):
-        return obj
-    if isinstance(obj, float):
-        return float(obj) if math.isfinite(obj) else str(float(obj))
     if isinstance(obj, (np.generic, np.ndarray)):
         return _convert(obj.tolist(), around) if obj.size <= _LARGEST else f"{obj.dtype} array {obj.shape}"
     if isinstance(obj, enum.Enum):
         return obj.name
-    if isinstance(obj, (os.PathLike, str)):
+    if obj is None or isinstance(obj, (int, str)):
+        return obj
+    if isinstance(obj, float):
+        return float(obj) if math.isfinite(obj) else str(float(obj))
+    if isinstance(obj, os.PathLike):
         return str(obj)
-    if isinstance(obj, int):
-        return int(obj)
     if id(obj) in around:
         return "..."  # it contains itself
     around = (*around, id(obj))
