@@ -19,7 +19,6 @@ import functools
 import inspect
 import io
 import itertools
-import operator
 import os
 import pathlib
 import warnings
@@ -32,7 +31,6 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.utils import get_device
-from stable_baselines3.common.vec_env import VecEnv
 
 from ..collectives.dealing import share
 from ..collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
@@ -78,11 +76,8 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
     - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward are merged after each rollout, by
       `mpi_util.merge_moments`.
 
-    Args:
-        algorithm: PPO, A2C, TRPO, MaskablePPO, or another subclass of OnPolicyAlgorithm with a flat rollout buffer.
-
-    Raises:
-        UsageError: the algorithm is off-policy or recurrent.
+    Args: algorithm: PPO, A2C, TRPO, MaskablePPO, or another subclass of OnPolicyAlgorithm with a flat rollout buffer.
+    Raises UsageError: it is off-policy or recurrent.
     """
     name = getattr(algorithm, "__name__", repr(algorithm))
     if not (inspect.isclass(algorithm) and issubclass(algorithm, OnPolicyAlgorithm)):
@@ -122,21 +117,17 @@ class _Parallel(OnPolicyAlgorithm):
             threads.alone()  # as SB3: with another number of threads the first weights differ in the last bit
         super()._setup_model()
         self._ended: list[tuple[int, Any, Any]] = []  # (num_timesteps, infos, dones) of steps at which episodes ended
-        self._own_buffer = self.rollout_buffer
         if nworkers() > 1:
             self._own_buffer = copy.copy(self.rollout_buffer)
             self._own_buffer.buffer_size = len(share(self.n_steps))  # its arrays are allocated by the next reset()
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        """Seeds this rank, its environments and its action space: rank 0 with `seed`, others with `rank_seed(seed)`."""
         super().set_random_seed(rank_seed(seed) if rank() and seed is not None else seed)
 
     def set_logger(self, logger: Logger) -> None:
-        """Sets the logger on rank 0. The others have one that writes nothing."""
         super().set_logger(Logger(None, []) if rank() else logger)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Sets another environment, VecEnv, or function that returns one: on this rank only."""
         super().set_env(_made(env), force_reset)
 
     def learn(self, *args: Any, **settings: Any) -> Any:
@@ -170,9 +161,7 @@ class _Parallel(OnPolicyAlgorithm):
                 part.__class__ = _ProgressBar
         return whole
 
-    def collect_rollouts(
-        self, env: VecEnv, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any
-    ) -> bool:
+    def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any) -> bool:
         """Collective: runs this rank's steps; rank 0 then has all ranks' rows. False if rank 0's callback stops all."""
         if nworkers() == 1:
             threads.alone()
@@ -211,7 +200,7 @@ class _Parallel(OnPolicyAlgorithm):
         self._ended = []
         if rank() == 0:
             self.ep_info_buffer, self.ep_success_buffer = infos_before, successes_before
-            for _, infos, dones in sorted(itertools.chain(*all_ended), key=operator.itemgetter(0)):
+            for _, infos, dones in sorted(itertools.chain(*all_ended), key=lambda ended: ended[0]):
                 super()._update_info_buffer(infos, dones)
 
     def train(self) -> None:
@@ -257,14 +246,10 @@ class _Steps(BaseCallback):
     def update_locals(self, locals_: dict[str, Any]) -> None:
         self.callback.update_locals(locals_)
 
-    def on_step(self) -> bool:
-        self.n_calls += 1
+    def _on_step(self) -> bool:
         steps = min(self.n_calls * nworkers(), self.model.n_steps)  # some ranks may have no last step
         self.model.num_timesteps = self.start + steps * self.model.n_envs
         return self.callback.on_step()
-
-    def _on_step(self) -> bool:
-        return True
 
 
 class _ProgressBar(ProgressBarCallback):
@@ -287,12 +272,12 @@ def _check_monitors(env: Any) -> None:
         if members.get("results_writer"):
             files.append(os.path.realpath(members["results_writer"].file_handler.name))
         inside += [members[key] for key in ("venv", "env") if members.get(key)] + list(members.get("envs", []))
-    path, n = Counter(all_accum_batches(files)).most_common(1)[0] if all_sum(len(files)) else ("", 0)
-    if n > 1:
-        raise UsageError(
-            f"{n} environments write the Monitor file {path}; each needs its own, on every rank: Monitor(env, "
-            f"f'logs/{{mpi_util.rank}}'), or make_vec_env(..., start_index=mpi_util.rank * n_envs)"
-        )
+    for path, n in Counter(all_accum_batches(files)).items():
+        if n > 1:
+            raise UsageError(
+                f"{n} environments write the Monitor file {path}; each needs its own, on every rank: Monitor(env, "
+                f"f'logs/{{mpi_util.rank}}'), or make_vec_env(..., start_index=mpi_util.rank * n_envs)"
+            )
 
 
 def _rows(buffer: Any) -> dict[str, Any]:
