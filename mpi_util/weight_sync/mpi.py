@@ -1,6 +1,7 @@
 """The scheme between the ranks of an MPI job, on one machine or several."""
 
 import atexit
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -67,7 +68,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
-        worker = _ranks_of_workers(self._channel, self._root).index(rank := self._channel.rank)
+        worker = _worker_of(rank := self._channel.rank, self._root)
         if given not in (None, worker):
             raise UsageError(f"worker_idx={given}: rank {rank} is worker {worker}")
         return worker
@@ -87,9 +88,10 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
         address, name = message.recv()
         if address is None:  # this rank is the relay of its machine
-            members = {i: k for i, k in enumerate(_ranks_of_workers(self._channel, self._root)) if machine[k] == rank}
-            address = Relay(self._comm, self._root, [*members], name).publisher.address
-            for k in set(members.values()) - {rank}:
+            members = self._channel.members
+            workers = [_worker_of(k, self._root) for k in (rank, *members)]
+            address = Relay(self._comm, self._root, workers, name).publisher.address
+            for k in members:
                 keep(self._comm.isend((address, name), k, ADDRESS))
         self._address = address
         return self._address
@@ -105,19 +107,17 @@ class Ranks(Publisher):
         self._heard: dict[int, float] = {}  # when each sent something last, or should have; before, it is not ready
         self._cut_off: dict[int, list[Worker]] = {}  # of those that do not respond: the workers marked dead with them
         self._pinged = 0.0
-        self._forwarded = 0  # updates
+        self._tags = itertools.cycle(range(BULK, BULK + TAGS))  # of updates that are forwarded
         self._last: Section | None = None  # that was forwarded
-        self._ended: set[int] = set()  # ranks
-        self._ranks = _ranks_of_workers(channel, root)
-        for worker in workers.values():
-            leader = channel.machine[rank := self._ranks[worker.index]]
-            if leader == channel.machine[root]:
-                keep(comm.isend((self.address, name), rank, ADDRESS))
-            else:
+        for rank, leader in enumerate(channel.machine):
+            if rank == root:
+                continue
+            worker = workers[_worker_of(rank, root)]
+            if leader != channel.machine[root]:
                 worker.relay = leader
                 self._relays.setdefault(leader, []).append(worker)
-        for rank in self._relays:
-            keep(comm.isend((None, name), rank, ADDRESS))
+            if worker.relay in (None, rank):
+                keep(comm.isend((None if worker.relay == rank else self.address, name), rank, ADDRESS))
 
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
@@ -133,13 +133,12 @@ class Ranks(Publisher):
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
         path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
         indices, layout = [worker.index for worker in workers], section.description
-        self._forwarded += 1
-        header = Header(BULK + self._forwarded % TAGS, section.version, section.nbytes, layout, indices, path)
+        header = Header(next(self._tags), section.version, section.nbytes, layout, indices, path)
         forwarding = Forwarding(self._comm, header)
         forwarding.send(section.block(section.nbytes))
         section.users.append(forwarding.busy)
         for worker in workers:
-            worker.latest = None
+            worker.unread = {}
         return forwarding
 
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
@@ -177,8 +176,8 @@ class Ranks(Publisher):
         for worker in self._cut_off.pop(relay, ()):
             worker.apply(Event.RESUMED)
         for worker in self._relays[relay]:
-            if worker.latest is not None:
-                self._forward(worker.latest, [worker])
+            if worker.unread:
+                self._forward(worker.unread[max(worker.unread)], [worker])
 
     def _give_up(self, relay: int) -> None:
         """The others to which it should have passed on the last version get it on another path, perhaps again."""
@@ -187,20 +186,17 @@ class Ranks(Publisher):
         for worker in self._cut_off[relay]:
             self._report(worker, Event.DIED, 0, why)
         if (last := self._last) is not None:
-            waiting = [
-                w for w in self.workers.values() if w.answered < w.sent == last.version and w.relay in self._heard
-            ]
-            if rest := [worker for worker in waiting if worker.relay not in self._cut_off]:
+            reachable = self._heard.keys() - self._cut_off.keys()
+            waiting = [w for w in self.workers.values() if w.answered < w.sent == last.version]
+            if rest := [worker for worker in waiting if worker.relay in reachable]:
                 self._forward(last, rest)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""
-        from mpi4py import MPI
-
-        while message := self._comm.improbe(MPI.ANY_SOURCE, LEFT):
-            self._ended.add(message.recv())
         for worker in workers:
-            if (rank := self._ranks[worker.index]) in self._ended:
+            rank = worker.index + (worker.index >= self._root)
+            if message := self._comm.improbe(rank, LEFT):
+                message.recv()
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
@@ -215,8 +211,8 @@ class Ranks(Publisher):
 def _say_left(pid: int, comm: Any, sender: int) -> None:
     """At the end of the program: a sender that still waits for this rank need not."""
     if os.getpid() == pid:  # a process that was forked from a rank is none
-        keep(comm.isend(comm.Get_rank(), sender, LEFT))
+        keep(comm.isend(None, sender, LEFT))
 
 
-def _ranks_of_workers(channel: Channel, root: int) -> list[int]:
-    return [rank for rank in range(len(channel.machine)) if rank != root]
+def _worker_of(rank: int, root: int) -> int:
+    return rank - (rank > root)

@@ -110,8 +110,8 @@ class Publisher:
             self._by_fd[connection.fd] = worker
             self._epoll.register(connection.fd, select.EPOLLIN)
             self._report(worker, Event.CONNECTED)
-            if worker.latest is not None:
-                self._send(worker, worker.latest)
+            if worker.unread:
+                self._send(worker, worker.unread[max(worker.unread)])
                 connection.wake()
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -135,8 +135,7 @@ class Publisher:
         if worker.connection is None:
             return
         connection, worker.connection = worker.connection, None
-        worker.latest = None  # another process in its place waits for the next
-        worker.unread, worker.deferred = {}, False
+        worker.unread, worker.deferred = {}, False  # another process in its place waits for the next
         del self._by_fd[connection.fd]
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(connection.fd)
@@ -171,7 +170,7 @@ class Publisher:
                 for worker in workers:
                     if worker.state is State.ABSENT:
                         self._check(worker)
-                    worker.latest, worker.sent = section, version
+                    worker.sent = version
                     self._send(worker, section, message)
             finally:
                 for worker in workers:
@@ -185,8 +184,9 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
-        """Sends an update, if the worker has connected, without waking it."""
+        """Sends an update without waking the worker; one that has not connected gets the last when it does."""
         if worker.connection is None:
+            worker.unread = {section.version: section}
             return
         if worker.state is State.ABSENT:
             self._report(worker, Event.STARTED)
@@ -213,11 +213,7 @@ class Publisher:
 
     def _readers(self, section: Section) -> set[Worker]:
         """Workers that will read what is there: they know of it, or will when they connect."""
-        return {
-            worker
-            for worker in self.workers.values()
-            if (worker.latest is section and worker.connection is None) or section in worker.unread.values()
-        }
+        return {worker for worker in self.workers.values() if section in worker.unread.values()}
 
     def _trim(self, newest: Section) -> None:
         for section in self._sections[:-_SPARE]:
@@ -305,7 +301,7 @@ class Publisher:
             for section in self._sections:
                 section.close()
             self._sections.clear()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join(1.0)
 
 

@@ -120,6 +120,7 @@ class Subscriber:
     """Connects to the publisher at `address`. WorkerLeftError: there is none, or another process has taken its place.
 
     Attributes:
+        reader: of its sections.
         proven: both ends have shown that they have the key; only now do updates count.
         stopped: True if no more updates come: this side or the sender has shut down.
     """
@@ -127,7 +128,7 @@ class Subscriber:
     def __init__(self, address: Address, worker: int, name: str):
         self._address, self._worker, self._name = address, worker, name
         self._nonce = secrets.token_bytes(32)
-        self._reader = Reader()
+        self.reader = Reader()
         self._newest: Update | None = None
         self.proven = self.stopped = False
         sock = new_socket()
@@ -184,11 +185,6 @@ class Subscriber:
         self._connection.send_proof(proof(self._address, b"subscriber", *known))
         self.proven = True
 
-    def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
-        """An update, or a newer one in its place. See `Reader.reading`."""
-        self._reader.keep(update.live)
-        return self._reader.reading(update.ticket, discard)
-
     def answer(self, kind: Kind, *content: object) -> None:
         """Sends ACK, ERROR or BYE, once it has proven who it is."""
         with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
@@ -200,10 +196,6 @@ class Subscriber:
         self.answer(Kind.BYE)
         self.stopped = True
         self._connection.close()
-
-    def release(self) -> None:
-        """Gives the memory back, once nothing reads it."""
-        self._reader.keep(())
 
 
 class Receiver:
@@ -221,14 +213,18 @@ class Receiver:
         self._sharing = Sharing(model) if share else None
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
 
-    def connect(self, subscriber: Subscriber, timeout: float | None) -> None:
-        """Compares the models, and applies the first weights. Errors as `WeightSyncScheme.connect`."""
+    def connect(self, subscriber: Subscriber, timeout: float | None, background: bool) -> None:
+        """See `WeightSyncScheme`. The thread of `background` sleeps until something comes."""
         self._subscriber = subscriber
         if self.receive(Deadline(timeout)) is None:
             if subscriber.stopped:
                 raise WorkerLeftError(f"worker {self.worker}: the sender of {self.name} has shut down")
             subscriber.close()
             raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
+        if background:
+            name = f"mpi_util weight sync: worker {self.worker}"
+            self.thread = threading.Thread(target=self._listen, daemon=True, name=name)
+            self.thread.start()
 
     def _plan(self, layout: Layout) -> Plan:
         return Weights.of(self.model).plan(layout, f"worker {self.worker}'s model", "the sender's")
@@ -249,8 +245,10 @@ class Receiver:
             with self.lock.writing() as waited:
                 if waited:
                     update = subscriber.next(Deadline(0)) or update
+                subscriber.reader.keep(update.live)
                 with contextlib.ExitStack() as held:
-                    self._apply(held.enter_context(subscriber.reading(update, self._sharing is not None)), update)
+                    content = subscriber.reader.reading(update.ticket, discard=self._sharing is not None)
+                    self._apply(held.enter_context(content), update)
                     if self._sharing is not None:
                         self._held.close()
                         self._held = held.pop_all()
@@ -294,12 +292,6 @@ class Receiver:
         with self.lock.writing():
             self._plan(self._layout).take(block, undo=True)
 
-    def listen(self) -> None:
-        """From now on a thread receives; it sleeps until something comes."""
-        name = f"mpi_util weight sync: worker {self.worker}"
-        self.thread = threading.Thread(target=self._listen, daemon=True, name=name)
-        self.thread.start()
-
     def _listen(self) -> None:
         while self._subscriber is not None and not self._subscriber.stopped:
             try:
@@ -321,4 +313,4 @@ class Receiver:
             if self._sharing is not None and self.version:
                 self._sharing.part()
             self._held.close()
-            self._subscriber.release()
+            self._subscriber.reader.keep(())

@@ -30,6 +30,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     _ranks: int | None = None  # number of workers, where the transport knows it
     _address = Address("", b"", 0)  # of the publisher that this process connects to, once it is known
+    _sender: Sender | None = None
+    _receiver: Receiver | None = None
+    _connected = _closed = False
 
     def __init__(
         self,
@@ -50,12 +53,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
                 raise UsageError(f"{name}={value!r}; use one of {', '.join(map(repr, known))}")
         self.strategy, self.sync, self.timeout = strategy, sync, timeout
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
-        self._reset()
-
-    def _reset(self) -> None:
-        self._sender: Sender | None = None
-        self._receiver: Receiver | None = None
-        self._connected = self._closed = False
 
     def init_on_sender(
         self,
@@ -157,10 +154,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if worker_idx is not None:
             receiver.worker = self._worker_index(worker_idx)
         address = self._find_publisher(receiver.name)
-        receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout)
+        receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout, background)
         self._connected = True
-        if background:
-            receiver.listen()
 
     synchronize_weights = connect
 
@@ -185,17 +180,12 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             WorkerLeftError: a worker has died (`on_dead="raise"`), or none is left.
             SyncTimeoutError: names the workers that have not answered in time; they may still do.
         """
-        sender, deadline = self._need_sender("send"), Deadline(self.timeout if timeout is None else timeout)
-        workers = sender.send(weights, worker_ids, self.sync, deadline)
-        if self.sync:
-            sender.wait(workers, deadline)
-        return sender.version
+        deadline = Deadline(self.timeout if timeout is None else timeout)
+        return self._need_sender("send").send(weights, worker_ids, self.sync, deadline)
 
     def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> int:
         """Like `send`, but returns as soon as the values have been read; `wait_async` waits for the workers."""
-        sender = self._need_sender("send_async")
-        sender.send(weights, worker_ids, False, Deadline(self.timeout))
-        return sender.version
+        return self._need_sender("send_async").send(weights, worker_ids, False, Deadline(self.timeout))
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Waits until every worker has the version sent to it last. Arguments and errors as `send`."""
@@ -283,6 +273,10 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     def _worker_index(self, given: int | None) -> int:
         """This process's index. UsageError if it is not known, or not `given`."""
+        if not self._address.name:
+            raise UsageError(
+                "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
+            )
         if given is None:
             raise UsageError("init_on_receiver: give worker_idx=")
         return given
@@ -304,21 +298,9 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
     """
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("strategy", "sync", "timeout", "_coalesce", "_on_dead", "_wire_dtype", "_address")
-        return {name: getattr(self, name) for name in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._reset()
+        return {**vars(self), "_sender": None, "_receiver": None, "_connected": False, "_closed": False}
 
     def _start_role(self, call: str) -> None:
         if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
-            self._reset()
+            vars(self).update(self.__getstate__())
         super()._start_role(call)
-
-    def _worker_index(self, given: int | None) -> int:
-        if not self._address.name:
-            raise UsageError(
-                "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
-            )
-        return super()._worker_index(given)

@@ -33,16 +33,12 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
         raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
     if not all(isinstance(k, int) and k >= 0 for k in given.get("params_map", ())):
         raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
-    name, said = "context", getattr(given.get("context"), "num_workers", None)
-    if "params_map" in given:
-        name, said = "params_map", len(given["params_map"])
+    said = len(given["params_map"]) if "params_map" in given else getattr(given.get("context"), "num_workers", None)
     count = given.get("num_workers", ranks if said is None else said)
     if said not in (None, count):
-        raise UsageError(f"init_on_sender: num_workers= says {count} workers and {name}= {said}")
-    if count is None:
-        raise UsageError("init_on_sender: how many workers? give num_workers=")
-    if count < 0:
-        raise UsageError(f"init_on_sender: num_workers={count}")
+        raise UsageError(f"init_on_sender: num_workers= says {count} workers and {sources[0]}= {said}")
+    if count is None or count < 0:
+        raise UsageError(f"init_on_sender: how many workers? give num_workers= (it is {count})")
     return sorted(given.get("params_map", range(count)))
 
 
@@ -86,13 +82,8 @@ class Sender:
         self._poll(0)
         return {index: worker.acked for index, worker in self.workers.items()}
 
-    def send(
-        self, weights: Any, worker_ids: int | list[int] | None, one_by_one: bool, deadline: Deadline
-    ) -> list[Worker]:
-        """Sends a new version. Returns the workers that it was sent to.
-
-        Args: one_by_one: where workers get different weights, one has its own before the next one's are made.
-        """
+    def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
+        """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
         self._poll(0)
         self._raise_errors()
         workers = self._addressed(worker_ids)
@@ -110,25 +101,25 @@ class Sender:
             for worker in group:
                 worker.layout = layout
             self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
-            if one_by_one and len(group) < len(workers):
+            if sync and len(group) < len(workers):
                 self._await(group, deadline)
         self.version = version
-        return workers
+        if sync:
+            self.wait(workers, deadline)
+        return version
 
     def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
         if worker_ids is None:
             everyone = list(self.workers.values())
             workers = [worker for worker in everyone if not worker.gone]
             self._raise_died([worker for worker in everyone if worker.state is State.DEAD])
-            if everyone and not workers:
-                raise self._left_error(everyone)
+            self._raise_left([] if workers else everyone)
             return workers
         indices = dict.fromkeys(worker_ids if isinstance(worker_ids, Iterable) else [worker_ids])
         if unknown := [index for index in indices if index not in self.workers]:
             raise UsageError(f"send: there is no worker {unknown[0]}; there are {list(self.workers)}")
         workers = [self.workers[index] for index in indices]
-        if gone := [worker for worker in workers if worker.gone]:
-            raise self._left_error(gone)
+        self._raise_left([worker for worker in workers if worker.gone])
         return workers
 
     def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
@@ -181,12 +172,12 @@ class Sender:
             raise error
 
     def _raise_died(self, workers: list[Worker]) -> None:
-        if workers and self._on_dead == "raise":
-            raise self._left_error(workers)
+        self._raise_left(workers if self._on_dead == "raise" else [])
 
-    def _left_error(self, workers: list[Worker]) -> WorkerLeftError:
-        text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
-        return WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
+    def _raise_left(self, workers: list[Worker]) -> None:
+        if workers:
+            text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
+            raise WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
 
     def _late_error(self, workers: list[Worker], timeout: float | None) -> SyncTimeoutError:
         has = [f"version {worker.acked}" if worker.state is State.READY else "not connected" for worker in workers]

@@ -11,6 +11,7 @@ rank needs none: give its policy to an `MPIWeightSyncScheme`, and collect within
 """
 
 import importlib
+from operator import attrgetter
 from typing import Any
 
 from ..arrays.frameworks import framework
@@ -61,11 +62,13 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
         with receiver.lock.writing():
             receiver.model = model
 
-    def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
-        self.scheme.connect(weights=weights)
-
-    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
-        self.scheme.connect(worker_idx=worker_idx)
+    # `receive` is torchrl's own: without a transport it does nothing, and a thread of the worker applies what arrives
+    _setup_connection_and_weights_on_sender_impl = property(attrgetter("scheme.connect"))
+    _setup_connection_and_weights_on_receiver_impl = property(attrgetter("scheme.connect"))
+    send = property(attrgetter("scheme.send"))
+    send_async = property(attrgetter("scheme.send_async"))
+    wait_async = property(attrgetter("scheme.wait_async"))
+    shutdown = property(attrgetter("scheme.shutdown"))
 
     def _updated(self, version: int) -> None:
         """Updates the worker's collector too: it counts policy versions, and may have collectors of its own."""
@@ -76,22 +79,6 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
 
     def create_transport(self, **_: Any) -> None:
         """None: the scheme moves the weights itself."""
-
-    def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-        self.scheme.send(weights, worker_ids)
-
-    def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-        self.scheme.send_async(weights, worker_ids)
-
-    def wait_async(self, timeout: float | None = None) -> None:
-        self.scheme.wait_async(timeout)
-
-    def receive(self, timeout: float | None = None) -> None:
-        """Nothing to do: a thread of the worker applies what arrives."""
-
-    def shutdown(self) -> None:
-        """Ends this side in order."""
-        self.scheme.shutdown()
 
 
 def _from_collector(collector: Any, model_id: str) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class Worker:
     unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
     pid: int = 0
     connection: Connection | None = None
-    latest: Section | None = None  # where the last update sent to it is, until it has left, or its relay has that
-    unread: dict[int, Section] = field(default_factory=dict)  # by version: where those are that it has not answered
+    # by version: where those are that it has not answered, or the one that waits for it or its relay to connect
+    unread: dict[int, Section] = field(default_factory=dict)
     deferred: bool = False  # too many of these: it gets the newest when it answers
 
     @property
