@@ -591,6 +591,27 @@ def test_a_thousand_sends_to_one_that_does_not_look():
         assert len(scheme._sender.publisher._sections) == 1
 
 
+def test_a_slow_one_gets_the_newest_of_hundreds_in_two_sections():
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
+        apply, begun, go_on = receiver._receiver._apply, threading.Event(), threading.Event()
+        receiver._receiver._apply = lambda *args: (begun.set(), go_on.wait(), apply(*args))
+        scheme.send_async()
+        reading = threading.Thread(target=receiver.receive)
+        reading.start()
+        begun.wait()
+        for _ in range(100):  # in another section, as the first is being read
+            scheme.send_async(arrays(5.0))
+        go_on.set()
+        reading.join()
+        for _ in range(100):  # in the first, of which it has not been told
+            scheme.send_async(arrays(6.0))
+        while receiver.version < 202:
+            assert receiver.receive(5) is not None
+            assert scheme.versions
+        assert (mine["layer"]["w"] == 6).all() and len(scheme._sender.publisher._sections) == 2
+
+
 def test_every_version_without_coalescing():
     scheme, mine, seen = scheme_for(1, coalesce=False), arrays(0.0), []
 

@@ -67,13 +67,9 @@ class Weights:
         entries, slots = {entry.name: entry for entry in layout.entries}, self.slots
         if all(name.isdigit() for name in slots) and len(entries) == len(slots):
             slots = dict(zip(entries, slots.values()))  # a list is known by its order
-        pairs = []
-        for entry in layout.entries:
-            slot = slots.get(entry.name) or self.named.get(entry.name)
-            former = base.named.get(entry.name) if base else None
-            if slot is None and former is not None and former.optional:
-                slot = former
-            pairs.append(check(entry.name, slot, entry))
+        lacking = {name: slot for name, slot in base.named.items() if slot.optional} if base else {}
+        known = lacking | self.named | slots
+        pairs = [check(entry.name, known.get(entry.name), entry) for entry in layout.entries]
         used, tied = {id(slot) for _, slot in pairs}, dict(layout.aliases)
         for name, slot in slots.items():  # what is one array there may be two here
             if id(slot) not in used and not slot.optional:

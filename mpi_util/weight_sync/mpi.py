@@ -74,8 +74,6 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         return worker
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Ranks":
-        if (n := len(workers)) != self._ranks:
-            raise UsageError(f"init_on_sender: {n} workers, and {self._ranks} ranks beside the sender: one worker each")
         return Ranks(self._channel, self._comm, self._root, workers, name)
 
     def _find_publisher(self, name: str) -> Address:
@@ -138,7 +136,7 @@ class Ranks(Publisher):
         forwarding.send(section.block(section.nbytes))
         section.users.append(forwarding.busy)
         for worker in workers:
-            worker.unread = {}
+            worker.waiting = None
         return forwarding
 
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
@@ -158,12 +156,10 @@ class Ranks(Publisher):
         return reports
 
     def _receive_reports(self) -> None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while message := self._comm.improbe(MPI.ANY_SOURCE, UP, status):
-            self._hear(status.source)
-            if (report := message.recv()) is not None:
+        while message := self._comm.improbe(tag=UP):
+            relay, report = message.recv()
+            self._hear(relay)
+            if report is not None:
                 event, index, *content = report
                 self._report(self.workers[index], event, *content)
         for relay, heard in self._heard.items():
@@ -176,8 +172,8 @@ class Ranks(Publisher):
         for worker in self._cut_off.pop(relay, ()):
             worker.apply(Event.RESUMED)
         for worker in self._relays[relay]:
-            if worker.unread:
-                self._forward(worker.unread[max(worker.unread)], [worker])
+            if worker.waiting is not None:
+                self._forward(worker.waiting, [worker])
 
     def _give_up(self, relay: int) -> None:
         """The others to which it should have passed on the last version get it on another path, perhaps again."""

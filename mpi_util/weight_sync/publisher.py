@@ -110,8 +110,8 @@ class Publisher:
             self._by_fd[connection.fd] = worker
             self._epoll.register(connection.fd, select.EPOLLIN)
             self._report(worker, Event.CONNECTED)
-            if worker.unread:
-                self._send(worker, worker.unread[max(worker.unread)])
+            if worker.waiting is not None:
+                self._send(worker, worker.waiting)
                 connection.wake()
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -135,7 +135,7 @@ class Publisher:
         if worker.connection is None:
             return
         connection, worker.connection = worker.connection, None
-        worker.unread, worker.deferred = {}, False  # another process in its place waits for the next
+        worker.unread, worker.waiting = {}, None  # another process in its place waits for the next
         del self._by_fd[connection.fd]
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(connection.fd)
@@ -184,16 +184,14 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker; one that has not connected gets the last when it does."""
-        if worker.connection is None:
-            worker.unread = {section.version: section}
+        """Sends an update without waking the worker; or it waits until that connects, or answers if many are unread."""
+        if worker.connection is None or len(worker.unread) >= _UNREAD:
+            worker.waiting = section
             return
+        worker.waiting = None
         if worker.state is State.ABSENT:
             self._report(worker, Event.STARTED)
         worker.unread[section.version] = section
-        worker.deferred = len(worker.unread) > _UNREAD
-        if worker.deferred:
-            return
         try:
             worker.connection.send_frame(message or self._update(section))
         except BlockingIOError:
@@ -213,7 +211,7 @@ class Publisher:
 
     def _readers(self, section: Section) -> set[Worker]:
         """Workers that will read what is there: they know of it, or will when they connect."""
-        return {worker for worker in self.workers.values() if section in worker.unread.values()}
+        return {w for w in self.workers.values() if section is w.waiting or section in w.unread.values()}
 
     def _trim(self, newest: Section) -> None:
         for section in self._sections[:-_SPARE]:
@@ -255,8 +253,8 @@ class Publisher:
             return self._disconnect(worker, f"its process ({worker.pid}) ended")
         except ProtocolError as error:
             return self._disconnect(worker, f"its process ({worker.pid}) sent {error}")
-        if worker.deferred and worker.unread:
-            self._send(worker, worker.unread[max(worker.unread)])
+        if worker.waiting is not None:
+            self._send(worker, worker.waiting)
             connection.wake()
 
     def _answered(self, worker: Worker, version: int, *error: str) -> None:

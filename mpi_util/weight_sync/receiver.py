@@ -120,7 +120,6 @@ class Subscriber:
     """Connects to the publisher at `address`. WorkerLeftError: there is none, or another process has taken its place.
 
     Attributes:
-        reader: of its sections.
         proven: both ends have shown that they have the key; only now do updates count.
         stopped: True if no more updates come: this side or the sender has shut down.
     """
@@ -128,7 +127,7 @@ class Subscriber:
     def __init__(self, address: Address, worker: int, name: str):
         self._address, self._worker, self._name = address, worker, name
         self._nonce = secrets.token_bytes(32)
-        self.reader = Reader()
+        self._reader = Reader()
         self._newest: Update | None = None
         self.proven = self.stopped = False
         sock = new_socket()
@@ -185,6 +184,11 @@ class Subscriber:
         self._connection.send_proof(proof(self._address, b"subscriber", *known))
         self.proven = True
 
+    def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
+        """An update, or a newer one in its place. See `Reader.reading`."""
+        self._reader.keep(update.live)
+        return self._reader.reading(update.ticket, discard)
+
     def answer(self, kind: Kind, *content: object) -> None:
         """Sends ACK, ERROR or BYE, once it has proven who it is."""
         with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
@@ -196,6 +200,10 @@ class Subscriber:
         self.answer(Kind.BYE)
         self.stopped = True
         self._connection.close()
+
+    def release(self) -> None:
+        """Gives the memory back, once nothing reads it."""
+        self._reader.keep(())
 
 
 class Receiver:
@@ -214,14 +222,14 @@ class Receiver:
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
 
     def connect(self, subscriber: Subscriber, timeout: float | None, background: bool) -> None:
-        """See `WeightSyncScheme`. The thread of `background` sleeps until something comes."""
+        """Compares the models, and applies the first weights. Arguments and errors as `WeightSyncScheme.connect`."""
         self._subscriber = subscriber
         if self.receive(Deadline(timeout)) is None:
             if subscriber.stopped:
                 raise WorkerLeftError(f"worker {self.worker}: the sender of {self.name} has shut down")
             subscriber.close()
             raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
-        if background:
+        if background:  # a thread receives, asleep until something comes
             name = f"mpi_util weight sync: worker {self.worker}"
             self.thread = threading.Thread(target=self._listen, daemon=True, name=name)
             self.thread.start()
@@ -245,10 +253,8 @@ class Receiver:
             with self.lock.writing() as waited:
                 if waited:
                     update = subscriber.next(Deadline(0)) or update
-                subscriber.reader.keep(update.live)
                 with contextlib.ExitStack() as held:
-                    content = subscriber.reader.reading(update.ticket, discard=self._sharing is not None)
-                    self._apply(held.enter_context(content), update)
+                    self._apply(held.enter_context(subscriber.reading(update, self._sharing is not None)), update)
                     if self._sharing is not None:
                         self._held.close()
                         self._held = held.pop_all()
@@ -313,4 +319,4 @@ class Receiver:
             if self._sharing is not None and self.version:
                 self._sharing.part()
             self._held.close()
-            self._subscriber.reader.keep(())
+            self._subscriber.release()

@@ -92,13 +92,12 @@ class Relay:
         from mpi4py import MPI
 
         status, last = MPI.Status(), 0.0
-        while not self._stop.is_set():
+        while not self._stopped():
             message = self._comm.improbe(MPI.ANY_SOURCE, DOWN, status)
             if message:
                 source, header = status.source, message.recv()
                 self._stop.set() if header is None else self._take(header, source)
                 last = time.perf_counter()
-            self._answer_pings()
             quiet_s = time.perf_counter() - last
             pause = next(pause for limit, pause in _PAUSES if quiet_s < limit)
             for report in self.publisher.poll(0 if message else pause):
@@ -108,12 +107,14 @@ class Relay:
 
     def _report(self, report: Report | None) -> None:
         """None: this relay is alive."""
-        keep(self._comm.isend(report, self._root, UP))
+        keep(self._comm.isend((self._comm.Get_rank(), report), self._root, UP))
 
-    def _answer_pings(self) -> None:
+    def _stopped(self) -> bool:
+        """True when this relay is to end. Often asked, so it answers the sender's pings."""
         while ping := self._comm.improbe(self._root, PING):
             ping.recv()
             self._report(None)
+        return self._stop.is_set()
 
     def _take(self, header: Header, source: int) -> None:
         """Receives an update, passes it on, and publishes it; the sender gets the error if that fails."""
@@ -136,15 +137,11 @@ class Relay:
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
         request, deadline = self._comm.Irecv(part, source, tag), Deadline(_STALLED_S)
-        wait_until(lambda: self._received(request) or not deadline.left)
+        wait_until(lambda: self._stopped() or request.Test() or not deadline.left)
         if not request.Test():
             request.Cancel()
             request.Wait()
             raise SyncTimeoutError(f"rank {source} does not respond")
-
-    def _received(self, request: Any) -> bool:
-        self._answer_pings()
-        return bool(request.Test()) or self._stop.is_set()
 
     def close(self) -> None:
         """This rank ends: the sender learns that its machine gets nothing any more."""

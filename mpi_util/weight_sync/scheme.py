@@ -195,7 +195,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     @property
     def versions(self) -> dict[int, int]:
         """Sender: for each worker the version that it acknowledged last; 0 before the first."""
-        return self._need_sender("versions").versions()
+        sender = self._need_sender("versions")
+        sender.poll(0)
+        return {index: worker.acked for index, worker in sender.workers.items()}
 
     def _need_sender(self, call: str) -> Sender:
         if self._sender is None:

@@ -4,7 +4,7 @@ First the arguments of phase 1: whose weights are sent, and to which workers.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from ..arrays.layout import Layout
@@ -39,7 +39,10 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
         raise UsageError(f"init_on_sender: num_workers= says {count} workers and {sources[0]}= {said}")
     if count is None or count < 0:
         raise UsageError(f"init_on_sender: how many workers? give num_workers= (it is {count})")
-    return sorted(given.get("params_map", range(count)))
+    indices = sorted(given.get("params_map", range(count)))
+    if ranks is not None and indices != [*range(ranks)]:
+        raise UsageError(f"init_on_sender: workers {indices}; the ranks beside the sender are workers 0 to {ranks - 1}")
+    return indices
 
 
 def name_of(model_id: str | None) -> str:
@@ -67,7 +70,7 @@ class Sender:
         self, given: dict[str, Any], publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None
     ):
         self._given, self.publisher, self.workers = given, publisher, publisher.workers
-        self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
+        self._coalesce, self._drop, self._wire_dtype = coalesce, on_dead == "drop", wire_dtype
         self.version = 0
         self._errors: list[Report] = []  # not raised yet
 
@@ -77,14 +80,9 @@ class Sender:
             return resolve(self._given["context"], self._given["model_id"])
         return self._given.get("model", self._given.get("weights"))
 
-    def versions(self) -> dict[int, int]:
-        """See `WeightSyncScheme`."""
-        self._poll(0)
-        return {index: worker.acked for index, worker in self.workers.items()}
-
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
         """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
-        self._poll(0)
+        self.poll(0)
         self._raise_errors()
         workers = self._addressed(worker_ids)
         self._forget_unreported()
@@ -112,7 +110,7 @@ class Sender:
         if worker_ids is None:
             everyone = list(self.workers.values())
             workers = [worker for worker in everyone if not worker.gone]
-            self._raise_died([worker for worker in everyone if worker.state is State.DEAD])
+            self._raise_left([worker for worker in everyone if worker.state is State.DEAD and not self._drop])
             self._raise_left([] if workers else everyone)
             return workers
         indices = dict.fromkeys(worker_ids if isinstance(worker_ids, Iterable) else [worker_ids])
@@ -134,13 +132,13 @@ class Sender:
             index = group[0].index
             yield group, make(index, thing) if make else own.get(index, thing)
 
-    def wait(self, workers: Iterable[Worker], deadline: Deadline) -> None:
+    def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
         """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
-        workers = list(workers)
         self._await(workers, deadline)
         self._raise_errors()
         try:  # others that have died had answered before
-            self._raise_died([w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)])
+            died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+            self._raise_left([] if self._drop else died)
         finally:
             self._forget_unreported()
 
@@ -148,17 +146,18 @@ class Sender:
         for worker in self.workers.values():
             worker.unreported = ""
 
-    def _await(self, workers: list[Worker], deadline: Deadline) -> None:
+    def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
-        self._poll(0)
+        self.poll(0)
         while late := [worker for worker, version in wanted if worker.answered < version and not worker.gone]:
             if not deadline.left:
-                raise self._late_error(late, deadline.timeout)
+                self._raise_late(late, deadline.timeout)
             if absent := [worker for worker in late if worker.state is State.ABSENT]:
                 self.publisher.check_absent(absent)
-            self._poll(min(_CHECK_S, deadline.left), late[-1])
+            self.poll(min(_CHECK_S, deadline.left), late[-1])
 
-    def _poll(self, timeout: float, of: Worker | None = None) -> None:
+    def poll(self, timeout: float, of: Worker | None = None) -> None:
+        """Updates the workers' records. Arguments: `Publisher.poll`."""
         reports = self.publisher.poll(timeout, of)  # meanwhile another thread may take the errors
         self._errors += [report for report in reports if report.event is Event.ERROR]
 
@@ -171,18 +170,15 @@ class Sender:
             error.worker, error.traceback = errors[0].worker, errors[0].text
             raise error
 
-    def _raise_died(self, workers: list[Worker]) -> None:
-        self._raise_left(workers if self._on_dead == "raise" else [])
-
     def _raise_left(self, workers: list[Worker]) -> None:
         if workers:
             text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
             raise WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
 
-    def _late_error(self, workers: list[Worker], timeout: float | None) -> SyncTimeoutError:
+    def _raise_late(self, workers: list[Worker], timeout: float | None) -> None:
         has = [f"version {worker.acked}" if worker.state is State.READY else "not connected" for worker in workers]
         text = "; ".join(f"worker {worker.index} has {what}" for worker, what in zip(workers, has))
         if self.publisher.turned_away:
             text += f"; turned away: {self.publisher.turned_away}"
         name = self.publisher.name
-        return SyncTimeoutError(f"{name}, version {self.version}: no answer within {timeout:g} s: {text}")
+        raise SyncTimeoutError(f"{name}, version {self.version}: no answer within {timeout:g} s: {text}")

@@ -35,8 +35,14 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
         if devices is not None:  # a worker's model is where the worker has put it
             given.setdefault("num_workers", len(devices))
         if context is not None:
-            self.context = context
-            given |= _from_collector(context, model_id)
+            self.context, model = context, base._resolve_model(context, model_id)
+            if model is None and model_id == "policy":  # it has factories, which make those of its workers
+                factories = context.policy_factory
+                if any(factory is not factories[0] for factory in factories):
+                    given["params_map"] = {k: factory() for k, factory in enumerate(factories)}
+                else:
+                    model = factories[0]()
+            given |= {"model": model, "num_workers": context.num_workers}
         self.model_id = model_id
         self.scheme.init_on_sender(model_id=model_id, **given)
 
@@ -72,25 +78,12 @@ class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # i
 
     def _updated(self, version: int) -> None:
         """Updates the worker's collector too: it counts policy versions, and may have collectors of its own."""
-        context = self.context
-        if context is not None and hasattr(context, "update_policy_weights_"):
+        if hasattr(context := self.context, "update_policy_weights_"):
             weights = self._strategy.extract_weights(self.model)
             context.update_policy_weights_(model_id=self.model_id or "policy", policy_or_weights=weights)
 
     def create_transport(self, **_: Any) -> None:
         """None: the scheme moves the weights itself."""
-
-
-def _from_collector(collector: Any, model_id: str) -> dict[str, Any]:
-    """What `init_on_sender` needs, from a torchrl collector: its model, or what its policy factories make."""
-    workers = collector.num_workers
-    model = base._resolve_model(collector, model_id)
-    if model is not None or model_id != "policy":
-        return {"model": model, "num_workers": workers}
-    factories = collector.policy_factory
-    if all(factory is factories[0] for factory in factories):
-        return {"model": factories[0](), "num_workers": workers}
-    return {"params_map": {k: factory() for k, factory in enumerate(factories)}}
 
 
 def _materialise(model: Any) -> None:

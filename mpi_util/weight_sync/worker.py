@@ -54,9 +54,8 @@ class Worker:
     unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
     pid: int = 0
     connection: Connection | None = None
-    # by version: where those are that it has not answered, or the one that waits for it or its relay to connect
-    unread: dict[int, Section] = field(default_factory=dict)
-    deferred: bool = False  # too many of these: it gets the newest when it answers
+    unread: dict[int, Section] = field(default_factory=dict)  # by version: where those are that it has not answered
+    waiting: Section | None = None  # where the newest is that it gets when it, or its relay, connects or answers
 
     @property
     def gone(self) -> bool:

@@ -142,6 +142,9 @@ def check_errors():
     if rank == 0:
         raises(mpi_util.UsageError, "ranks beside", lambda: scheme.init_on_sender(model=model(0), num_workers=size + 3))
         raises(mpi_util.UsageError, "is the sender", lambda: scheme.init_on_receiver(model=model(0)))
+        if size > 1:
+            others = {k: model(0) for k in range(1, size)}
+            raises(mpi_util.UsageError, "ranks beside", lambda: scheme.init_on_sender(params_map=others))
         scheme.init_on_sender(model=model(0.0))
         if size > 1:
             text = f"worker {size - 2} could not take version 1"
