@@ -110,9 +110,7 @@ class Publisher:
             self._by_fd[connection.fd] = worker
             self._epoll.register(connection.fd, select.EPOLLIN)
             self._report(worker, Event.CONNECTED)
-            if worker.waiting is not None:
-                self._send(worker, worker.waiting)
-                connection.wake()
+            self._receive(worker)
 
     def _refusal(self, index: int, name: str) -> str | None:
         if name != self.name:
@@ -242,6 +240,7 @@ class Publisher:
         return reports
 
     def _receive(self, worker: Worker) -> None:
+        """Takes what a worker has sent; then it gets the update that waits for it."""
         if (connection := worker.connection) is None:
             return
         try:

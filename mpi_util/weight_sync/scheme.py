@@ -276,9 +276,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def _worker_index(self, given: int | None) -> int:
         """This process's index. UsageError if it is not known, or not `given`."""
         if not self._address.name:
-            raise UsageError(
-                "init_on_receiver: this scheme has no sender; call init_on_sender before it is given to the workers"
-            )
+            raise UsageError("init_on_receiver: the scheme has no sender; call init_on_sender before workers get it")
         if given is None:
             raise UsageError("init_on_receiver: give worker_idx=")
         return given
