@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -221,10 +220,10 @@ def in_child_of_rank() -> bool:
     return bool(role.launcher or role.job) and role.owner != os.getpid()
 
 
-def first_number(names: tuple[str, ...], otherwise: int, environment: Mapping[str, str] = os.environ) -> int:
+def first_number(names: tuple[str, ...], otherwise: int) -> int:
     """The value of the first of these variables that is set. LaunchError: it is not a whole number of at least 0."""
-    name = next((name for name in names if name in environment), "")
-    if name and not re.fullmatch(r"[0-9]{1,18}", environment[name]):
-        wrong = f"{name} is {environment[name]!r}, as no launcher sets it for a rank"
+    name = next((name for name in names if name in os.environ), "")
+    if name and not re.fullmatch(r"[0-9]{1,18}", os.environ[name]):
+        wrong = f"{name} is {os.environ[name]!r}, as no launcher sets it for a rank"
         raise LaunchError(f"{wrong}; where it was left behind: `unset {name}`")
-    return int(environment[name]) if name else otherwise
+    return int(os.environ[name]) if name else otherwise

@@ -85,11 +85,14 @@ class Job:
                 )  # fmt: skip
                 return self._supervise()
         finally:
-            for descriptor in self._descriptors:
-                os.close(descriptor)
-            reap.end_job(self.folder)
-            for guard in self._guards:
-                guard.communicate(reap.ALL_IS_WELL)
+            self._close()
+
+    def _close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        reap.end_job(self.folder)
+        for guard in self._guards:
+            guard.communicate(reap.ALL_IS_WELL)
 
     def _start_guard(self, pidfd: int = -1) -> None:
         """Starts the guard; another one when it is killed."""
