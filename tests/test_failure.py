@@ -50,7 +50,7 @@ CASES = {
     "long": (1, ["ZeroDivisionError: a bug a bug", "characters left out", "rank 1 ended with status 1 (ZeroDivision"]),
     "no-str": (1, [f"mpi_util: rank 1 ended with status 1 (NoText: its __str__ fails){STOPPED}"]),
     "interrupt": (130, ["rank 1: interrupted"]),
-    "fail": (1, ["train: reward is nan\nmpi_util: all 3 ranks were stopped\n"]),
+    "fail": (1, ["train: reward is nan\nmpi_util: rank 1 has ended the job; all 3 ranks were stopped\n"]),
     "thread": (1, ["ZeroDivisionError"]),
     "return": (1, ["rank0_accum_batches: rank 1 has ended while rank 0 waits for it"]),
 }
@@ -197,7 +197,8 @@ def test_the_watchdog_may_end_the_job_of_a_rank_that_is_stopped(run_ranks, who, 
     assert "stopped: it has no stack to show, and `kill -CONT" in finished.err
     last = finished.err.splitlines()[-2:]
     assert re.match(rf"mpi_util: the watchdog ends the job after 1[.\d]* s: rank {who}: missing, phase roll", last[0])
-    assert last[1] == "mpi_util: all 3 ranks were stopped"
+    assert re.fullmatch(r"mpi_util: rank \d has ended the job; all 3 ranks were stopped", last[1])
+    assert "This is a report" not in finished.err
 
 
 def test_the_watchdog_sees_a_wait_for_the_lock_of_deal(run_ranks):

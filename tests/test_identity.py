@@ -42,6 +42,46 @@ def test_the_launcher_of_another_mpi(mpi, program):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("fork", ["os.fork()", "mp.get_context('fork').Process(target=show).start()"])
+@pytest.mark.parametrize("outer", ["fork", "hand"])
+def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer, fork):
+    """It is a single process, and so is what it forks."""
+    (tmp_path / "inner.py").write_text(
+        "import multiprocessing as mp, os, mpi_util\n"
+        "def show(): os.write(1, b'%d %d %d\\n' % (mpi_util.rank, mpi_util.nworkers, mpi_util.all_sum(1)))\n"
+        f"{fork}\nshow()\n"
+    )
+    program = (
+        "import subprocess, sys, mpi_util\n"
+        + ("if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n" if outer == "fork" else "")
+        + "mpi_util.all_sum(1)\n"
+        + f"if mpi_util.rank == 1: subprocess.run([sys.executable, {str(tmp_path / 'inner.py')!r}])\n"
+        + "mpi_util.all_sum(1)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    if outer == "hand":
+        done = mpiexec(mpi, 2, *command)
+        assert done.returncode == 0 and done.stdout == "0 1 1\n" * 2, done.stderr
+    else:
+        done = run(command, TIMEOUT_S, mpi_environment(mpi))
+        assert done.status == 0 and done.out == "0 1 1\n" * 2, done.err
+
+
+def test_a_program_that_goes_into_the_background_forks_first(tmp_path):
+    """Its ranks do so too: the process that calls mpi_fork is the rank."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nif p := os.fork(): sys.exit(os.waitpid(p, 0)[1])\nos.setsid()\n" + FORK.format(2)
+    )
+    done = run([sys.executable, program], TIMEOUT_S)
+    assert done.status == 0 and sorted(done.out.splitlines()) == ["0 2 2", "1 2 2"], done.err
+
+
+def test_the_folder_of_a_job_that_has_gone_makes_no_rank(tmp_path):
+    done = run([sys.executable, "-c", FORK.format(2)], TIMEOUT_S, {JOB_VARIABLE: str(tmp_path / "gone")})
+    assert done.status == 0 and sorted(done.out.splitlines()) == ["0 2 2", "1 2 2"], done.err
+
+
 LEFT = {
     "PMI": {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"},
     "no socket": {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_FD": "1"},

@@ -277,10 +277,31 @@ def test_nothing_is_left_where_the_guard_was_killed_before_the_parent(python, si
     deadline = time.monotonic() + STOPPED_WITHIN_S
     while signum == signal.SIGKILL and reap.is_alive(guard) and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.5)  # for the next one to start
+    time.sleep(2)  # for the next one to start
     run.process.kill()
     run.finish()
     run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("how", ["stopped", "not replaced"])
+def test_a_job_ends_well_whatever_has_become_of_its_guard(tmp_path, mpi, how):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, subprocess, sys, time, mpi_util\n"
+        "guards, real = [], subprocess.Popen\n"
+        "class Popen(real):\n"
+        "    def __init__(self, command, *more, **settings):\n"
+        "        if guards and 'reap.py' in str(command): raise BlockingIOError(11, 'as with ulimit -u')\n"
+        "        super().__init__(command, *more, **settings)\n"
+        "        if 'reap.py' in str(command): guards.append(self.pid)\n"
+        "        elif guards: os.kill(guards[0], signal.SIGSTOP if sys.argv[1] == 'stopped' else signal.SIGKILL)\n"
+        "subprocess.Popen = Popen\n"
+        "if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "for _ in range(20): mpi_util.all_sum(1), time.sleep(0.1)\n"
+        "mpi_util.print0('end')\n"
+    )
+    done = run([sys.executable, program, how], TIMEOUT_S, mpi_environment(mpi))
+    assert (done.status, done.out, done.err) == (0, "end\n", "")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

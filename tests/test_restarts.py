@@ -41,13 +41,30 @@ def test_after_a_failure_the_program_goes_on_from_what_it_has_saved(n, how, line
     assert line in ours and ours.endswith("; restart 1 of 3")
 
 
+def test_a_note_is_what_json_can_hold(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, pathlib, numpy as np, mpi_util\n"
+        "if mpi_util.mpi_fork(1, max_restarts=1) == 'parent': sys.exit()\n"
+        "if mpi_util.last_saved: sys.exit(print(mpi_util.last_saved))\n"
+        "mpi_util.saved({'path': pathlib.Path('a/b'), 'n': np.int64(3), 4: np.ones(2)})\n"
+        "try: mpi_util.saved(object())\n"
+        "except mpi_util.UsageError as error: print(error)\n"
+        "1 / 0\n"
+    )
+    done = run([sys.executable, program], 60)
+    refused, saved = done.out.splitlines()
+    assert saved == "{'path': 'a/b', 'n': 3, '4': [1.0, 1.0]}"
+    assert refused.startswith("saved: the note must be what JSON can hold: ") and "object" in refused
+
+
 @pytest.mark.parametrize(
     ("n", "how", "status", "starts", "end"),
     [
         (2, "kill2", 137, 2, "not restarted: it has failed in the same way twice, without progress"),
         (1, "raise2", 1, 2, "not restarted: it has failed in the same way twice, without progress"),
         (2, "progress", 0, 4, "restart 3 of 3"),
-        (2, "usage", 2, 1, "mpi_util: all 2 ranks were stopped"),
+        (2, "usage", 2, 1, " has ended the job; all 2 ranks were stopped"),
         (2, "signal", 143, 1, "rank 1 was killed by signal 15 (SIGTERM); all 2 ranks were stopped"),
         (2, "together", 4, 1, ""),
         (1, "together", 4, 1, ""),

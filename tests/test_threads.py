@@ -110,6 +110,28 @@ def test_a_number_that_another_thread_sets_is_its_own(tmp_path):
     assert run([sys.executable, program], 60).out == "3\n1\n" * 2
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_torch_may_be_imported_in_a_thread_while_the_ranks_gather(tmp_path, n):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, threading, numpy as np, mpi_util\n"
+        f"if mpi_util.mpi_fork({n}) == 'parent': sys.exit()\n"
+        "thread = threading.Thread(target=__import__, args=('torch',))\n"
+        "if mpi_util.rank == 0: thread.start()\n"
+        "while mpi_util.all_sum(int(thread.is_alive())): mpi_util.rank0_accum_batches({'x': np.ones((3, 2))})\n"
+        "mpi_util.print0('imported')\n"
+    )
+    done = run([sys.executable, program], 60)
+    assert (done.status, done.out) == (0, "imported\n"), done.err
+
+
+def test_a_module_of_the_users_may_be_called_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("def get_num_threads(): return 1\ndef set_num_threads(n): pass\n")
+    (tmp_path / "program.py").write_text("import mpi_util\nmpi_util.mpi_fork(1)\nimport torch\nmpi_util.all_sum(1)\n")
+    done = run([sys.executable, tmp_path / "program.py"], 60)
+    assert (done.status, done.err) == (0, "")
+
+
 SETTLED = "import torch; torch.zeros(1).exp_()"
 STARTS = {  # of a program that comes to compute with several threads
     "torch before": "import torch, mpi_util; mpi_util.mpi_fork(1)",

@@ -111,6 +111,14 @@ def test_an_episode_that_fails_three_times_in_a_row_ends_the_run(tmp_path, way):
     assert done.err.count("Traceback") == 1 and lines[-1] == "RuntimeError: the simulator fell over"
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_environment_that_ends_the_program_is_one_that_fails(tmp_path, n):
+    """As when the window of a viewer is closed: with status 0 a script would take the run for done."""
+    arguments = ["tests.envs:Broken-v0", *EPISODES, "--run_dir", tmp_path / "run", "--nprocs", n]
+    done = train(*arguments, status=1, env={"BROKEN": "step SystemExit"})
+    assert "\nRuntimeError: the environment calls sys.exit\n" in done.err
+
+
 def a_runner(env: str, weight: float = 0.01, **settings) -> Runner:
     """A runner of this environment, with this weight everywhere in the last layer."""
     config = Config(env, **settings)

@@ -50,7 +50,7 @@ class Config:
     eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10)
     threads: int = _opt(RUN, "threads of the update, all processes together; results depend on it, not on the cores", 2)
 
-    nprocs: int = _opt(FREE, "number of processes; the result does not depend on it", 1)
+    nprocs: int = _opt(FREE, "number of processes; the result does not depend on it (but: --parallel)", 1)
     num_episodes: int | None = _opt(FREE, "stop after N episodes", short="-n")
     total_steps: int | None = _opt(FREE, "stop after N environment steps")
     framework: str = _opt(FREE, "deep learning framework of the updates", "torch", choices=("torch", "tf"))
@@ -118,6 +118,7 @@ class Config:
             "with --batch_steps": ("batch_size",) * segments,
             "without --eval_every": ("eval_episodes",) * (self.eval_every is None),
             "with --watchdog 0": ("watchdog_kill",) * (self.watchdog == 0),
+            "with --nprocs 1": ("watchdog_kill",) * (self.nprocs == 1),
             f"with --minibatches {self.minibatches}": ("minibatch_rows",) * bool(self.minibatches),
             f"with --algo {algo}": ("clip",) * (algo != "ppo")
             + ("lr", "epochs") * (algo == "trpo")

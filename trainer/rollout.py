@@ -135,9 +135,8 @@ class Runner:
                 if self.env is None:
                     self.env = make_env(self.config.env, self.config.env_arguments | self._render, quiet=True)
                 return self._replay()
-            except Exception as error:
-                if not self._try_again(error):
-                    raise
+            except (Exception, SystemExit) as error:
+                self._try_again(error)
 
     def _replay(self) -> bool:
         """Resets the environment, and replays the episode so far. Returns: as `start`."""
@@ -156,18 +155,17 @@ class Runner:
         same = rews == list(itertools.chain.from_iterable(episode.rews)) and np.array_equal(self._obs[0], episode.obs)
         return not episode.length or (same and len(rews) == episode.length and not ended)
 
-    def _try_again(self, error: Exception) -> bool:
-        """After a failure of the environment: whether to run the episode again in a new one."""
+    def _try_again(self, error: BaseException) -> None:
+        """After a failure of the environment: a new one, in which the episode runs again; or raises the error."""
         self.failures += 1
         if self.config.on_env_error == "abort" or self.failures == ATTEMPTS:
-            return False
+            raise RuntimeError("the environment calls sys.exit") if isinstance(error, SystemExit) else error
         self.restarts += 1
         what = " ".join("".join(traceback.format_exception_only(error)).split())
         print(f"train.py: episode {self.episode.name}: {what:.300}; run again in a new environment", file=sys.stderr)
         with contextlib.suppress(Exception):
             self.env.close()
         self.env = None
-        return True
 
     def _draw(self, rng: np.random.Generator) -> Iterator[Any]:
         while True:
@@ -202,10 +200,9 @@ class Runner:
                 obs, rew, terminated, truncated, _ = step(to_env(acts[t]))
                 self._obs[t + 1] = obs
                 rews.append(float(rew))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._require_finite(self._obs[: t + 1], acts, rews)  # what it failed of, perhaps
-                if not self._try_again(error):
-                    raise
+                self._try_again(error)
                 if not self._reach():
                     return None, True
                 t, acts, rews, step = 0, [], [], self.env.step

@@ -106,7 +106,7 @@ class _Threads:
 
     def _set(self, n: int) -> None:
         os.environ.update(dict.fromkeys(self._variables, str(n)))  # for what is loaded from now on
-        for pool in self.pools.values():
+        for pool in list(self.pools.values()):  # a thread may just import torch
             pool.set(n)
 
     def _find(self, expected: set[int]) -> None:
@@ -114,8 +114,9 @@ class _Threads:
         if len(sys.modules) == self._n_modules:
             return
         self._n_modules = len(sys.modules)
-        if "torch" not in self.pools:
-            self._find_torch(sys.modules.get("torch"), expected)
+        torch: Any = sys.modules.get("torch")
+        if "torch" not in self.pools and not getattr(getattr(torch, "__spec__", None), "_initializing", False):
+            self._find_torch(torch, expected)
         with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
             paths = {line.split(None, 5)[5].rstrip() for line in maps if "/lib" in line}
             for path in sorted(paths - self.pools.keys()):
@@ -132,7 +133,7 @@ class _Threads:
 
     def _find_torch(self, torch: Any, expected: set[int] | None = None) -> None:
         """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
-        if not hasattr(torch, "set_num_threads"):  # not loaded (yet), or a module of the user's own
+        if not all(hasattr(torch, name) for name in ("get_num_threads", "set_num_threads", "zeros")):  # not (yet) torch
             return
         # MKL's vector functions note the kind of processor at their first call, in two stores: another thread that
         # calls one between them computes with 4 correct digits (github.com/pytorch/pytorch/issues/188792).

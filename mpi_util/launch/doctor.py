@@ -147,7 +147,7 @@ def _here() -> Iterator[Check]:
     do = "these stay as they are, in rank 0's update too; unset them to give it every core" if users else ""
     yield Check("threads", _listed(users) or "no variable set: chosen by mpi_util", do, users)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    do = "2 ranks need 40, each further one 3 more, and what the program opens: ulimit -n 1024"
+    do = "2 ranks need 40, each further one 4 more, and what the program opens: ulimit -n 1024"
     text = "no limit" if files == resource.RLIM_INFINITY else f"{files} in each process (ulimit -n)"
     yield Check("open files", text, do * (0 <= files < _FEW_FILES), {"limit": files})
 

@@ -343,5 +343,5 @@ def write_record(kind: str, content: Any) -> None:
     with contextlib.suppress(OSError):
         if role.job:
             with tempfile.NamedTemporaryFile("w", dir=role.job, prefix=".", delete=False) as file:
-                json.dump(content, file, default=lambda number: number.tolist())  # NumPy's
+                json.dump(content, file)
             os.replace(file.name, os.path.join(role.job, f"{kind}-{role.rank}"))

@@ -39,6 +39,8 @@ def mpi_fork(
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
+    if RANK_PID not in os.environ and not is_multiprocess():
+        role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
     if in_child_of_rank():
         if n == 1 or is_multiprocess():
             return "child"

@@ -58,10 +58,9 @@ class Role:
     error: LaunchError | None = None
 
     def __init__(self) -> None:
-        multiprocess = is_multiprocess()
-        forked = multiprocess or os.getpid() != _IMPORTED_IN
-        self.owner = here = os.getppid() if multiprocess else _IMPORTED_IN
-        self.job = os.environ.get(JOB_VARIABLE, "")
+        self.owner = here = _multiprocess_parent() or _IMPORTED_IN
+        job = os.environ.get(JOB_VARIABLE, "")
+        self.job = job if os.path.isdir(job) else ""  # else left behind
         try:
             numbers = {name: first_number((name,), 0) for name in _NUMBERS if name in os.environ}
         except LaunchError as error:
@@ -71,10 +70,10 @@ class Role:
         found = [name for name, (size, _) in _LAUNCHERS.items() if name in numbers and numbers.get(size, 1) > 1]
         # others that come first may have been left in the shell in which this launcher was started
         self.variable = next(filter(_reachable, found), next(iter(found), ""))
-        if not forked and _is_of_rank(self.variable, self.owner):
+        if _is_of_rank(self.variable, self.owner, here):
             self.job = ""
         elif self.variable:
-            if self.owner != here and not forked:  # a rank has started its launcher
+            if self.owner != here:  # a rank has started its launcher
                 self.owner, self.job = here, ""
             size, self.launcher = _LAUNCHERS[self.variable]
             self.rank, self.size = numbers[self.variable], numbers[size]
@@ -102,19 +101,31 @@ def _reachable(variable: str) -> bool | None:
     return None
 
 
-def is_multiprocess() -> bool:
-    """True in a process that multiprocessing has started, also while that runs the program's top level once more."""
+def _multiprocess_parent() -> int:
+    """In a process of multiprocessing, also while that runs the program's top level once more, its parent; else 0."""
     known = sys.modules.get("multiprocessing.process")
-    again = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
-    return again or (known is not None and known.parent_process() is not None)
+    if parent := known and known.parent_process():
+        return int(parent.pid or 0)
+    if getattr(sys.modules.get("__mp_main__"), "__name__", "") != "__mp_main__":
+        return 0
+    pid = os.getppid()
+    with contextlib.suppress(OSError):
+        if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            pid = stat_field(pid, STAT_PARENT) or pid
+    return pid
 
 
-def _is_of_rank(variable: str, owner: int) -> bool:
-    """True if this process is a program of its own that a rank has started: one with that process id, or that runs MPI.
+def is_multiprocess() -> bool:
+    """True in a process that multiprocessing has started."""
+    return _multiprocess_parent() > 0
+
+
+def _is_of_rank(variable: str, owner: int, here: int) -> bool:
+    """True if process `here` is a program of its own that a rank has started: process `owner`, or one that runs MPI.
 
     Between the launcher and a rank there are at most shells and others that only start it.
     """
-    mine, pid = f"{variable}={os.environ.get(variable)}".encode(), os.getppid()
+    mine, pid = f"{variable}={os.environ.get(variable)}".encode(), stat_field(here, STAT_PARENT) or 0
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         while variable and pid > 1 and pid != owner:
             if _LAUNCHES.match(name_of(pid)):
@@ -123,7 +134,7 @@ def _is_of_rank(variable: str, owner: int) -> bool:
             if runs_mpi and mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 return True
             pid = stat_field(pid, STAT_PARENT) or 0
-    return owner != os.getpid()
+    return owner != here
 
 
 def forget_launcher() -> None:

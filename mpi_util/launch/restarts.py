@@ -4,6 +4,7 @@ import json
 import os
 from typing import IO, Any
 
+from ..errors import UsageError
 from .failure import print_line, write_record
 from .identity import first_number
 from .supervise import Job
@@ -28,9 +29,19 @@ def saved(note: Any) -> None:
     failure that repeats itself while the note stays the same ends the job.
 
     Args:
-        note: what JSON can hold, such as {"path": "policy.npz", "iteration": 20}; up to 100 KB.
+        note: what JSON can hold, such as {"path": "policy.npz", "iteration": 20}; up to 100 KB. NumPy's numbers and
+            arrays, and paths, become numbers, lists and text; all keys become text.
+
+    Raises UsageError: JSON cannot hold it.
     """
-    write_record("saved", note)
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+
+    try:
+        write_record("saved", json.loads(json.dumps(note, default=plain)))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"saved: the note must be what JSON can hold: {error}") from None
 
 
 def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None, max_restarts: int) -> int:

@@ -40,7 +40,7 @@ _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks h
 _LOOK_S = 0.5
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S = 1.0
-_MOST_GUARDS = 10
+_GUARD_PAUSE_S = 1.0
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
 _NOTICE_S = 5.0  # after a signal, or the last rank's end, until the user learns why the job has not ended
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
@@ -56,7 +56,8 @@ class Job:
         self._evidence = Evidence(n_ranks, Path(self.folder))
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._selector = selectors.DefaultSelector()
-        self._guards: list[subprocess.Popen[bytes]] = []  # the last one lives
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._guarded_until = -math.inf  # a guard that ends at once is not replaced before
         self._streams: list[Stream] = []
         self._unregistered = set(range(n_ranks))
         self._watched: set[int] = set()  # processes
@@ -75,9 +76,9 @@ class Job:
         Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
         """
         try:
+            self._keep_guard()
             self._open_fifos()
             with self._selector, self._signals_caught():
-                self._start_guard()
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=environment | dict.fromkeys(_FOLDER_VARIABLES, self.folder), stdin=stdin,
@@ -91,19 +92,22 @@ class Job:
         for descriptor in self._descriptors:
             os.close(descriptor)
         reap.end_job(self.folder)
-        for guard in self._guards:
-            guard.communicate(reap.ALL_IS_WELL)
+        if self._guard:
+            self._guard.kill()  # it may be stopped
+            self._guard.wait()
 
-    def _start_guard(self, pidfd: int = -1) -> None:
-        """Starts the guard; another one when it is killed."""
-        if len(self._guards) < _MOST_GUARDS:
-            guard = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing of the user's folder or environment
+    def _keep_guard(self) -> None:
+        """Starts the guard, and another one when it is killed; the job goes on without while the system refuses it."""
+        now = time.monotonic()
+        if now < self._guarded_until or (self._guard and self._guard.poll() is None):
+            return
+        self._guarded_until = now + _GUARD_PAUSE_S
+        with contextlib.suppress(OSError):
+            self._guard = subprocess.Popen(  # noqa: S603  # this interpreter, nothing of the user's folder or environment
                 [sys.executable, "-I", "-S", reap.__file__, self.folder],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                 env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if a rank's
             )  # fmt: skip
-            self._guards.append(guard)
-            self._watch(guard.pid, self._start_guard)
 
     def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
@@ -138,6 +142,7 @@ class Job:
         pause = _LOOK_EARLY_S if self._unregistered else _LOOK_S
         for key, _ in self._selector.select(pause if wait else 0):
             key.data()
+        self._keep_guard()
         self._register_ranks()
         if time.monotonic() > self._notice_at:
             self._look_at_rank_0()
@@ -280,8 +285,9 @@ class Job:
 
     def _look_at_others(self) -> None:
         """Some seconds after the last rank has ended. A launcher waits for all who have its pipes open."""
+        if any(stream.stalls for stream in self._streams):
+            return
+        self._kept_at = math.inf
         others = [pid for pid in reap.job_processes(self.folder) if pid not in self._watched]
-        if others and not any(stream.stalls for stream in self._streams):
-            self._kept_at = math.inf
-            named = ", ".join(f"{reap.name_of(pid)} (process {pid})" for pid in others)
-            print_line(f"mpi_util: all ranks have ended; waiting for what they have started: {named}; Ctrl-C ends it")
+        named = ", ".join(f"{reap.name_of(pid)} (process {pid})" for pid in others) or "a process that has their output"
+        print_line(f"mpi_util: all ranks have ended; waiting for what they have started: {named}; Ctrl-C ends it")

@@ -87,7 +87,9 @@ def judge(evidence: Evidence) -> Verdict:
     notes = [failure.reason] if failure.reason else ["above mpi_fork"] * (bool(record) and "shm" not in record)
     notes += ["the usual cause is a full /dev/shm: docker run --shm-size=1g"] * (code == -signal.SIGBUS)
     what = _describe(code) + (f" ({'; '.join(notes)})" if notes else "")
-    known = "" if failure.reported and evidence.n_ranks > 1 else f"{failure.who} {what}"
+    known = f"{failure.who} {what}"
+    if failure.reported and evidence.n_ranks > 1:  # by `fail` its line, which need not say who it is; else with a tag
+        known = "" if failure.place else f"{failure.who} has ended the job"
     cause = "" if evidence.forwarded or status in _FINAL else f"{_describe(code)} {failure.place or failure.reason}"
     last_words = "" if of_rank or failure.who == _HELPER else evidence.banners
     return Verdict(status, _line(known, evidence.n_ranks), last_words, cause)
