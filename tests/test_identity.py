@@ -70,9 +70,8 @@ def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer
 def test_a_program_that_goes_into_the_background_forks_first(tmp_path):
     """Its ranks do so too: the process that calls mpi_fork is the rank."""
     program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys\nif p := os.fork(): sys.exit(os.waitpid(p, 0)[1])\nos.setsid()\n" + FORK.format(2)
-    )
+    background = "import os, sys, mpi_util\nif p := os.fork(): sys.exit(os.waitpid(p, 0)[1])\nos.setsid()\n"
+    program.write_text(background + FORK.format(2))
     done = run([sys.executable, program], TIMEOUT_S)
     assert done.status == 0 and sorted(done.out.splitlines()) == ["0 2 2", "1 2 2"], done.err
 
