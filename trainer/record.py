@@ -91,11 +91,12 @@ class Record:
             busy_s: seconds of rollouts, summed over the ranks.
         """
         collecting = seconds["rollout"] + seconds["gather"] + seconds.get("record", 0.0)
+        idle = 1.0 - busy_s / max(collecting * self.config.nprocs, 1e-9) if self.config.nprocs > 1 else 0.0
         return {
             "Time": round(self._time(), 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),
             **{f"{name.capitalize()}S": round(seconds[name], 6) for name in PHASES},
-            "IdleShare": round(max(0.0, 1.0 - busy_s / max(collecting * self.config.nprocs, 1e-9)), 4),
+            "IdleShare": round(max(0.0, idle), 4),
         }
 
     def _time(self) -> float:
