@@ -431,6 +431,17 @@ def test_the_end_of_the_ranks_is_not_waited_for_in_silence(tmp_path, mpi):
     assert done.status == 0 and re.fullmatch(line, done.err)
 
 
+def test_ranks_that_differ_because_they_are_elsewhere_are_told_where(tmp_path, mpi):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "if mpi_util.rank == 0:\n    mpi_util.all_sum(1)\n"
+        "mpi_util.all_sum(True)\n"
+    )
+    done = run([sys.executable, program], SOON_S, mpi_environment(mpi))
+    assert "  rank 1: bool ()\ncalled at:\n  rank 0: program.py:4\n  rank 1: program.py:5\n" in done.err
+
+
 SIGNALLED = """
 import os, signal, sys, time, mpi_util
 from mpi_util.launch import supervise

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from ..errors import MpiUtilError, rank_mismatch
+from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
 from ..host import threads
 from ..host.cores import usable_cores
 from ..host.process import States, process
@@ -122,7 +122,12 @@ class Channel:
                 if kind == ERROR:
                     raise payload
             self._check_calls([call[:3] for _, call in received], range(self.size))
-            answers = decide([brought for _, (*_, brought) in received])
+            try:
+                answers = decide([brought for _, (*_, brought) in received])
+            except RankMismatchError as error:
+                if len(set(sites := [call[2] for _, call in received])) == 1:
+                    raise
+                raise rank_mismatch(f"{error}\ncalled at", sites) from None
             self._answer(answers)
         except Exception as error:
             self._fail_all(portable(op, 0, error), range(1, len(received)))
