@@ -118,14 +118,9 @@ class Watchdog:
             return  # that rank reports, now or soon
         lines = _grouped("", [each.described() for each in ranks])
         head = f"mpi_util: rank {self._rank} has waited for {waited:.3g} s"
-        head += (
-            ""
-            if self.kill
-            else (
-                ". This is a report, not an error: another rank may take that long. The next one is due after "
-                f"{2 * waited:.3g} s (mpi_util.watchdog; 0: never)"
-            )
-        )
+        if not self.kill:
+            head += ". This is a report, not an error: another rank may take that long. The next one is due after "
+            head += f"{2 * waited:.3g} s (mpi_util.watchdog; 0: never)"
         _ask_for_stacks(ranks)
         stacks = _grouped("stack of ", [each.stack() for each in ranks])
         failure.print_line("\n".join([head, *(f"  {line}" for line in lines), *stacks]))
