@@ -57,7 +57,7 @@ class Job:
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._selector = selectors.DefaultSelector()
         self._guard: subprocess.Popen[bytes] | None = None
-        self._guarded_until = -math.inf  # a guard that ends at once is not replaced before
+        self._guarded_until = -math.inf  # before this time no other guard is started
         self._streams: list[Stream] = []
         self._unregistered = set(range(n_ranks))
         self._watched: set[int] = set()  # processes
