@@ -21,7 +21,7 @@ if __name__ == "__main__":  # the imports take a second, in which Ctrl-C and SIG
 
 import mpi_util
 from trainer.advice import Advice
-from trainer.config import TooFewRows, parse
+from trainer.config import parse
 from trainer.control import DROPPED, NotFinite
 from trainer.startup import set_up
 
@@ -36,33 +36,31 @@ def main() -> int:
 
     # Environments and actor on every rank; learners on rank 0, or on all that learn; run folder and screen on rank 0.
     run = set_up(config)
-    control, training, record, weights = run.control, run.training, run.record, run.weights
+    control, record, weights = run.control, run.record, run.weights
     mpi_util.rank0_bcast_wts(weights)
     collector, evaluator = run.collector(), run.evaluator()
     if not config.resume:
         run.save(collector)
     if is_root:
         record.announce()
-    advice, phases, log = Advice(config, mpi_util.nworkers, mpi_util.usable_cores()), mpi_util.Phases(), {}
+    advice, phases = Advice(config, mpi_util.nworkers, mpi_util.usable_cores()), mpi_util.Phases()
     if control.evaluate:  # the run was stopped before it had evaluated the policy
         with mpi_util.during("evaluate"):
             run.evaluate_owed(evaluator)
 
-    while not control.stop:
+    while not control.ended:
         run.actor.refresh()
+        updates = control.iteration
         if is_root:
-            record.display.doing(f"iteration {control.iteration + 1}: collecting; Ctrl-C saves and stops")
-        with phases("rollout"):
-            collected = collector.collect()
-        with phases("gather"):
-            data = run.pool(collected)
-        with phases("update"):
-            if data.batch is not None:
-                log = training.learn(data.batch, data.part)
-            if is_root:
-                control.stop = DROPPED if data.batch is None else control.stop
-                control.save = record.due()
+            record.display.doing(f"iteration {updates + 1}: collecting")
+        if config.overlap:  # rank 0 updates on what the last iteration has collected, while the others collect
+            log, data = run.learn(phases)
+            run.collect(collector, phases)
+        else:
+            run.collect(collector, phases)
+            log, data = run.learn(phases)
         with phases("bcast"):
+            run.publish()
             mpi_util.rank0_bcast_wts(weights)
         if control.stop == DROPPED:
             break
@@ -70,9 +68,9 @@ def main() -> int:
             tests = evaluator.evaluate() if control.evaluate else {}
         seconds = phases.take()
         with phases("record"):
-            times = record.times(data.part.total, seconds, data.work[0]) if is_root else {}
-            run.report(data, tests, log | times)
-            run.advise(advice, seconds, data)
+            if control.iteration > updates:  # not so in the first iteration with --overlap
+                run.report(data, tests, log, seconds)
+                run.advise(advice, seconds, data)
             if control.save:
                 run.save(collector)
 
@@ -87,7 +85,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except NotFinite as error:
         mpi_util.fail(f"train.py: {error}")
-    except TooFewRows as error:
-        mpi_util.fail(f"train.py: {error}", status=2)
     except mpi_util.LaunchError as error:
         sys.exit(f"train.py: {error}")

@@ -1,6 +1,7 @@
-"""The algorithms: a NumPy actor, update rules, learners in PyTorch and TensorFlow, advantages, observation scaling.
+"""The algorithms: a NumPy actor, update rules, learners, advantages, observation scaling; each is written once.
 
-Nothing here knows MPI, mpi_util or the training program. `actor`, `returns` and `scaler` need only NumPy, and are what
-every rank imports; `pytorch` and `tf` hold the learners, do not import each other, and do the same. Read `actor` first,
-then `hyper` (the settings), `rules` and `pytorch.ppo`; `share` says how several learners share one batch.
+Nothing here knows MPI, mpi_util or the training program. `actor`, `mlp`, `returns` and `scaler` need only NumPy: they
+are what every rank imports. `backend` says what a framework provides; the packages `numpy`, `torch` and `tf` provide
+it, and do not import each other. Read `actor` first, then `hyper` (the settings), `rules`, `policy` and `backend`;
+`share` says how several learners share one batch.
 """

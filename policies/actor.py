@@ -14,15 +14,20 @@ name                   shape                 meaning
 """
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from policies.mlp import Array, aligned, buffers, forward, layers
 
 INIT_LOG_STD = -0.5
 HIDDEN_GAIN = math.sqrt(2.0)
 POLICY_OUT_GAIN = 0.01  # first actions near the middle of their range, first categorical choices near uniform
 VALUE_OUT_GAIN = 1.0
+WIDE = 2**20  # weights of a policy from which on rows of several environments are multiplied together
+HEIGHTS = (16, 8)  # ... in products of so many rows; on some processors OpenBLAS makes 16 of blocks of 12 and 4
 LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -36,6 +41,7 @@ class Spec:
         discrete: True for Discrete actions.
         policy_hid: width of each hidden layer of the policy, first to last.
         valfunc_hid: the same for the value function.
+        network: module:function that makes other networks, in torch; "": the built-in ones.
     """
 
     obs_dim: int
@@ -43,61 +49,44 @@ class Spec:
     discrete: bool
     policy_hid: tuple[int, ...]
     valfunc_hid: tuple[int, ...]
+    network: str = ""
 
     @classmethod
-    def from_dict(cls, fields):
-        """The Spec from what `to_dict` returned, with tuples where JSON made lists."""
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Spec":
+        """The Spec from what dataclasses.asdict made of it, with tuples where JSON made lists."""
         return cls(**{**fields, "policy_hid": tuple(fields["policy_hid"]), "valfunc_hid": tuple(fields["valfunc_hid"])})
 
-    def to_dict(self) -> dict[str, Any]:
-        """A dict that JSON can store."""
-        return asdict(self)
-
-    def sizes(self, net):
-        """Layer widths of one network, input and output included.
-
-        Args:
-            net: "policy" or "value".
-
-        Returns:
-            tuple of int, such as (376, 64, 64, 17).
-        """
+    def sizes(self, net: str) -> tuple[int, ...]:
+        """Layer widths of a network, input and output included: (376, 64, 64, 17). Args: net: "policy" or "value"."""
         if net == "policy":
             return (self.obs_dim, *self.policy_hid, self.act_dim)
         return (self.obs_dim, *self.valfunc_hid, 1)
 
-    def shapes(self, net):
+    def shapes(self, net: str) -> dict[str, tuple[int, ...]]:
         """Names and shapes of one network's parameters, in the order of a flat vector of all of them.
 
         Weights come first, so that they start on whole cache lines when the widths are multiples of 16.
 
         Args:
             net: "policy" or "value".
-
-        Returns:
-            dict of str to tuple of int.
         """
         layers = list(enumerate(zip(self.sizes(net), self.sizes(net)[1:])))
-        shapes = {f"{net}/{i}/weight": pair for i, pair in layers}
+        shapes: dict[str, tuple[int, ...]] = {f"{net}/{i}/weight": pair for i, pair in layers}
         shapes |= {f"{net}/{i}/bias": pair[1:] for i, pair in layers}
         if net == "policy" and not self.discrete:
             shapes["policy/log_std"] = (self.act_dim,)
         return shapes
 
 
-def parse_hid_list(text, obs_dim, act_dim, kind):
+def parse_hid_list(text: str, obs_dim: int, act_dim: int, kind: str) -> tuple[int, ...]:
     """Hidden layer widths from the command line; the string is parsed, never evaluated.
 
     Args:
         text: "64,64" or "[64, 64]", or "auto" for Patrick Coady's sizing (github.com/pat-coady/trpo): three layers,
             the first 10 times the observation, the last 10 times the action (value function: 5), the middle one their
             geometric mean.
-        obs_dim: length of one observation.
-        act_dim: components of an action.
+        obs_dim: length of one observation. act_dim: components of an action.
         kind: "policy" or "value".
-
-    Returns:
-        tuple of int.
 
     Raises:
         ValueError: the string is neither a list of positive integers nor "auto"; one line.
@@ -117,12 +106,10 @@ def parse_hid_list(text, obs_dim, act_dim, kind):
     return widths
 
 
-def init_params(spec, rng, log_std=INIT_LOG_STD):
+def init_params(spec: Spec, rng: np.random.Generator, log_std: float = INIT_LOG_STD) -> dict[str, Array]:
     """Initial parameters, orthogonal weights and zero biases, from which the learners and every actor start.
 
     Args:
-        spec: the Spec.
-        rng: numpy.random.Generator to draw from.
         log_std: initial value of every ``policy/log_std``.
 
     Returns:
@@ -140,7 +127,7 @@ def init_params(spec, rng, log_std=INIT_LOG_STD):
     return params
 
 
-def _orthogonal(rng, shape, gain):
+def _orthogonal(rng: np.random.Generator, shape: tuple[int, ...], gain: float) -> Array:
     """A float32 matrix with orthogonal rows or columns, scaled by `gain` (Saxe et al. 2014, arXiv:1312.6120)."""
     tall = rng.standard_normal((max(shape), min(shape)))
     q, r = np.linalg.qr(tall)
@@ -148,58 +135,39 @@ def _orthogonal(rng, shape, gain):
     return np.ascontiguousarray(gain * (q if shape[0] >= shape[1] else q.T), dtype=np.float32)
 
 
-def _layers(params, net):
-    """(weight, bias, output buffer for one row) of each layer; the arrays themselves, which a broadcast overwrites."""
-    layers = []
-    while f"{net}/{len(layers)}/weight" in params:
-        weight, bias = params[f"{net}/{len(layers)}/weight"], params[f"{net}/{len(layers)}/bias"]
-        layers.append((weight, bias, np.empty(bias.shape, np.float32)))
-    return layers
-
-
-def _forward(layers, x):
-    """Outputs of a network for a batch. Args: x: float32 (T, inputs). Returns: float32 (T, outputs)."""
-    for weight, bias, _ in layers[:-1]:
-        x = x @ weight
-        x += bias
-        np.tanh(x, out=x)
-    weight, bias, _ = layers[-1]
-    return x @ weight + bias
-
-
 class Actor:
     """Policy and value function of one rank.
 
-    `act` and `mode` multiply one row at once, so that its bits never depend on what else is being collected, on this
-    rank or on another. The bits of the batched methods depend only on the rows and their number, as long as BLAS runs
-    on one thread.
+    `output` multiplies one row at once and `outputs` always the same number, so that a row's bits never depend on what
+    else is being collected, on this rank or on another; those of `output` and `outputs` differ. The bits of the other
+    batched methods depend only on the rows and their number, as long as BLAS runs on one thread.
 
     Attributes:
         spec: the Spec.
-        params: dict of str to float32 array. A broadcast overwrites the arrays in place; call `refresh` afterwards.
+        height: rows of a product of `outputs`, by which several environments are to be stepped together; 0: they are
+            not. The size of the policy decides it, and how BLAS multiplies; never the number of environments or ranks.
     """
 
-    def __init__(self, spec, params):
+    height = 0
+
+    def __init__(self, spec: Spec, params: dict[str, Array]):
         """Args: spec: the Spec. params: as `init_params` returns them; kept, not copied."""
         self.spec = spec
         self.params = params
-        self._policy = _layers(params, "policy")
-        self._value = _layers(params, "value")
-        self._hidden, self._last = self._policy[:-1], self._policy[-1]
-        self._std = None
+        self._nets = {net: layers(params, net) for net in ("policy", "value")}
+        self._outs = {net: buffers(of_net, 0) for net, of_net in self._nets.items()}
+        self._row = buffers(self._nets["policy"])
+        if sum(weight.size for weight, _ in self._nets["policy"]) >= WIDE:
+            self.height = next(filter(self._places_agree, HEIGHTS), 0)
         self.refresh()
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Recomputes what is derived from `params`; call it after a broadcast."""
         if not self.spec.discrete:
             self._std = np.exp(self.params["policy/log_std"])
 
-    def noise(self, rng, n):
-        """The random numbers of `n` calls of `act`, drawn at once.
-
-        Args:
-            rng: numpy.random.Generator.
-            n: number of steps.
+    def noise(self, rng: np.random.Generator, n: int) -> Array:
+        """The random numbers of `n` calls of `sample`, drawn at once.
 
         Returns:
             Box: float32 (n, act_dim), standard normal. Discrete: float64 (n,), uniform on [0, 1).
@@ -208,18 +176,49 @@ class Actor:
             return rng.random(n)
         return rng.standard_normal((n, self.spec.act_dim), dtype=np.float32)
 
-    def act(self, obs, noise):
-        """Draws one action.
+    def output(self, obs: Array) -> Array:
+        """Means or logits for one row, float32 (act_dim,), which the next call overwrites.
 
         Args:
             obs: float32 (obs_dim,), scaled.
+        """
+        return forward(self._nets["policy"], obs, self._row)
+
+    def outputs(self, obs: Sequence[Array]) -> list[Array]:
+        """`output` for several rows, in products of one fixed height, which are filled up with zeros.
+
+        Args:
+            obs: any number of float32 (obs_dim,), scaled.
+
+        Returns:
+            As many new float32 (act_dim,).
+        """
+        found: list[Array] = []
+        rows, outs = self._together
+        for first in range(0, len(obs), self.height):
+            some = obs[first : first + self.height]
+            rows[: len(some)], rows[len(some) :] = some, 0.0
+            found += list(forward(self._nets["policy"], rows, outs)[: len(some)].copy())
+        return found
+
+    def _places_agree(self, height: int) -> bool:
+        """Sets the height of products. Returns: whether a row has the same bits in each place of them."""
+        self.height, rows = height, aligned((height, self.spec.obs_dim))
+        self._together = rows, buffers(self._nets["policy"], height)
+        first, *others = self.outputs([np.linspace(-1.0, 1.0, self.spec.obs_dim, dtype=np.float32)] * height)
+        return all(np.array_equal(first, other) for other in others)
+
+    def sample(self, out: Array, noise: Any) -> Any:
+        """Draws one action.
+
+        Args:
+            out: what `output` returned, or one of `outputs`.
             noise: one row of `noise`.
 
         Returns:
             Box: a new float32 (act_dim,) array, mean + std * noise. Discrete: int, by the inverse of the cumulative
             probabilities at `noise`.
         """
-        out = self._row(obs)
         if self.spec.discrete:
             cumulative = np.cumsum(np.exp(out - out.max()), dtype=np.float64)
             return min(int(cumulative.searchsorted(noise * cumulative[-1], side="right")), self.spec.act_dim - 1)
@@ -227,35 +226,15 @@ class Actor:
         action += out
         return action
 
-    def mode(self, obs):
-        """The most likely action for one row. Args: obs: float32 (obs_dim,), scaled. Returns: as `act`."""
-        out = self._row(obs)
+    def mode(self, out: Array) -> Any:
+        """The most likely action. Args: out: what `output` returned. Returns: as `sample`."""
         return int(out.argmax()) if self.spec.discrete else out.copy()
 
-    def _row(self, obs):
-        """Policy outputs for one row: float32 (act_dim,), a buffer that the next call overwrites."""
-        for weight, bias, out in self._hidden:
-            obs.dot(weight, out)
-            np.add(out, bias, out)
-            np.tanh(out, out)
-            obs = out
-        weight, bias, out = self._last
-        obs.dot(weight, out)
-        return np.add(out, bias, out)
-
-    def value(self, obs):
+    def value(self, obs: Array) -> Array:
         """State values. Args: obs: float32 (T, obs_dim), scaled. Returns: float32 (T,)."""
-        return _forward(self._value, obs)[:, 0]
+        return self._forward("value", obs)[:, 0]
 
-    def mean(self, obs):
-        """Means of the Gaussian. Args: obs: float32 (T, obs_dim), scaled. Returns: float32 (T, act_dim)."""
-        return _forward(self._policy, obs)
-
-    def probs(self, obs):
-        """Probabilities of the actions. Args: obs: float32 (T, obs_dim), scaled. Returns: float32 (T, act_dim)."""
-        return np.exp(self._log_probs(obs))
-
-    def logp(self, obs, act):
+    def logp(self, obs: Array, act: Array) -> Array:
         """Log-probability (Box: log-density) of actions that were taken.
 
         Args:
@@ -265,22 +244,16 @@ class Actor:
         Returns:
             float32 (T,).
         """
+        out = self._forward("policy", obs)
         if self.spec.discrete:
-            return self._log_probs(obs)[np.arange(len(act)), act]
+            out -= out.max(axis=1, keepdims=True)
+            return (out - np.log(np.exp(out).sum(axis=1, keepdims=True)))[np.arange(len(act)), act]
         log_std = self.params["policy/log_std"]
-        z = (act - self.mean(obs)) / self._std
+        z = (act - out) / self._std
         return -0.5 * np.square(z).sum(axis=1) - log_std.sum() - np.float32(0.5 * self.spec.act_dim * LOG_2PI)
 
-    def entropy(self, obs):
-        """Entropy of the action distribution, in nats. Args: obs: float32 (T, obs_dim). Returns: float32 (T,)."""
-        if self.spec.discrete:
-            log_probs = self._log_probs(obs)
-            return -(np.exp(log_probs) * log_probs).sum(axis=1)
-        total = self.params["policy/log_std"].sum() + np.float32(0.5 * self.spec.act_dim * (1.0 + LOG_2PI))
-        return np.full(len(obs), total, np.float32)
-
-    def _log_probs(self, obs):
-        """Logarithms of `probs`: float32 (T, act_dim)."""
-        logits = _forward(self._policy, obs)
-        logits -= logits.max(axis=1, keepdims=True)
-        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    def _forward(self, net: str, obs: Array) -> Array:
+        """Outputs for the rows of a batch: a new float32 (T, outputs) array."""
+        if len(obs) > len(self._outs[net][0]):  # kept, as memory that is new to the process takes longer than products
+            self._outs[net] = buffers(self._nets[net], len(obs))
+        return forward(self._nets[net], obs, [out[: len(obs)] for out in self._outs[net]]).copy()

@@ -1,157 +1,46 @@
-"""What the learners of every framework have in common: checkpoints, the policy's update, both updates at once."""
+"""The value learner, and both learners of a run."""
 
-import contextlib
-import math
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Mapping
+from types import ModuleType
 
 import numpy as np
 
-from policies.minibatches import POLICY_STREAM, VALUE_STREAM, n_minibatches, stream
-from policies.share import ALONE, Part
+from policies.actor import Spec
+from policies.backend import Array, Params, ValueNet, require_shape
+from policies.forked import Forked
+from policies.hyper import Hyper
+from policies.learner import VALUE_STREAM, Learner, State, n_minibatches, shuffled, stream
+from policies.policy import Policy
+from policies.rules import RULES
+from policies.share import ALONE, Part, Share
 
 VAR_FLOOR = 1e-12  # constant targets have no variance to explain
+# Least optimizer steps of a fit that is made in a child: to fork, and to copy the pages that either changes, takes as
+# long as some 100 steps of 125 rows.
+STEPS_TO_FORK = 200
 
 
-class BaseLearner:
-    """Weights and checkpoints of a learner, whose framework provides `net` and `adam`.
-
-    Attributes:
-        net: Net. adam: Adam. hyper: resolved Hyper. spec: policies.actor.Spec. on_cpu: whether it learns there.
-        threads: number of cores that an update may use.
-        share: of the learners that share the batch, as policies.share.Alone.
-        updates: number of updates so far; selects the random stream of the next one.
-        lr_scale: factor of the step sizes, 0 to 1, set before an update.
-    """
-
-    name = ""  # of the network
-
-    def __init__(self, spec, params, config, threads=1, device="cpu", share=ALONE):
-        """Copies the network's parameters.
-
-        Args:
-            spec: policies.actor.Spec.
-            params: dict of float32 arrays as policies.actor.init_params returns.
-            config: policies.hyper.Hyper.
-            threads: cores that an update may use.
-            device: "cpu", or "cuda", "cuda:0" and so on; TensorFlow: "gpu:0" too.
-            share: of the learners that share the batch, as policies.share.Alone.
-
-        Raises:
-            ValueError: config.algo is unknown, or the parameters do not fit `spec`.
-            RuntimeError: there is no such device.
-        """
-        self.spec, self.hyper, self.threads, self.share = spec, config.resolve(), threads, share
-        self.updates, self.lr_scale = 0, 1.0
-        self.build(params, device)
-
-    def build(self, params, device):
-        """Makes `net`, `adam` and what else the framework needs. Args: as of the class."""
-        raise NotImplementedError
-
-    def require_finite(self, **arrays):
-        """Raises FloatingPointError on every learner that names those of the arrays that are not finite on any."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums = self.share.sum(np.array([float(x.sum()) for x in arrays.values()]))
-        if bad := [name for name, finite in zip(arrays, np.isfinite(sums)) if not finite]:
-            raise FloatingPointError(f"a number in the batch is not finite: of {', '.join(bad)}")
-
-    def weights(self, out):
-        """Copies the network's parameters out.
-
-        Args:
-            out: dict of str to float32 array with at least the names of policies.actor.init_params for this network;
-                the arrays are overwritten in place.
-        """
-        self.net.copy_to(out)
-
-    def state(self):
-        """Everything that later updates depend on, so that a resumed run has the same bits.
-
-        Returns:
-            (arrays, scalars): dict of str to array, with the parameters under the actor's names, and dict of str to
-            number, the same for every framework. All names begin with the network's name, so those of two learners can
-            share a dict.
-        """
-        name, (m, v) = self.net.name, self.adam.moments()
-        arrays = self.net.arrays() | {f"{name}/adam/m": m, f"{name}/adam/v": v}
-        return arrays, {f"{name}/adam/steps": self.adam.steps, f"{name}/updates": self.updates}
-
-    def load_state(self, arrays, scalars):
-        """Restores what `state` returned; other names in the dicts are ignored.
-
-        Args:
-            arrays, scalars: as `state` returned them, from a learner of the same Spec.
-
-        Raises:
-            ValueError: the parameters do not fit this network.
-            KeyError: a name is missing.
-        """
-        name = self.net.name
-        self.net.load(arrays)
-        self.adam.load(arrays[f"{name}/adam/m"], arrays[f"{name}/adam/v"], int(scalars[f"{name}/adam/steps"]))
-        self.updates = int(scalars[f"{name}/updates"])
-
-
-class BasePolicy(BaseLearner):
-    """A policy's update by its `rule`, a policies.rules.UpdateRule."""
-
-    name = "policy"
-
-    def update(self, obs, act, adv, logger, part=None):
-        """One update by the rule on one batch; old log-probabilities are those of the current weights.
-
-        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
-
-        Args:
-            obs: float32 (N, obs_dim), scaled.
-            act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
-            adv: float32 (N,), any unit; normalised here.
-            logger: has ``log(dict)``. It gets KL (mean KL(old || new), nats), Entropy (nats), LossPi (surrogate loss
-                after the update, in standard deviations of the advantage) and the rule's own numbers.
-            part: policies.share.Part, which rows of the whole batch these are; None: all.
-
-        Raises:
-            ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
-            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
-        """
-        part = Part.whole(len(obs)) if part is None else part
-        with self.updating(part.total):
-            batch = self.batch(obs, act, adv, part)
-            result, rule_log = self.rule.update(self, batch, stream(self.hyper.seed, POLICY_STREAM, self.updates))
-            log = finite_floats(dict(zip(("KL", "Entropy", "LossPi"), self.summary(batch, result))) | rule_log)
-        self.rule.adapt(log["KL"])
-        logger.log(log)
-
-    def state(self):
-        """As the base class, with the rule's state."""
-        arrays, scalars = super().state()
-        return arrays, scalars | {f"policy/{key}": value for key, value in self.rule.state().items()}
-
-    def load_state(self, arrays, scalars):
-        """As the base class, with the rule's state."""
-        super().load_state(arrays, scalars)
-        self.rule.load_state({key: scalars[f"policy/{key}"] for key in self.rule.state()})
-
-
-class BaseValueFunction(BaseLearner):
-    """Estimates the return that follows an observation, by least squares.
-
-    A framework has: `data`, copies of the arrays as it uses them; `joined`, two such pairs in one; `errors` of the
-    predictions; `descend_all`, all passes of Adam over the rows; `mean_square`, of the errors, over the whole batch.
+class ValueFunction(Learner):
+    """Estimates the return that follows an observation.
 
     Attributes:
-        last: (obs, ret) of the batch that the next fit replays. last_part: its policies.share.Part.
+        last: (obs, ret) of the batch that the next fit replays. last_part: which rows of the whole batch these are.
     """
 
-    name = "value"
+    net: ValueNet
 
-    def __init__(self, spec, *arguments, **more):
-        super().__init__(spec, *arguments, **more)
-        self.last = self.data(np.empty((0, spec.obs_dim)), np.empty(0), 0)
+    def __init__(self, net: ValueNet, share: Share = ALONE):
+        super().__init__(net, share)
+        self.last = np.empty((0, net.spec.obs_dim), np.float32), np.empty(0, np.float32)
         self.last_part = Part.whole(0)
 
-    def fit(self, obs, ret, logger, part=None):
+    def rows_per_step(self, n_rows: int) -> int:
+        """See Learner; rows that are replayed count."""
+        n_rows += self.last_part.total
+        return n_rows // n_minibatches(self.hyper, n_rows)
+
+    def fit(self, obs: Array, ret: Array, part: Part | None = None) -> dict[str, float]:
         """One fit on one batch, and on the batch before it where the algorithm replays that.
 
         Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
@@ -159,127 +48,148 @@ class BaseValueFunction(BaseLearner):
         Args:
             obs: float32 (N, obs_dim), scaled.
             ret: float32 (N,), targets: discounted sums of rewards, or advantages plus values (TD(lambda) returns).
-            logger: has ``log(dict)``. It gets LossV (mean squared error on this batch after the fit, squared unit of
-                the targets) and ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant).
-            part: policies.share.Part, which rows of the whole batch these are; None: all.
+            part: which rows of the whole batch these are; None: all.
+
+        Returns:
+            What to log: ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant) and LossV (mean
+            squared error on this batch after the fit, squared unit of the targets).
 
         Raises:
-            ValueError: an array has another shape than the above, or a minibatch fewer rows than there are learners.
+            ValueError: an array has another shape than the above.
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
-        hyper = self.hyper
+        hyper, net = self.hyper, self.net
         part = Part.whole(len(obs)) if part is None else part
         all_part = part.followed_by(self.last_part)
-        n_parts = n_minibatches(hyper, all_part.total, self.share.n_learners)
-        with self.updating(part.total):
-            obs, ret = self.data(obs, ret, len(part))
+        n_parts = n_minibatches(hyper, all_part.total)
+        with self.updating(part.total) as log:
+            require_shape(ret, (len(part),))
+            rows = net.rows(obs, ret)
             self.require_finite(obs=obs, ret=ret)
-            _, (error_std, ret_std) = self.moments(part, self.errors(obs, ret), ret)
-            rows = self.joined((obs, ret), self.last) if hyper.vf_replay else (obs, ret)
+            _, (error_std, ret_std) = self.moments(part, net.values(rows) - ret, ret)
+            replayed = net.rows(*map(np.concatenate, zip((obs, ret), self.last))) if len(self.last_part) else rows
             rng = stream(hyper.seed, VALUE_STREAM, self.updates)
-            self.descend_all(rows, rng, all_part, n_parts, hyper.vf_lr * self.lr_scale)
-            (loss,) = self.mean_square(part, self.errors(obs, ret))
-            log = finite_floats({"ExplainedVar": 1.0 - error_std**2 / (ret_std**2 + VAR_FLOOR), "LossV": loss})
-        if hyper.vf_replay:
-            self.last, self.last_part = (obs, ret), part
-        logger.log(log)
+            for _ in range(hyper.vf_epochs):
+                self.descend(replayed, shuffled(rng, all_part, n_parts), hyper.vf_lr * self.lr_scale)
+            (loss,) = self.means(part, [np.square(net.values(rows) - ret).sum(dtype=np.float64)])
+            log |= {"ExplainedVar": 1.0 - error_std**2 / (ret_std**2 + VAR_FLOOR), "LossV": loss}
+        self._keep(obs, ret, part)
+        return log
 
-    def state(self):
-        """Collective among the learners: as the base class, with the whole batch to replay."""
+    def _keep(self, obs: Array, ret: Array, part: Part) -> None:
+        if self.hyper.vf_replay:
+            self.last, self.last_part = (np.array(obs, np.float32), np.array(ret, np.float32)), part
+
+    def fit_forked(self, obs: Array, ret: Array) -> Array:
+        """`fit` in a child of this process, which changes the network's shared arrays. Returns: what `adopt` takes."""
+        return np.array([*self.fit(obs, ret).values(), self.net.steps], np.float64)
+
+    def adopt(self, numbers: Array, obs: Array, ret: Array) -> dict[str, float]:
+        """Notes what `fit_forked` did. Args: numbers: float64 (3,), from it. Returns: as `fit`."""
+        self.net.steps = int(numbers[2])
+        self.updates += 1
+        self._keep(obs, ret, Part.whole(len(obs)))
+        return {"ExplainedVar": float(numbers[0]), "LossV": float(numbers[1])}
+
+    def state(self) -> State:
+        """Collective among the learners: see Learner; with the whole batch to replay."""
         arrays, scalars = super().state()
         owner = np.full(len(self.last_part), self.share.index)
         for name, rows in zip(("obs", "ret", "owner"), (*self.last, owner)):
-            rows = rows.cpu().numpy() if hasattr(rows, "cpu") else rows
             arrays[f"value/last_{name}"] = self.last_part.collect(self.share, rows)
         return arrays, scalars
 
-    def load_state(self, arrays, scalars):
-        """As the base class; each learner takes its rows of the batch to replay."""
+    def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
+        """See Learner; each learner takes its rows of the batch to replay."""
         super().load_state(arrays, scalars)
-        self.last_part = Part.of_owners(self.share, arrays["value/last_owner"])
-        obs, ret = (arrays[f"value/last_{name}"][self.last_part.rows] for name in ("obs", "ret"))
-        self.last = self.data(obs, ret, len(self.last_part))
+        self.last_part = part = Part.of_owners(self.share, arrays["value/last_owner"])
+        self.last = arrays["value/last_obs"][part.rows], arrays["value/last_ret"][part.rows]
 
 
-class SideBySide:
-    """Runs the policy's update and the value function's fit on one batch, at the same time where that is faster.
+class Learners:
+    """The policy's update and the value function's fit on one batch: on a core each, or one after the other.
 
-    They share nothing, so the bits are the same either way. Small networks keep one core busy each: two threads on one
-    small product cost more than they gain, two learners on two cores do not (275 ms became 212 ms for 2x64 networks,
-    49 ms became 32 ms for an early ppo-kl update). Learners that use several threads each, or a GPU, or that share
-    their batch with other processes, run one after the other: the sums over processes must come in one order.
+    They share nothing, so the bits are the same either way. On small networks a second thread of one of them costs more
+    than it gains, and with both in a thread each they wait for Python's lock: so the fit is made in a child of this
+    process, where the backend allows that. If the child is killed, the fit is made here.
 
     Attributes:
-        width: number of cores that the last update used.
+        policy: Policy. value: ValueFunction.
     """
 
-    def __init__(self, policy, val_func, **thread):
-        """Args: policy: Policy. val_func: ValueFunction. thread: how the second thread starts, for its executor."""
-        self.policy, self.val_func = policy, val_func
-        self._second = ThreadPoolExecutor(1, **thread)
+    def __init__(
+        self,
+        backend: ModuleType,
+        spec: Spec,
+        params: Params,
+        hyper: Hyper,
+        threads: int = 1,
+        device: str = "cpu",
+        share: Share = ALONE,
+    ):
+        """Copies the parameters.
 
-    def learn(self, obs, act, adv, ret, part=None):
+        Args:
+            backend: policies.numpy, policies.torch or policies.tf.
+            params: dict of float32 arrays as policies.actor.init_params returns.
+            threads: number of cores that an update may use.
+            device: "cpu", or "cuda", "cuda:0" and so on; TensorFlow: "gpu:0" too.
+
+        Raises:
+            ValueError: the parameters do not fit `spec`.
+            RuntimeError: there is no such device.
+        """
+        made = spec, params, hyper, threads, device
+        self.policy: Policy = RULES[hyper.algo](backend.PolicyNet(*made), share)
+        self.value = ValueFunction(backend.ValueNet(*made), share)
+        may_fork = self.value.net.forks and threads > 1 and share.n_learners == 1 and len(os.sched_getaffinity(0)) > 1
+        self._forked = Forked(3) if may_fork else None
+
+    def learn(
+        self, obs: Array, act: Array, adv: Array, ret: Array, part: Part | None = None, logp: Array | None = None
+    ) -> dict[str, float]:
         """One update of each.
 
         Args:
-            obs, act, adv: as Policy.update takes them. ret: as ValueFunction.fit takes it.
-            part: policies.share.Part, which rows of the whole batch these are; None: all.
+            obs, act, adv, logp: as Policy.update takes them. ret: as ValueFunction.fit takes it.
+            part: which rows of the whole batch these are; None: all.
 
         Returns:
-            dict of str to float: what both log, the policy first.
+            What both log, the policy first.
 
         Raises:
             FloatingPointError, ValueError: as the learners raise them.
         """
-        policy_log, value_log = Log(), Log()
-        n_rows = len(obs) if part is None else part.total
-        if self.at_once(n_rows):
-            self.width = 2
-            with _often_switching():
-                fitted = self._second.submit(self.val_func.fit, obs, ret, value_log, part)
-                try:
-                    self.policy.update(obs, act, adv, policy_log, part)
-                finally:
-                    fitted.exception()  # waits for it
-                fitted.result()
-        else:
-            self.width = self.n_threads(n_rows)
-            self.policy.update(obs, act, adv, policy_log, part)
-            self.val_func.fit(obs, ret, value_log, part)
-        return {**policy_log, **value_log}
+        n_rows, hyper = len(obs) if part is None else part.total, self.value.hyper
+        threads = max(learner.n_threads(n_rows) for learner in (self.policy, self.value))
+        steps = hyper.vf_epochs * n_minibatches(hyper, n_rows + self.value.last_part.total)
+        if self._forked is None or threads > 1 or steps < STEPS_TO_FORK:
+            return self.policy.update(obs, act, adv, part, logp) | self.value.fit(obs, ret, part)
+        before = self.value.snapshot()
+        self._forked.start(lambda: self.value.fit_forked(obs, ret))
+        try:
+            log = self.policy.update(obs, act, adv, part, logp)
+        except BaseException:
+            self._forked.result()
+            self.value.restore(before)
+            raise
+        if (fitted := self._forked.result()) is not None:
+            return log | self.value.adopt(fitted, obs, ret)
+        self.value.restore(before)
+        return log | self.value.fit(obs, ret, part)
 
-    def at_once(self, n_rows):
-        """Whether both run at the same time: where they may, on a core each. Args: n_rows: rows of the whole batch."""
-        policy = self.policy
-        free = policy.on_cpu and policy.threads > 1 and policy.share.n_learners == 1
-        return free and self.n_threads(n_rows) == 1
+    @property
+    def params(self) -> dict[str, Array]:
+        """A copy of the parameters of both, named as by policies.actor.init_params."""
+        policy, value = self.policy.net, self.value.net
+        return policy.by_name(policy.vector()) | value.by_name(value.vector())
 
-    def n_threads(self, n_rows):
-        """Most threads that either uses on its own. Args: n_rows: rows of the whole batch."""
-        return max(learner.n_threads(n_rows) for learner in (self.policy, self.val_func))
+    def state(self) -> State:
+        """Collective among the learners: everything that later updates depend on. Returns: as Learner.state."""
+        (arrays, scalars), (more_arrays, more_scalars) = self.policy.state(), self.value.state()
+        return arrays | more_arrays, scalars | more_scalars
 
-
-@contextlib.contextmanager
-def _often_switching():
-    """Threads take turns more often: two learners hold Python's lock for short moments only, but wait 5 ms for it."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-3)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-class Log(dict):
-    """A logger that keeps what it is given."""
-
-    log = dict.update
-
-
-def finite_floats(log):
-    """Numbers and 0-d tensors of an update as Python floats. Raises FloatingPointError that names one not finite."""
-    floats = {key: float(value) for key, value in log.items()}
-    for key, value in floats.items():
-        if not math.isfinite(value):
-            raise FloatingPointError(f"{key} is {value} after the update")
-    return floats
+    def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
+        """Restores what `state` returned. Raises: as Learner.load_state."""
+        self.policy.load_state(arrays, scalars)
+        self.value.load_state(arrays, scalars)

@@ -5,9 +5,10 @@ episode terminated, the value function's estimate where it was truncated or cut 
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def gae(rew, val, last_val, gamma, lam):
+def gae(rew: ArrayLike, val: ArrayLike, last_val: float, gamma: float, lam: float) -> np.ndarray:
     """Generalised advantage estimates (Schulman et al. 2016, arXiv:1506.02438, equation 16).
 
     adv[t] = sum over k of (gamma * lam)^k * delta[t + k], delta[t] = rew[t] + gamma * val[t + 1] - val[t].

@@ -1,83 +1,179 @@
-"""Base classes of the update rules, the same for every framework."""
+"""The update rules: how a policy is improved on one batch. Each is written once, for every backend.
+
+``ppo`` is the clipped surrogate objective in minibatches; ``ppo-kl`` is Patrick Coady's, a KL penalty whose weight and
+step size adapt to a target divergence; ``trpo`` is a natural gradient step within a bound on the divergence; ``vpg`` is
+the vanilla policy gradient.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from policies.backend import Array, as_array
+from policies.learner import n_minibatches, shuffled
+from policies.policy import Batch, Compared, Log, Policy
 
 
-class UpdateRule:
-    """How a policy is improved on one batch. This base uses the whole batch at once, and keeps no state."""
+class PPOClip(Policy):
+    """``ppo``: Schulman et al. 2017 (arXiv:1707.06347), equation 7, over several passes in minibatches.
 
-    def __init__(self, hyper):
-        """Args: hyper: resolved Hyper."""
-        self._hyper = hyper
+    A pass that ends beyond a divergence of `kl_targ` is the last one.
+    """
 
-    def rows_per_step(self, n_rows):
-        """Rows of the largest product, on which the number of threads depends. Args: n_rows: rows of the batch."""
-        return n_rows
+    def rows_per_step(self, n_rows: int) -> int:
+        return n_rows // n_minibatches(self.hyper, n_rows)
 
-    def update(self, policy, batch, rng):
-        """Changes ``policy.net``.
+    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+        """See Policy.
 
-        Where several learners share the batch, gradients and logged numbers are of the whole batch, and each learner
-        makes the same calls in the same order.
-
-        Args:
-            policy: Policy of the rule's framework, whose docstring says what to return.
-            batch: its Batch.
-            rng: numpy.random.Generator of this update.
+        It logs ClipFrac, share of rows beyond the clip range after the update, and StopIter, number of passes.
         """
-        raise NotImplementedError
-
-    def adapt(self, kl):
-        """Called after a successful update: adapts the rule's state. Args: kl: mean KL(old || new) of it, nats."""
-
-    def state(self):
-        """dict of str to number: what changes from update to update."""
-        return {}
-
-    def load_state(self, scalars):
-        """Restores it. Args: scalars: what `state` returned."""
+        hyper = self.hyper
+        n_parts = n_minibatches(hyper, batch.part.total)
+        for epoch in range(1, hyper.epochs + 1):
+            self.descend(batch.rows, shuffled(rng, batch.part, n_parts), hyper.lr * self.lr_scale)
+            if hyper.kl_targ or epoch == hyper.epochs:
+                now = self.compare(batch)
+                if hyper.kl_targ and now.kl > hyper.kl_targ:
+                    break
+        return now, {"ClipFrac": now.clip_frac, "StopIter": epoch}
 
 
-class AdaptiveKLPenalty(UpdateRule):
-    """A penalty on the KL divergence whose weight, and then the step size, adapt so that updates reach `kl_targ`.
+class PPOPenalty(Policy):
+    """``ppo-kl``: arXiv:1707.06347, equation 8, on the whole batch, with a hinge beyond twice the target.
 
-    Source: github.com/pat-coady/trpo.
+    The penalty's weight, and then the step size, adapt so that updates reach `kl_targ` (github.com/pat-coady/trpo).
 
     Attributes:
         beta: weight of the KL divergence. lr_mult: factor of the step size. Both adapt after each update.
     """
 
-    HINGE = 50.0  # weight of the squared excess over twice the target (arXiv:1707.02286, appendix)
+    adaptive = "beta", "lr_mult"
+
+    HINGE = 50.0  # weight of the squared excess over twice the target (Heess et al. 2017, arXiv:1707.02286, appendix)
     STOP = 4.0  # times the target: further steps would leave the region where the surrogate holds
     ADAPT = 1.5
     BETA_RANGE = (1.0 / 35.0, 35.0)
     BETA_SETTLED = (1.0 / 30.0, 30.0)  # beyond these beta alone no longer steers, and the step size follows
     LR_MULT_RANGE = (0.1, 10.0)
+    beta = lr_mult = 1.0
 
-    def __init__(self, hyper):
-        """Args: hyper: resolved Hyper."""
-        super().__init__(hyper)
-        self.beta = 1.0
-        self.lr_mult = 1.0
+    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+        """See Policy. It logs Beta and LrMult, as this update used them, and StopIter, number of passes."""
+        hyper, epochs = self.hyper, 0
+        now = self.compare(batch)
+        while epochs < hyper.epochs and now.kl <= self.STOP * hyper.kl_targ:
+            epochs += 1
+            weight = self.beta + 2.0 * self.HINGE * max(0.0, now.kl - 2.0 * hyper.kl_targ)  # the penalty's derivative
+            grad = self.gradient(batch, now, kl=weight)
+            self.net.step(grad, hyper.lr * self.lr_scale * self.lr_mult)
+            now = self.compare(batch)
+        return now, {"Beta": self.beta, "LrMult": self.lr_mult, "StopIter": epochs}
 
-    def kl_weight(self, kl):
-        """Derivative of the penalty by the divergence. Args: kl: where the policy is now, nats."""
-        return self.beta + 2.0 * self.HINGE * max(0.0, kl - 2.0 * self._hyper.kl_targ)
-
-    def adapt(self, kl):
-        """See UpdateRule: beta rises, then the step size falls, where the divergence was too large; or the reverse."""
+    def adapt(self, kl: float) -> None:
+        """See Policy: beta rises, then the step size falls, where the divergence was too large; or the reverse."""
         lowest, highest = self.BETA_RANGE
-        if kl > 2.0 * self._hyper.kl_targ:
+        if kl > 2.0 * self.hyper.kl_targ:
             self.beta = min(highest, self.beta * self.ADAPT)
             if self.beta > self.BETA_SETTLED[1] and self.lr_mult > self.LR_MULT_RANGE[0]:
                 self.lr_mult /= self.ADAPT
-        elif kl < 0.5 * self._hyper.kl_targ:
+        elif kl < 0.5 * self.hyper.kl_targ:
             self.beta = max(lowest, self.beta / self.ADAPT)
             if self.beta < self.BETA_SETTLED[0] and self.lr_mult < self.LR_MULT_RANGE[1]:
                 self.lr_mult *= self.ADAPT
 
-    def state(self):
-        """See UpdateRule."""
-        return {"beta": self.beta, "lr_mult": self.lr_mult}
 
-    def load_state(self, scalars):
-        """See UpdateRule."""
-        self.beta, self.lr_mult = scalars["beta"], scalars["lr_mult"]
+class TrustRegion(Policy):
+    """``trpo``: Schulman et al. 2015 (arXiv:1502.05477), algorithm 1 with the single-path estimate, on the whole batch.
+
+    The Fisher matrix F of the policy is the second derivative of the mean KL divergence (appendix C). It is never
+    formed: conjugate gradients only need its products with vectors, and F v = J' M J v, where J is the derivative of
+    the network's outputs by its parameters and M the Fisher matrix of the distribution over them. J v takes a forward
+    pass, J' a backward pass. Vectors are float64 (P,), in the order of the network's parameters.
+    """
+
+    BACKTRACKS = 10  # most steps to try
+    BACKTRACK = 0.8  # length of each, relative to the one before
+
+    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+        """See Policy. If the line search accepts no step, the policy does not change.
+
+        It logs BacktrackIters, steps that the line search rejected; StepFrac, the accepted fraction of the full step,
+        0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
+
+        Raises:
+            FloatingPointError: the gradient or its curvature is not finite.
+        """
+        hyper, before = self.hyper, self.net.vector()
+
+        def at(parameters: Array) -> tuple[Compared, float]:
+            """The policy with these parameters, and its loss."""
+            self.net.set_vector(parameters.astype(np.float32))
+            now = self.compare(batch)
+            return now, now.loss - hyper.ent_coef * now.entropy
+
+        now, loss = at(before)
+        neg_grad = -as_array(self.gradient(batch, now)).astype(np.float64)
+        step, residual = conjugate_gradients(self.fisher(batch), neg_grad, hyper.cg_iters)
+        curvature = float(step @ (neg_grad - residual))  # step' F step, without another product
+        if not math.isfinite(curvature):
+            raise FloatingPointError("the policy update's gradient is not finite")
+        step = step * (math.sqrt(2.0 * hyper.kl_targ / curvature) if curvature > 0.0 else 0.0)  # 0: nothing to gain
+        log = {"CgResidual": math.sqrt(residual @ residual) / max(math.sqrt(neg_grad @ neg_grad), 1e-30)}
+        fraction = 1.0
+        for rejected in range(self.BACKTRACKS):
+            now, new_loss = at(before + fraction * step)
+            if new_loss < loss and now.kl <= hyper.kl_targ:
+                return now, {"BacktrackIters": rejected, "StepFrac": fraction} | log
+            fraction *= self.BACKTRACK
+        return at(before)[0], {"BacktrackIters": self.BACKTRACKS, "StepFrac": 0.0} | log
+
+
+class VPG(Policy):
+    """``vpg``: steps of Adam on the whole batch, along the advantage-weighted gradient of the log-probabilities.
+
+    Later steps on the same batch weight it with the probability ratio. Papers: Williams 1992 (REINFORCE), Sutton
+    et al. 2000, with the advantages of Schulman et al. 2016 (arXiv:1506.02438).
+    """
+
+    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+        """See Policy. It logs nothing of its own."""
+        now = self.compare(batch)
+        for _ in range(self.hyper.epochs):
+            self.net.step(self.gradient(batch, now), self.hyper.lr * self.lr_scale)
+            now = self.compare(batch)
+        return now, {}
+
+
+def conjugate_gradients(
+    product: Callable[[Array], Array], b: Array, iters: int, tolerance: float = 1e-10
+) -> tuple[Array, Array]:
+    """Solves A x = b for a symmetric positive definite A (Hestenes and Stiefel 1952).
+
+    Args:
+        product: function that multiplies A by a vector like `b`.
+        b: float64 (P,).
+        iters: most products to compute.
+        tolerance: of the squared residual, relative to the first one.
+
+    Returns:
+        (x, residual b - A x): like `b`. The residual is not finite if any number was not.
+    """
+    x, residual, p = 0.0 * b, b, b
+    squared = first = float(b @ b)
+    for _ in range(iters):
+        if squared <= tolerance * first:
+            break
+        a_p = product(p)
+        along = float(p @ a_p)
+        if along == 0.0:  # without damping: a direction of zero curvature
+            break
+        x = x + squared / along * p
+        residual = residual - squared / along * a_p
+        before, squared = squared, float(residual @ residual)
+        p = residual + squared / before * p
+    return x, residual
+
+
+RULES: dict[str, type[Policy]] = {"ppo": PPOClip, "ppo-kl": PPOPenalty, "trpo": TrustRegion, "vpg": VPG}

@@ -6,7 +6,7 @@ scales with the same bits.
 
 import numpy as np
 
-from policies.share import ALONE
+from policies.share import ALONE, Array, Share
 
 CLIP = 10.0  # in standard deviations: keeps a first contact force or a fall from saturating the networks
 VAR_FLOOR = 1e-8  # an observation that never changed scales to 0, not to infinity
@@ -22,10 +22,10 @@ class Scaler:
             ``scaler/count``: float64 (1,), number of observations so far.
     """
 
-    def __init__(self, obs_dim, name="scaler"):
+    def __init__(self, obs_dim: int, name: str = "scaler"):
         """Args: obs_dim: length of one observation. name: of this scaler."""
         self.name = name
-        self.arrays = {
+        self.arrays: dict[str, Array] = {
             f"{name}/mean": np.zeros(obs_dim, np.float32),
             f"{name}/scale": np.ones(obs_dim, np.float32),
             f"{name}/run_mean": np.zeros(obs_dim),
@@ -34,12 +34,12 @@ class Scaler:
         }
         self._mean, self._scale = self.arrays[f"{name}/mean"], self.arrays[f"{name}/scale"]
 
-    def update(self, obs, share=ALONE):
+    def update(self, obs: Array, share: Share = ALONE) -> None:
         """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
 
         Args:
             obs: unscaled observations, float32 or float64 (N, obs_dim). May have no rows.
-            share: of the learners, as policies.share.Alone; their parts are merged in their order.
+            share: of the learners; their parts are merged in their order.
 
         Raises:
             FloatingPointError: an observation is not finite; the state is unchanged.
@@ -63,7 +63,7 @@ class Scaler:
             self._mean[:] = mean
             self._scale[:] = 1.0 / np.sqrt(run_m2 / count[0] + VAR_FLOOR)
 
-    def scale(self, obs, out=None):
+    def scale(self, obs: Array, out: Array | None = None) -> Array:
         """Normalises observations elementwise, so a row's bits are the same alone and in any batch.
 
         Args:
@@ -75,12 +75,12 @@ class Scaler:
         """
         if out is None:
             out = np.empty(obs.shape, np.float32)
-        np.subtract(obs, self._mean, out=out, casting="same_kind")
-        np.multiply(out, self._scale, out=out)
+        np.subtract(obs, self._mean, out, casting="same_kind")
+        np.multiply(out, self._scale, out)
         return out.clip(-CLIP, CLIP, out=out)
 
 
-def _moments(obs):
+def _moments(obs: Array) -> Array:
     """Size, means and sums of squared deviations of a sample: float64 (1 + 2 * obs_dim,); not finite if `obs` is not.
 
     Args:

@@ -1,6 +1,6 @@
 """How several learners update synchronously on one batch, each on its own rows of it.
 
-A single learner (`Alone`) has the whole batch. Several draw the same minibatches of the whole batch from the same
+A single learner (`ALONE`) has the whole batch. Several draw the same minibatches of the whole batch from the same
 stream; each takes its own rows of them, and gradients, mean divergences and moments are summed over the learners. The
 result is that of one learner on the whole batch, up to rounding. Every decision (to stop, to shorten a step, to refuse
 a number) is taken on such a sum, so that all learners take it together and none waits for another.
@@ -10,19 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Array = np.ndarray
 
-class Alone:
-    """A single learner. For several, an object with the same members, whose `sum` is a collective call.
+
+class Share:
+    """What several learners that update synchronously do together; this base is that of a single learner.
 
     Attributes:
-        n_learners: learners that update synchronously.
+        n_learners: their number.
         index: of this learner, 0 to n_learners - 1.
     """
 
     n_learners = 1
     index = 0
 
-    def sum(self, x):
+    def sum(self, x: Array) -> Array:
         """Collective among the learners: the sum over them, the same bits on each.
 
         Args:
@@ -34,7 +36,7 @@ class Alone:
         return x
 
 
-ALONE = Alone()
+ALONE = Share()
 
 
 @dataclass(frozen=True)
@@ -46,31 +48,26 @@ class Part:
         total: rows of the whole batch.
     """
 
-    rows: np.ndarray
+    rows: Array
     total: int
 
     @classmethod
-    def whole(cls, n):
+    def whole(cls, n: int) -> "Part":
         """All of a batch of `n` rows."""
         return cls(np.arange(n), n)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def weight(self):
-        """Share of the whole batch, 0 to 1."""
-        return len(self.rows) / self.total if self.total else 1.0
-
-    def followed_by(self, other):
+    def followed_by(self, other: "Part") -> "Part":
         """The part of two batches concatenated, this one's first."""
         return Part(np.concatenate((self.rows, other.rows + self.total)), self.total + other.total)
 
-    def collect(self, share, rows):
+    def collect(self, share: Share, rows: Array) -> Array:
         """Collective among the learners: an array of the whole batch from each learner's rows of it.
 
         Args:
-            share: as Alone. rows: array, shape (len(self), ...).
+            rows: array, shape (len(self), ...).
 
         Returns:
             New float32 array, shape (total, ...), on each learner.
@@ -80,7 +77,7 @@ class Part:
         return share.sum(whole) if self.total else whole
 
     @classmethod
-    def of_owners(cls, share, owners):
+    def of_owners(cls, share: Share, owners: Array) -> "Part":
         """This learner's part of a saved batch: the rows it owned, or every nth row if there were more learners then.
 
         Args: owners: for each row of the batch the index of its learner.
@@ -89,7 +86,7 @@ class Part:
             return cls(np.flatnonzero(owners == share.index), len(owners))
         return cls(np.arange(share.index, len(owners), share.n_learners), len(owners))
 
-    def positions(self):
+    def positions(self) -> Array:
         """int64 (total,): position in this part of each row of the whole batch; -1: not in it."""
         positions = np.full(self.total, -1)
         positions[self.rows] = np.arange(len(self.rows))

@@ -88,7 +88,7 @@ SLOW = [
     r"test_weight_sync\.py::test_torchrl_collectors_in_mpi_ranks\[openmpi",
     r"test_shared_memory\.py::test_(a_system_without_memfd|too_little_shared_memory)\[openmpi",
     r"test_examples\.py::test_spinning_up_program\[(ppo_(tf1|torch)-CartPole-v1-mpich-4|trpo_tf1-CartPole-v1-mpich-1)",
-    r"test_benchmarks\.py::test_writes_what_it_measured\[(learning|learning_time|coady|memory|sleeping|idle|soak_ranks)\]",
+    r"test_benchmarks\.py::test_writes_what_it_measured\[(learning|learning_time|time_to_return|coady|memory|sleeping|idle|soak_ranks)\]",
     r"test_cores\.py::test_a_launcher_may_bind_rank_0_to_one_core\[mpich",
     r"test_examples\.py::test_spinning_up_program\[(trpo_tf1-Pendulum|ppo_tf1-Pendulum|.*_torch-CartPole)",
     r"test_examples\.py::test_program_of_2017\[Pendulum-v1-1",

@@ -138,3 +138,33 @@ class Moody(Walk):
 
 for env in (NotFinite, Uneven, Broken, Walk, Moody):
     gym.register(f"{env.__name__}-v0", env)
+
+
+def wrong_network(name, obs_dim, outputs):
+    """For --network: a network with too many outputs."""
+    import torch
+
+    return torch.nn.Linear(obs_dim, 7)
+
+
+def noisy_network(name, obs_dim, outputs):
+    """For --network: outputs that depend on chance."""
+    import torch
+
+    class Noisy(torch.nn.Linear):
+        def forward(self, obs):
+            return super().forward(obs) + torch.randn(outputs)
+
+    return Noisy(obs_dim, outputs)
+
+
+def centred_network(name, obs_dim, outputs):
+    """For --network: outputs of a row that depend on the other rows."""
+    import torch
+
+    class Centred(torch.nn.Linear):
+        def forward(self, obs):
+            out = super().forward(obs)
+            return out - out.mean(0)
+
+    return Centred(obs_dim, outputs)

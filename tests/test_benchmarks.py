@@ -4,8 +4,12 @@ import json
 import shlex
 import sys
 
+import numpy as np
 import pytest
 from conftest import ROOT, run
+
+from benchmarks import end_to_end
+from policies.returns import gae
 
 PROGRAMS = {
     "advice": "--repeats 1 --iterations 6 --only 'HalfCheetah-v5, trpo, 2x64'",
@@ -16,12 +20,16 @@ PROGRAMS = {
     "rollout": "--repeats 2 --ranks 2 --episodes 6",
     "coady": "--repeats 1 --ranks 1 --iterations 3 --episodes 6",
     "end_to_end": "--repeats 1 --ranks 2 --iterations 3",
-    "learning": "--repeats 2 --jobs 2 --only PPO/Hopper-v4 --steps 4096",
-    "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO/Hopper-v4",
+    "learning": "--repeats 2 --jobs 2 --only PPO-1M/Hopper-v4,PPO-default* --steps 4096",
+    "time_to_return": f"--repeats 1 --ranks 1 --steps 3000 --returns 50,9000 --sb3_python {sys.executable}",
+    "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO-1M/Hopper-v4",
     "own_program": "--repeats 1 --mpi mpich --steps 1",
     "memory": "--repeats 1 --ranks 2",
     "examples": "--repeats 1 --only same_bits --iterations 2 --options=--episodes=10",
-    "sleeping": "--repeats 1 --episodes 2",
+    "sleeping": "--repeats 1 --ranks 1,3 --episodes 2",
+    "wide_actor": "--repeats 1",
+    "update": "--repeats 1 --frameworks numpy",
+    "overlap": "--repeats 1 --epochs 1 --iterations 5",
     "soak_collectives": "--repeats 60 --mpi mpich",
     "soak_kills": "--repeats 1 --modes episodes",
     "soak_large": "--repeats 4 --elements 100000 --mpi mpich",
@@ -31,7 +39,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "overlap")) for n in PROGRAMS])
 def test_writes_what_it_measured(name, tmp_path):
     command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(PROGRAMS[name]), "--results", tmp_path]
     done = run(command, timeout=120)
@@ -52,6 +60,82 @@ def find_spreads(samples: dict) -> list[dict]:
     return [s for part in samples.values() if isinstance(part, dict) for s in find_spreads(part)]
 
 
+OTHER = """
+import json, pathlib, sys
+program, *options = sys.argv[1:]
+assert pathlib.Path(program).exists()
+settings = dict(zip(options[::2], options[1::2]))
+rates = {"compiled": 20.0, "none": 100.0, "eager": 10.0 + float(settings["--threads"])}
+rate = rates[settings["--update"]] if program.endswith("envpool_ppo.py") else float(settings["--envs"])
+pathlib.Path(settings["--out"]).write_text(json.dumps({"steps_per_s": rate, "versions": {"python": program}}))
+"""
+
+
+def test_end_to_end_compares_with_the_best_of_each(tmp_path, monkeypatch):
+    other = tmp_path / "python"  # stands in for an interpreter that has another learner
+    other.write_text(f"#!{sys.executable}\n{OTHER}")
+    other.chmod(0o755)
+    options = f"--repeats 1 --ranks 2 --sb3_python {other} --envpool_python {other} --results {tmp_path}"
+    monkeypatch.setattr(sys, "argv", ["end_to_end.py", *options.split()])
+    monkeypatch.setattr(end_to_end, "ours", lambda n, args: 36.0)
+    end_to_end.main()
+    record = json.loads((tmp_path / "end_to_end.json").read_text())
+    assert [(claim["claim"].partition(" / ")[2], claim["measured"], claim["met"]) for claim in record["claims"]] == [
+        ("SB3's best (1 worker, 20 environments, 1 torch threads)", 1.8, False),
+        ("EnvPool's best (2 torch threads)", 3.0, True),
+        ("compiled EnvPool's best (1 torch threads)", 1.8, True),
+    ]
+    assert record["envpool_versions"]["python"].endswith("benchmarks/envpool_ppo.py")
+
+
+def test_envpool_ppo_does_the_same_work(tmp_path):
+    pytest.importorskip("envpool")
+    program, out = ROOT / "benchmarks" / "envpool_ppo.py", tmp_path / "out.json"
+    done = run([sys.executable, program, "--iterations", 3, "--out", out], timeout=120)
+    assert done.status == 0, done.out + done.err
+    found = json.loads(out.read_text())
+    network = 376 * 64 + 64 + 64 * 64 + 64  # but for its last layer
+    assert sum(found["parameters"].values()) == 2 * network + 64 * 17 + 17 + 64 + 1 + 17
+    assert (found["env_steps"], found["optimizer_steps"]) == (3 * 4000, 3 * 10 * 32)
+    assert found["steps_per_s"] > 0 and 0 < found["reset_share"] < 0.06 and min(found["returns"]) > 90
+
+
+def test_envpool_ppo_has_the_same_advantages():
+    pytest.importorskip("envpool")
+    from benchmarks.envpool_ppo import GAMMA, LAM, advantages
+
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(9, 2)), rng.normal(size=(10, 2))
+    done, terminated = np.zeros((2, 9, 2), bool)
+    done[3, 0] = terminated[3, 0] = done[5, 1] = True  # the other is cut off
+    found = advantages(rewards, values, terminated, done)
+    for i, end in enumerate((4, 6)):
+        last = 0.0 if i == 0 else values[end, i]
+        expected = gae(rewards[:end, i], values[:end, i], last, GAMMA, LAM)
+        np.testing.assert_allclose(found[:end, i], expected, rtol=1e-5, atol=1e-6)
+        expected = gae(rewards[end:, i], values[end:9, i], values[9, i], GAMMA, LAM)
+        np.testing.assert_allclose(found[end:, i], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow  # compiles
+def test_envpool_ppo_compiled_is_the_same():
+    pytest.importorskip("envpool")
+    import torch
+
+    from benchmarks.envpool_ppo import Agent, compiled_step, eager_step
+
+    torch.manual_seed(0)
+    agents = [Agent(5, 2) for _ in range(2)]
+    agents[1].load_state_dict(agents[0].state_dict())
+    steps = [make(agent) for make, agent in zip((eager_step, compiled_step), agents)]
+    for _ in range(30):
+        minibatch = torch.randn(16, 5), torch.randn(16, 2), torch.randn(16) - 1, 4 * torch.randn(16), torch.randn(16)
+        for step in steps:
+            step(*minibatch)
+    for eager, compiled in zip(*(agent.parameters() for agent in agents)):
+        torch.testing.assert_close(eager, compiled, rtol=1e-3, atol=1e-5)
+
+
 def test_table_shows_each_claim(tmp_path):
     claims = [{"claim": "time / memcpy", "target": "<= 1", "measured": 0.875, "met": True}]
     (tmp_path / "gather.json").write_text(json.dumps({"claims": claims}))
@@ -60,8 +144,17 @@ def test_table_shows_each_claim(tmp_path):
 
 
 def test_every_program_is_tried_or_is_left_out_on_purpose():
-    others = {"record", "table", "sleeping_env", "sb3_ppo", "weight_sync"}  # no programs, or need other interpreters
+    others = {
+        "record",
+        "table",
+        "sleeping_env",
+        "sb3_ppo",
+        "envpool_ppo",
+        "weight_sync",
+    }  # no programs, or need other interpreters
     others |= {"soak"}  # what the soak programs share
     others |= {"sb3_parallel"}  # some minutes
+    others |= {"peer_run", "sb3_humanoid", "envpool_humanoid"}  # parts of time_to_return
+    others |= {"background", "learning_tasks", "learning_results", "learning_doc"}  # parts of learning
     others |= {"spinup", "spinup_loop"}  # blocking MPI calls: minutes on a machine that has other work
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others

@@ -16,8 +16,8 @@ BOUND = {
 }
 WIDE = ["--batch_steps", 1200, "--num_envs", 4, "--minibatches", 1, "--policy_hid_list", "256,256"]
 NARROW = ["--batch_steps", 1200, "--num_envs", 4, "--minibatches", 1]
-EACH = [(f, a) for f in ("torch", "tf") for a in ("ppo", "ppo-kl", "trpo", "vpg")]
-QUICK = [("torch", "ppo")]
+EACH = [(f, a) for f in ("numpy", "torch", "tf") for a in ("ppo", "ppo-kl", "trpo", "vpg")]
+QUICK = [("numpy", "ppo"), ("numpy", "trpo"), ("torch", "ppo")]
 
 
 def train(folder, *arguments, before=(), env=None):
@@ -48,7 +48,7 @@ def test_one_core_or_two(tmp_path, framework, algo, sizes):
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_a_launcher_may_bind_rank_0_to_one_core(tmp_path, mpi):
-    arguments = options("torch", "ppo", WIDE)
+    arguments = options("numpy", "ppo", WIDE)
     expected, _ = train(tmp_path / "free", *arguments)
     launcher = [LAUNCHER[mpi], *BOUND[mpi]]
     assert train(tmp_path / "bound", *arguments, before=launcher, env=mpi_environment(mpi))[0] == expected

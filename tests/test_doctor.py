@@ -108,7 +108,7 @@ def test_a_new_environment(bare):
     found = doctor(bare)
     assert found.status == 1 and {"mpi4py", "MPI library", "2 ranks"} == found.bad()
     assert found["mpi4py"]["do"].startswith("pip install mpi4py mpich")
-    assert re.search(r"torch.*: pip install '.\[train\]'", found["frameworks"]["do"])
+    assert re.search(r"gymnasium.*: pip install '.\[train\]'", found["frameworks"]["do"])
     assert found["launcher"]["state"] == "NOTE"
 
 

@@ -204,7 +204,7 @@ def test_the_program_before_adopting_learns_too(tmp_path):
 
 
 def test_every_program_is_tried_and_in_the_readme():
-    shared = {"core", "core_tf1", "core_torch"}
+    shared = {"core", "core_tf1", "core_torch", "two_branch"}  # test_train_modes.py trains with the last one
     programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo"}
     adopted = {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
     assert programs == adopted | set(TEACHING) and set(SHORT) == set(TEACHING)

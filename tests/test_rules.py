@@ -25,7 +25,6 @@ FRAMEWORKS = {
     "tensorflow",
     "keras",
     "gymnasium",
-    "rich",
     "safetensors",
     "scipy",
     "torchrl",
@@ -132,14 +131,17 @@ def test_every_room_says_what_it_does_and_where_to_begin():
 
 
 def test_policies_know_neither_mpi_nor_each_others_framework():
+    """A backend sees its own library, and the others see none; a folder is not the library of the same name."""
+    library = {"numpy": "threadpoolctl", "torch": "torch", "tf": "tensorflow keras"}
     for path in (ROOT / "policies").rglob("*.py"):
-        roots = {name.partition(".")[0] for name in imports(path)}
-        assert not roots & {"mpi_util", "mpi4py", "trainer", "train"}, path
-        framework = {"pytorch": "torch", "tf": "tensorflow"}.get(path.parent.name)
-        top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
-        assert not top & ({"torch", "tensorflow", "keras"} - {framework}), path
-        other = {"pytorch": "policies.tf", "tf": "policies.pytorch"}.get(path.parent.name)
-        assert not other or not any(name.startswith(other) for name in imports(path)), path
+        names = imports(path)
+        roots = {name.partition(".")[0] for name in names}
+        backend = path.parent.name if path.parent.name != "policies" else ""
+        own = set(library.get(backend, "").split())
+        assert roots - own <= {"policies", "numpy"} | sys.stdlib_module_names, path
+        of_backends = {name.split(".")[1] for name in names if name.startswith("policies.")} & library.keys()
+        assert of_backends <= {backend}, path
+    assert {path.parent.name for path in (ROOT / "policies").glob("*/__init__.py")} == library.keys()
 
 
 def mpi_util_names(path: Path) -> set[str]:
@@ -179,7 +181,12 @@ def test_import_starts_nothing():
 
 def test_a_worker_needs_no_framework():
     loaded = fresh("import sys, trainer.rollout, trainer.config; print(*sys.modules)")
-    assert not {"torch", "tensorflow", "scipy", "rich"} & set(loaded.split())
+    assert not {"torch", "tensorflow", "scipy", "policies.numpy"} & set(loaded.split())
+
+
+def test_the_numpy_backend_needs_no_other():
+    loaded = fresh("import sys, policies.learners, policies.numpy; print(*sys.modules)")
+    assert not {"torch", "tensorflow", "policies.torch", "policies.tf"} & set(loaded.split())
 
 
 def test_the_folder_works_where_it_is_copied(tmp_path):

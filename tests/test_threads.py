@@ -136,7 +136,6 @@ SETTLED = "import torch; torch.zeros(1).exp_()"
 STARTS = {  # of a program that comes to compute with several threads
     "torch before": "import torch, mpi_util; mpi_util.mpi_fork(1)",
     "torch after": "import mpi_util; mpi_util.mpi_fork(1); import torch",
-    "learners": "import torch; from policies.pytorch import SideBySide; SideBySide(None, None)",
 }
 
 

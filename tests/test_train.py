@@ -1,11 +1,16 @@
 """train.py as its user runs it: the same bits at any size, ends in order, resumes, learns, and refuses bad input."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -88,7 +93,7 @@ def test_the_run_folder(alone, tmp_path):
     train(*EPISODES, "--run_dir", tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["env"] == "Hopper-v4" and config["num_episodes"] == 24 and config["run_dir"] == f"{tmp_path}/run"
-    assert (config["lr"], config["epochs"], config["clip"]) == (3e-4, 10, 0.2)
+    assert (config["lr"], config["epochs"], config["clip"]) == (1e-4, 10, 0.2)
     assert config["num_envs"] is None and config["cg_iters"] is None  # without effect
     assert config["versions"]["numpy"] == np.__version__ and {"python", "torch", "mpi4py"} <= set(config["versions"])
     train("--resume", tmp_path / "run", "--nprocs", 2)
@@ -132,10 +137,11 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
         ("-n 24 --total_steps 1000000", "ends after 24 episodes or 1,000,000 environment steps"),
     ],
 )
-def test_it_says_how_it_ends(tmp_path, capsys, limits, ends):
+def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
+    monkeypatch.setattr(sys, "argv", ["../repository/train.py"])  # as it was started
     record = Record(parse(["Hopper-v4", *limits.split(), "--nprocs", "2", "--run_dir", f"{tmp_path}/a run"]), None, {})
     record.announce()
-    again = f"{python_command()} train.py --resume '{tmp_path}/a run'"
+    again = f"{python_command()} ../repository/train.py --resume '{tmp_path}/a run'"
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"Hopper-v4: ppo, seed 0, 2 processes, results in {tmp_path}/a run"
     assert second == f"{ends}; Ctrl-C saves and stops; to continue: {again}"
@@ -196,9 +202,42 @@ def test_a_run_needs_no_output(tmp_path, n):
     """Its reader has gone after the first line; or there is none, and the disk of the other stream is full."""
     streams = "2>&- | head -1" if n == 1 else ">/dev/full 2>&-"
     folder = tmp_path / "run"
-    command = [sys.executable, "train.py", "InvertedPendulum-v4", "--nprocs", n, "-n", 60, "--run_dir", folder]
+    command = [sys.executable, "train.py", "InvertedPendulum-v4", "--nprocs", n, "-b20", "-n60", "--run_dir", folder]
     done = run(["bash", "-c", f'set -o pipefail; "$@" {streams}', "-", *command], 60)
     assert done.status == 0 and not done.err and len(rows(folder)) == 3
+
+
+def on_terminal(columns: int, *arguments, env: dict | None = None) -> tuple[int, list[str]]:
+    """train.py on a terminal. Returns: its status, and the lines that it wrote, with escape codes."""
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "train.py", *map(str, arguments)]
+    everywhere = {**os.environ, **mpi_environment("mpich"), **(env or {}), "TERM": "xterm"}
+    process = subprocess.Popen(command, cwd=ROOT, env=everywhere, stdin=side, stdout=side, stderr=side)
+    os.close(side)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO, when the last process has closed it
+        while chunk := os.read(main, 4096):
+            shown += chunk
+    os.close(main)
+    return process.wait(20), shown.decode().split("\r\n")
+
+
+@pytest.mark.parametrize("columns, width", [(60, 55), (80, 80), (200, 95)])
+@pytest.mark.parametrize("n", [1, 2])
+def test_rows_fit_the_terminal(tmp_path, n, columns, width):
+    status, lines = on_terminal(columns, *EPISODES, "--nprocs", n, "--run_dir", tmp_path / "run")
+    plain = [re.sub(r".*\r|\x1b\[\w+", "", line) for line in lines]
+    table = [line for line in plain if re.match(r" +(iter|\d+) ", line)]
+    assert status == 0 and len(table) == 4 and {len(line) for line in table} == {width}
+    assert any("\r\x1b[2K\x1b[2miteration 2: collecting\x1b[0m\r" in line for line in lines)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_crash_leaves_the_terminal_as_it_was(tmp_path, n):
+    status, lines = on_terminal(80, "tests.envs:Broken-v0", "--nprocs", n, "--run_dir", tmp_path / "run")
+    assert status == 1 and any("the simulator fell over" in line for line in lines)
+    assert "\x1b[?25l" not in "".join(lines)  # which hides the cursor
 
 
 def test_a_run_that_was_killed_at_once_can_be_resumed(tmp_path):
@@ -294,7 +333,7 @@ BAD_INPUT = {
     "wrong argument": (["Hopper-v4", "--env_kwargs", '{"wings": 2}'], 2, "wings"),
     "no JSON": (["Hopper-v4", "--env_kwargs", "{wings: 2}"], 2, "--env_kwargs"),
     "no process": (["Hopper-v4", "--nprocs", 0], 2, "--nprocs is 0"),
-    "more ranks than environments": (["Hopper-v4", "--batch_steps", 100, "--num_envs", 1], 2, "--num_envs"),
+    "more ranks than environments": (["Hopper-v4", "--batch_steps", 100, "--num_envs", 1], 2, "--batch_steps 102"),
     "segments that do not divide": (["Hopper-v4", "--batch_steps", 100, "--num_envs", 3], 2, "multiple"),
     "bad layers": (["Hopper-v4", "--policy_hid_list", "__import__('os')"], 2, "hidden layers"),
     "unknown algorithm": (["Hopper-v4", "--algo", "sarsa"], 2, "sarsa"),
@@ -357,7 +396,9 @@ def test_a_damaged_config_is_refused(tmp_path, capsys, case):
     content, line = BAD_CONFIG[case]
     path = tmp_path / "config.json"
     if isinstance(content, dict):
-        content = Config("Hopper-v4", kl_targ=0.02, gamma=1).effective | {"versions": {}, "commands": ["a"]} | content
+        content = (
+            Config(env="Hopper-v4", kl_targ=0.02, gamma=1).effective | {"versions": {}, "commands": ["a"]} | content
+        )
     path.write_bytes(
         content if isinstance(content, bytes) else str(content if content == "{" else json.dumps(content)).encode()
     )
@@ -370,7 +411,7 @@ def test_a_damaged_config_is_refused(tmp_path, capsys, case):
 
 
 def test_a_config_with_settings_without_effect_is_resumed(tmp_path):
-    first = Config("Hopper-v4", watchdog=0.0, nprocs=3)
+    first = Config(env="Hopper-v4", watchdog=0.0, nprocs=3, framework="numpy")
     (tmp_path / "config.json").write_text(json.dumps(first.effective | {"versions": {}, "commands": []}))
     resumed = parse(["--resume", str(tmp_path), "--watchdog", "9"])
     assert resumed.effective | {"watchdog": 0.0, "watchdog_kill": None} == first.effective

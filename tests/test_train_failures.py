@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -46,14 +47,18 @@ def start(*arguments, mpi):
 
 
 @pytest.mark.parametrize(
-    ("env", "mpi"), [(WALK, "mpich"), (WALK, "openmpi"), ("Hopper-v4", "mpich"), ("CartPole-v1", "mpich")],
+    ("env", "mpi", "more"),
+    [
+        (WALK, "mpich", ()), (WALK, "openmpi", ()), ("Hopper-v4", "mpich", ()), ("CartPole-v1", "mpich", ()),
+        (WALK, "mpich", ["--overlap", "--rew_scale", "returns"]),
+    ],
     indirect=["mpi"],
 )  # fmt: skip
-def test_segments_that_were_killed_go_on_to_the_same_bits(tmp_path, env, mpi):
+def test_segments_that_were_killed_go_on_to_the_same_bits(tmp_path, env, mpi, more):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(env, *SEGMENTS, "--total_steps", 240 * 24, "--run_dir", whole)
+    train(env, *SEGMENTS, *more, "--total_steps", 240 * 24, "--run_dir", whole)
     lengths, done = [], 0
-    ways = [([env, *SEGMENTS, "--run_dir", parts], 2, signal.SIGTERM), (["--resume", parts], 3, signal.SIGINT)]
+    ways = [([env, *SEGMENTS, *more, "--run_dir", parts], 2, signal.SIGTERM), (["--resume", parts], 3, signal.SIGINT)]
     ways.append((["--resume", parts], 4, signal.SIGKILL))
     for arguments, n, signum in ways:
         process = start(*arguments, "--nprocs", n, mpi=mpi)
@@ -121,7 +126,7 @@ def test_an_environment_that_ends_the_program_is_one_that_fails(tmp_path, n):
 
 def a_runner(env: str, weight: float = 0.01, **settings) -> Runner:
     """A runner of this environment, with this weight everywhere in the last layer."""
-    config = Config(env, **settings)
+    config = Config(env=env, **settings)
     envs, spec = build_envs(config)
     params = init_params(spec, np.random.default_rng(0))
     params["policy/2/weight"].fill(weight)
@@ -148,7 +153,7 @@ def test_failures_in_one_episode_are_no_failures_in_a_row(capsys):
 
 def test_after_a_failure_an_episode_that_cannot_be_replayed_gives_way_to_the_next():
     runner = a_runner("tests.envs:Moody-v0", on_env_error="restart", batch_steps=5, num_envs=1)
-    collector = SegmentCollector(runner.config, runner.control, {0: runner}, False, {})
+    collector = SegmentCollector(runner.config, runner.control, runner.actor, {0: runner}, False, {})
     for number in (0, 1):
         (batch,), _ = collector.collect()
         assert len(batch["adv"]) == 5 and collector.episodes[0].key == (0, number)
@@ -235,7 +240,7 @@ def good(tmp_path_factory):
     "bad, text",
     [
         ("crash nan", r"episode \d/\d+, step 3: observation\[1\] is nan"),
-        ("reward 1e30", r"iteration \d+: LossV is inf after the update"),
+        ("reward 1e30", r"iteration \d+: LossV is (inf|nan) after the update"),
     ],
 )
 def test_what_is_not_finite_ends_the_run_with_one_line(good, tmp_path, bad, text):
@@ -275,3 +280,36 @@ def test_an_update_that_diverges_ends_the_run_with_one_line(tmp_path, framework,
     lines = [line for line in done.err.splitlines() if line.startswith("train.py: ")]
     assert len(lines) == 1 and lines[0].startswith("train.py: iteration 1: "), done.err
     assert int(load(folder / "checkpoint.safetensors")[0]["iteration"][0]) == 0
+
+
+def test_of_environments_that_are_stepped_together_the_one_that_fails_is_named():
+    runners = {e: a_runner(WALK, batch_steps=10, num_envs=2) for e in (0, 1)}
+    actor = runners[0].actor
+    assert actor._places_agree(8)
+    collector = SegmentCollector(runners[0].config, runners[0].control, actor, runners, False, {})
+    assert [len(batch["adv"]) for batch in collector.collect().batches] == [5, 5]
+    runners[0].env.step = fail
+    with pytest.raises(RuntimeError) as raised:
+        collector.collect()
+    assert raised.value._mpi_util_where["episode"] == "0/0"
+
+
+@pytest.mark.parametrize("pause, calls", [(0.0, range(1, 30)), (2e-3, [40])])
+def test_whether_to_stop_is_asked_before_each_slow_step_but_not_before_each_quick_one(pause, calls):
+    runner, asked = a_runner(WALK), []
+    runner.env.step = lambda action: (np.full(2, time.sleep(pause) or 0.0), 0.0, False, False, {})
+    runner.start(Episode((0,)))
+    batch, _ = runner.run(40, lambda: asked.append(None))
+    assert len(batch["adv"]) == 40 and len(asked) in calls
+
+
+def test_the_seconds_of_a_segment_are_counted_once():
+    runners = {e: a_runner(WALK, batch_steps=10, num_envs=2) for e in (0, 1)}
+    for runner in runners.values():
+        step = runner.env.step
+        runner.env.step = lambda action, step=step: (time.sleep(2e-3), step(action))[1]
+    collector = SegmentCollector(runner.config, runner.control, runner.actor, runners, False, {})
+    work = np.concatenate([batch["work"] for batch in collector.collect().batches])
+    seconds, asleep, sleeps, restarts = work.sum(axis=0)
+    assert 0.02 < asleep < seconds < 0.5 and sleeps >= 10 and restarts == 0
+    assert work[1:].sum() == 0.0

@@ -32,6 +32,23 @@ def test_each_algorithm_gives_the_same_bits_at_any_size(tmp_path, algo):
     assert made[0] == made[1] and len(made[0][1]) == 2
 
 
+@pytest.mark.parametrize("algo", ["ppo", "trpo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("ppo-kl", "vpg"))])
+def test_overlap_gives_the_same_bits_at_any_size(tmp_path, algo):
+    way = ["--overlap", "--algo", algo, "--eval_every", 300, "--eval_episodes", 2]
+    for name, work in (("episodes", [*EPISODES[:2], 18, *EPISODES[3:]]), ("segments", SHORT)):
+        made = [run(tmp_path / f"{name}{n}", *work, *way, "--nprocs", n) for n in (1, 2, 4)]
+        assert made[0] == made[1] == made[2]
+        assert [int(row["Iteration"]) for row in made[0][1]] == [1, 2, 3][: len(made[0][1])]
+
+
+def test_overlap_collects_with_the_weights_from_before_the_update(tmp_path):
+    ways = {"lock-step": [], "overlap": ["--overlap"], "frozen": ["--overlap", "--lr", 1e-30]}
+    made = {name: run(tmp_path / name, *EPISODES[:2], 18, *EPISODES[3:], *way)[1] for name, way in ways.items()}
+    lock_step, overlap, frozen = ([row["AverageEpRet"] for row in each] for each in made.values())
+    assert overlap[:2] == frozen[:2] and overlap[2] != frozen[2]
+    assert lock_step[0] == frozen[0] and lock_step[1] != frozen[1]
+
+
 @pytest.mark.parametrize("algo", ["ppo", "trpo"])
 def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path, algo):
     pytest.importorskip("tensorflow")
@@ -101,9 +118,34 @@ def test_evaluation_does_not_change_the_run_and_is_the_same_at_any_size(tmp_path
     assert load(tmp_path / "3" / "best.safetensors")[1]["test_ret"] == best
 
 
+def test_environments_stepped_together_for_a_wide_policy_give_the_same_bits_at_any_size(tmp_path):
+    """10, 5 or 4 and 3 of them on a rank: more or fewer rows than a product has."""
+    wide = [
+        "Hopper-v4",
+        "--batch_steps",
+        300,
+        "--num_envs",
+        10,
+        "--policy_hid_list",
+        "1100,1000",
+        *BATCH[:2],
+        "--epochs",
+        1,
+    ]
+    wide += ["--eval_every", 300, "--eval_episodes", 2]
+    made = [
+        run(tmp_path / str(n), *wide, "--total_steps", 900, "--nprocs", n, "--save_every", seconds)
+        for n, seconds in ((1, 0), (2, 99))  # after a checkpoint rank 0 must act with one thread too
+    ]
+    run(tmp_path / "parts", *wide, "--total_steps", 300, "--nprocs", 2)
+    train("--resume", tmp_path / "parts", "--total_steps", 900, "--nprocs", 3)
+    made.append(((tmp_path / "parts" / "policy.safetensors").read_bytes(), rows(tmp_path / "parts")))
+    assert made[0] == made[1] == made[2] and len(made[0][1]) == 3
+
+
 def test_returns_can_scale_the_rewards(tmp_path):
     made = [run(tmp_path / str(n), *SHORT, "--rew_scale", "returns", "--nprocs", n) for n in (1, 3)]
-    assert made[0] == made[1] != run(tmp_path / "gamma", *SHORT)
+    assert made[0] == made[1] != run(tmp_path / "gamma", *SHORT, "--rew_scale", "gamma")
 
 
 def test_it_says_where_the_time_goes(tmp_path):
@@ -119,15 +161,24 @@ def test_the_idle_share_counts_what_the_ranks_collect_while_rank_0_keeps_its_rec
     record = Record(parse(["Hopper-v4", "--nprocs", "2", "--run_dir", str(tmp_path)]), None, {})
     assert record.times(100, IDLE, busy_s=5.1)["IdleShare"] == pytest.approx(1 - 5.1 / 6)  # of 2 ranks, 3 s each
     assert record.times(100, IDLE, busy_s=6.1)["IdleShare"] == 0.0
+    assert record.times(100, IDLE | {"beside": 1.0}, busy_s=5.1)["IdleShare"] == pytest.approx(1 - 6.1 / 8)
     assert record.times(100, IDLE, busy_s=5.1)["StepsPerSecond"] == pytest.approx(100 / 5.6, rel=1e-2)
+
+
+def test_with_overlap_each_row_has_the_time_that_its_batch_took(tmp_path):
+    run(tmp_path / "run", *SHORT, "--overlap", "--nprocs", 2)
+    train("--resume", tmp_path / "run", "--total_steps", 1600)
+    lines = [line.split("\t") for line in (tmp_path / "run" / "progress.txt").read_text().splitlines()]
+    times = [dict(zip(lines[0], map(float, line))) for line in lines[1:]]
+    assert len(times) > 2 and all(row["RolloutS"] + row["GatherS"] > 0 for row in times)  # the last one's, too
+    for row in times:
+        spent = sum(row[name] for name in ("RolloutS", "GatherS", "UpdateS", "BcastS"))
+        assert row["StepsPerSecond"] == pytest.approx(400 / spent, rel=0.01)
 
 
 BAD = {
     "no such framework": (["--framework", "jax"], "jax"),
-    "minibatches of too few rows": (["--parallel", "average", "--minibatch_rows", 2, "--nprocs", 3], "of 2 rows"),
-    "minibatches that turn out too small": (
-        ["--parallel", "average", "--minibatches", 100_000, "--nprocs", 3], "of 1 rows"
-    ),
+    "a lag with rows that never meet": (["--parallel", "average", "--overlap", "--nprocs", 2], "--overlap collects"),
     "a schedule without an end": (["--lr_schedule", "linear"], "--total_steps"),
     "deviations of choices": (["CartPole-v1", "--log_std", -1], "--log_std has no effect"),
 }  # fmt: skip
@@ -145,7 +196,7 @@ def test_bad_settings_get_one_line(tmp_path, case):
 @pytest.mark.parametrize(
     "arguments, line",
     [
-        ("--num_envs 4", "--num_envs has no effect without --batch_steps"),
+        ("-b 20 --num_envs 4", "--num_envs has no effect without --batch_steps"),
         ("--batch_steps 100 -b 20", "--batch_size has no effect with --batch_steps"),
         ("--algo trpo --clip 0.2", "--clip has no effect with --algo trpo"),
         ("--algo ppo-kl --clip 0.2", "--clip has no effect with --algo ppo-kl"),
@@ -174,11 +225,62 @@ def test_what_is_not_refused_has_a_value_in_config_json_and_the_rest_has_none(ar
     unlimited = {"num_episodes", "total_steps", "run_dir", "resume", "batch_steps", "eval_every", "watchdog"}
     without = {name for name, value in config.effective.items() if value is None}
     assert without - unlimited == set(config.unused) - unlimited and "lr" in config.effective
-    assert Config(**{k: v for k, v in config.effective.items() if v is not None}).hyper == config.hyper
+    again = Config(**{key: value for key, value in config.effective.items() if value is not None})
+    assert {**vars(again), **dict.fromkeys(config.unused)} == {**vars(config), **dict.fromkeys(config.unused)}
 
 
 def test_a_framework_that_is_not_installed(tmp_path):
     (tmp_path / "tensorflow.py").write_text(TF_OFF)
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = train("Hopper-v4", "--framework", "tf", "--nprocs", 2, "--run_dir", tmp_path / "run", status=2, env=env)
-    assert "train.py: --framework tf needs TensorFlow: pip install -e '.[tf]'" in done.err
+    assert "; install what train.py needs: pip install -c constraints.txt -e '.[tf]'" in done.err
+
+
+TWO_BRANCH = ["--network", "examples.two_branch:network"]
+
+
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("trpo", marks=pytest.mark.slow)])
+def test_a_network_of_ones_own_gives_the_same_bits_at_any_size_and_goes_on(tmp_path, algo):
+    pytest.importorskip("torch")
+    made = [run(tmp_path / str(n), *EPISODES, *TWO_BRANCH, *brief(algo), "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] and len(made[0][1]) == 2
+    arrays, notes = load(tmp_path / "1" / "policy.safetensors")
+    assert arrays["policy/positions/0/weight"].shape == (32, 5) and notes["spec"]["network"] == TWO_BRANCH[1]
+    run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *TWO_BRANCH, *brief(algo))
+    train("--resume", tmp_path / "parts", "-n", 12)
+    assert ((tmp_path / "parts" / "policy.safetensors").read_bytes(), rows(tmp_path / "parts")) == made[0]
+
+
+BAD_NETWORKS = {
+    "no module": ("no_such_module:network", "No module named 'no_such_module'"),
+    "no colon": ("examples.two_branch", "write MODULE:FUNCTION, such as mynets:network"),
+    "no function": ("examples.two_branch:nothing", "has no attribute 'nothing'"),
+    "another shape": ("tests.envs:wrong_network", "maps (2, 11) to (2, 7); it must be (2, 3)"),
+    "no module of torch": ("tests.envs:Moody", "the policy network: "),
+    "a path": ("./mynets.py:network", "write MODULE:FUNCTION"),
+    "random numbers": ("tests.envs:noisy_network", "on no random numbers"),
+    "other rows": ("tests.envs:centred_network", "must depend on its own row alone"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NETWORKS)
+def test_a_network_that_cannot_be_used_gets_one_line(tmp_path, case):
+    pytest.importorskip("torch")
+    name, line = BAD_NETWORKS[case]
+    done = train("Hopper-v5", "--nprocs", 2, "--network", name, "--run_dir", tmp_path / "run", status=2)
+    assert done.err.startswith(f"train.py: --network {name}: ") and line in done.err
+    assert len(done.err.splitlines()) == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [["--framework", "numpy"], ["--framework", "tf"], ["--policy_hid_list", "8"]])
+def test_a_network_of_ones_own_excludes_what_has_no_effect_with_it(more, capsys):
+    with pytest.raises(SystemExit):
+        parse(["Hopper-v4", *TWO_BRANCH, *more])
+    assert "--network" in capsys.readouterr().err
+
+
+def test_auto_is_numpy_on_the_cpu_and_torch_otherwise():
+    assert parse(["Hopper-v4"]).framework == "numpy"
+    assert parse(["Hopper-v4", "--device", "cuda"]).framework == "torch"
+    assert parse(["Hopper-v4", *TWO_BRANCH]).framework == "torch"
+    assert parse(["Hopper-v4", "--framework", "tf"]).framework == "tf"

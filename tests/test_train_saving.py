@@ -24,6 +24,7 @@ EVALUATED = ["tests.envs:Uneven-v0", "-n", 32, "-b", 8, "--eval_every", 200, "--
 WAYS = {
     "gather": EVALUATED,
     "average": [*EVALUATED, "--parallel", "average"],
+    "overlap": [*EVALUATED, "--overlap"],
     "segments": [EVALUATED[0], "--total_steps", 800, "--batch_steps", 200, "--num_envs", 4]
     + [*EVALUATED[5:], "--on_env_error", "restart"],
 }
@@ -62,6 +63,7 @@ STOPS = {
     "in the last one, twice": ("gather", ["evaluate 4", "evaluate 4"], [3, 1, 2]),
     "between segments": ("segments", ["evaluate 2", "update 3"], [3, 2, 1]),
     "averaging": ("average", ["evaluate 1", "update 2"], [2, 2, 2]),
+    "overlap": ("overlap", ["update 2", "evaluate 2", "update 3"], [2, 1, 3, 2]),
 }
 
 
@@ -74,7 +76,8 @@ def test_an_evaluation_that_a_stop_prevented_is_made_on_resume(tmp_path, undistu
     start = [*WAYS[way], "--run_dir", folder]
     for place, n_ranks in zip(places, n):
         stopped(place, *start, n=n_ranks, mpi=mpi)
-        assert int(rows(folder)[-1]["Iteration"]) == int(place[-1])
+        undone = way == "overlap" and place.startswith("update")  # the update ends, but what it was made for is dropped
+        assert int(rows(folder)[-1]["Iteration"]) == int(place[-1]) - undone
         owed = rows(folder)[-1]["AverageTestEpRet"] == "nan"
         assert owed or (place.startswith("update") and n_ranks > 1)  # the others may have evaluated before rank 0 came
         assert load(folder / CHECKPOINT)[0]["evaluate"] == owed
@@ -126,16 +129,16 @@ def test_any_two_flipped_bytes_are_noticed(tmp_path):
     assert path.read_bytes() == good  # the same state, the same bytes
 
 
-def test_a_checkpoint_of_before_checksums_is_named_as_such(tmp_path):
-    notes = {"env": "Hopper-v4", "env_kwargs": "{}", "spec": {}, "scalars": {"time": 1.0}}
+def test_a_file_without_a_checksum_is_refused(tmp_path):
     path = tmp_path / CHECKPOINT
-    path.write_bytes(save(numbers(1), {META: json.dumps(notes, sort_keys=True)}))
-    text = (
-        f"cannot load {path}: it has no checksum, as an older version of train.py wrote it; use that version to load it"
-    )
-    with pytest.raises(ValueError, match=f"^{text}$"):
-        load(path)
-    for header in ({META: json.dumps(notes | {"checksun": ""})}, {META: "{}"}, {META: "[]"}, {META: "5"}, {}, None):
+    for header in (
+        {META: json.dumps({"env": "Hopper-v4", "checksun": ""})},
+        {META: "{}"},
+        {META: "[]"},
+        {META: "5"},
+        {},
+        None,
+    ):
         path.write_bytes(save(numbers(1), header))
         with pytest.raises(ValueError, match=r"it is damaged \(wrong checksum\), or not a file of train.py$"):
             load(path)
@@ -248,7 +251,10 @@ def test_a_full_disk_stops_nothing_and_no_row_is_lost(small_disk, started):
     assert [line.startswith("cannot write a row: ") for line in failed].count(True) == 1 < len(failed) - 1
     assert all(f"{folder}" in line and "No space left on device" in line for line in failed)
     others.unlink()
-    last = int(read_to(process, "     ")[-1].split()[0])
+    first = "iter"
+    while not first.isdecimal():  # the heading comes again every 30 rows
+        first = read_to(process, "     ")[-1].split()[0]
+    last = int(first)
     wait_for_row(process, last + 2)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
@@ -274,7 +280,7 @@ def test_what_could_not_be_saved_at_the_end_is_said_and_the_status_is_1(small_di
 
 def test_a_folder_that_is_removed_is_made_again(tmp_path, started):
     folder = tmp_path / "runs" / "run"
-    process = started(folder, "--save_every", 0.2)
+    process = started(folder, "-b", 20, "--save_every", 0.2)
     shutil.rmtree(folder.parent.rename(tmp_path / "removed"))
     wait_for_row(process, 6)
     assert any((folder / CHECKPOINT).exists() for _ in range(1000) if process.stdout.readline())
@@ -288,7 +294,7 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path, started):
 
 
 def test_the_best_policy_is_written_again_where_it_was_removed(tmp_path):
-    record = Record(Config("Hopper-v4", run_dir=str(tmp_path / "run")), Spec(11, 3, False, (), ()), {})
+    record = Record(Config(env="Hopper-v4", run_dir=str(tmp_path / "run")), Spec(11, 3, False, (), ()), {})
     best = tmp_path / "run" / "best.safetensors"
     for test_ret, kept in ((1.0, 1.0), (3.0, 3.0), (2.0, 3.0)):
         record.row = {"AverageTestEpRet": test_ret}

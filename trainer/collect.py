@@ -2,14 +2,17 @@
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from dataclasses import InitVar, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import mpi_util
+from policies.actor import Actor
 from trainer.config import Config
 from trainer.control import DROPPED, Control
-from trainer.rollout import MOST_REPLAYED, Episode, Runner
+from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, Work, alone, together
 
 
 class Collected(NamedTuple):
@@ -29,11 +32,11 @@ class EpisodeCollector:
 
     phase = "rollout"  # for messages
 
-    def __init__(
-        self, config: Config, control: Control, runner: Runner, stop: mpi_util.StopRequest, in_turn: bool = False
-    ):
+    def __init__(self, runner: Runner, stop: mpi_util.StopRequest, in_turn: bool = False):
         """Args: stop: drops the episodes that have not ended. in_turn: episode i goes to rank i % nworkers."""
-        self.config, self.control, self.runner, self.stop, self.in_turn = config, control, runner, stop, in_turn
+        self.runner, self.stop, self.in_turn = runner, stop, in_turn
+        self.config, self.control = runner.config, runner.control
+        self.work = Work()
 
     def collect(self) -> Collected:
         """Collective: the episodes after those so far, `batch_size` or what is left of `num_episodes`."""
@@ -59,10 +62,12 @@ class EpisodeCollector:
         collected = Collected([], [])
         for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if self.in_turn else deal:
             with mpi_util.during(self.phase, episode=keys[i][-1]):
+                self.work.start()
                 self.runner.start(Episode(keys[i]))
                 batch, _ = self.runner.run(stop=stopped)
             if batch is None:
                 break
+            batch["work"] += self.work.take()
             collected.batches.append(batch)
             collected.places.append(i)
         return collected
@@ -72,62 +77,85 @@ class EpisodeCollector:
         return {}
 
 
+@dataclass
 class SegmentCollector:
     """Collects a segment of fixed length from each environment; the next one continues where it ended.
 
     Episode j of environment e has the key (e, j). An environment stays on one rank until the run is resumed.
+
+    Attributes:
+        control: of the iteration to begin with. actor: of the runners.
+        runners: by number of the environment, those of this rank.
+        saved: what `state` returned on rank 0; {}: a new run.
     """
 
-    def __init__(
-        self, config: Config, control: Control, runners: dict[int, Runner], stop: mpi_util.StopRequest, saved: dict
-    ):
-        """Collective: continues the episodes of a resumed run.
+    config: Config
+    control: Control
+    actor: Actor
+    runners: dict[int, Runner]
+    stop: mpi_util.StopRequest
+    saved: InitVar[dict[str, Any]]
 
-        Args:
-            runners: by number of the environment, those of this rank. control: of the iteration to begin with.
-            saved: what `state` returned on rank 0; {}: a new run.
-        """
-        self.config, self.control, self.runners, self.stop = config, control, runners, stop
-        self.n_steps = config.batch_steps // config.num_envs
-        first = self.n_steps * control.iteration  # a checkpoint without episodes had used at most these numbers
-        self.episodes = {e: Episode.unpack(saved, e) if saved else Episode((e, first)) for e in runners}
+    def __post_init__(self, saved: dict[str, Any]) -> None:
+        """Collective: continues the episodes of a resumed run."""
+        self.work = Work()
+        self.n_steps = self.config.batch_steps // self.config.num_envs
+        first = self.n_steps * self.control.iteration  # a checkpoint without episodes had used at most these numbers
+        self.episodes = {e: Episode.unpack(saved, e) if saved else Episode((e, first)) for e in self.runners}
         lost = [e for e, episode in self.episodes.items() if episode.length and not self._started(e)]
         self.episodes |= {e: self.episodes[e].next for e in lost}
         if n_lost := int(mpi_util.all_sum(len(lost))):
-            text = f"train.py: {n_lost} of {config.num_envs} environments {config.env} could not be replayed (not "
-            text += f"deterministic, or episodes of more than {MOST_REPLAYED:,} steps): they begin new episodes, and "
-            mpi_util.print0(text + "results differ from those of an undisturbed run", file=sys.stderr)
+            text = f"train.py: {n_lost} of {self.config.num_envs} environments {self.config.env} could not be replayed "
+            text += f"(not deterministic, or episodes of more than {MOST_REPLAYED:,} steps): they begin new episodes, "
+            mpi_util.print0(text + "and results differ from those of an undisturbed run", file=sys.stderr)
+
+    def _during(self, e: int) -> AbstractContextManager[None]:
+        return mpi_util.during("rollout", episode=self.episodes[e].name)
 
     def _started(self, e: int) -> bool:
         """Brings environment `e` to where its episode is. Returns: as Runner.start."""
-        with mpi_util.during("rollout", episode=self.episodes[e].name):
+        with self._during(e):
             return self.runners[e].start(self.episodes[e])
 
     def collect(self) -> Collected:
-        """Steps each environment; a batch for each part of an episode, places in the order of environments and time."""
+        """Steps each environment, one after the other; in turn where the actor multiplies rows together.
+
+        Returns:
+            A batch for each part of an episode, places in the order of environments and time.
+        """
         collected, self.before = Collected([], []), dict(self.episodes)
-        for e, runner in self.runners.items():
-            left, part = self.n_steps, 0
-            while left:
-                if runner.episode is not self.episodes[e]:  # not earlier, so that the time counts as rollout
-                    self._started(e)
-                with mpi_util.during("rollout", episode=self.episodes[e].name):
-                    batch, ended = runner.run(left, lambda: bool(self.stop))
-                if batch is not None:
-                    left -= len(batch["adv"])
-                    collected.batches.append(batch)
-                    collected.places.append(e * (self.n_steps + 1) + part)
-                    part += 1
-                elif not ended:
-                    return collected
-                self.episodes[e] = runner.episode.next if ended else runner.episode
+        self.work.start()
+        segments = {e: self._segment(e, collected) for e in self.runners}
+        if self.actor.height:
+            together(segments, self.actor, self.stop.__bool__, self._during)
+        else:
+            all(alone(segment, self.actor, self.stop.__bool__) for segment in segments.values())
+        for batch in collected.batches[:1]:  # rank 0 has none with --overlap
+            batch["work"] += self.work.take()
         return collected
+
+    def _segment(self, e: int, collected: Collected) -> Steps:
+        """Steps environment `e`, as Runner.steps. Returns: True."""
+        runner, left, part = self.runners[e], self.n_steps, 0
+        while left:
+            if runner.episode is not self.episodes[e]:  # not earlier, so that the time counts as rollout
+                self._started(e)
+            with self._during(e):  # which `together` says again, as it steps others in between
+                batch, ended = yield from runner.steps(left)
+            if batch is not None:
+                left -= len(batch["adv"])
+                collected.batches.append(batch)
+                collected.places.append(e * (self.n_steps + 1) + part)
+                part += 1
+            self.episodes[e] = runner.episode.next if ended else runner.episode
+        return True
 
     def state(self) -> dict[str, np.ndarray]:
         """Collective: on rank 0, arrays from which a resumed run continues the episodes; {} elsewhere."""
         episodes = self.before if self.control.stop == DROPPED else self.episodes
-        packed = [episode.pack(self.runners[e].actor.spec) for e, episode in episodes.items()]
+        packed = [episode.pack(self.actor.spec) for episode in episodes.values()]
         arrays = mpi_util.rank0_accum_batches(packed, index=list(episodes))
+        mpi_util.bcast(None)  # a gather gives rank 0 all cores; with several threads its next actions had other bits
         return arrays if mpi_util.rank == 0 else {}
 
 
@@ -146,7 +174,7 @@ class Evaluator(EpisodeCollector):
         self.runner.actor.refresh()
         keys = [(self.control.iteration, i) for i in range(self.config.eval_episodes)]
         batches, places = self.run(keys)
-        results = [{key: batch[key] for key in ("ep_ret", "ep_len", "work")} for batch in batches]
+        results: Any = [{key: batch[key] for key in ("ep_ret", "ep_len", "work")} for batch in batches]
         results = mpi_util.rank0_accum_batches(results, index=places)
         if mpi_util.rank:
             return {}

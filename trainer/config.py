@@ -1,15 +1,17 @@
-"""The settings of a training run: one frozen dataclass, which makes the command line and most of config.json."""
+"""The settings of a training run: one frozen dataclass, which makes the command line and most of config.json.
+
+The learners' own settings, their meaning and their defaults are in `policies.hyper`.
+"""
 
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from policies.actor import INIT_LOG_STD, parse_hid_list
-from policies.hyper import DEFAULTS, Hyper
-from policies.minibatches import TooFewRows
+from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 
 ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "0 or more": lambda x: x >= 0,
@@ -18,96 +20,90 @@ ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "between 0 and 1": lambda x: 0 <= x <= 1,
     "between -10 and 10": lambda x: -10 <= x <= 10,
 }
-
-
-def _opt(group: str, help: str, default: Any = None, must_be: str = "", short: str = "", **more: Any) -> Any:
-    """A field and its option on the command line. must_be: one of ALLOWED; "": as usual for its type."""
-    return field(default=default, metadata={"group": group, "help": help, "must_be": must_be, "short": short, **more})
-
-
 KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
-def _kind(option: Field) -> type:
+def _kind(option: Field[Any]) -> Any:
     """The option's type, without the None that some accept too."""
     return (get_args(option.type) or [option.type])[0]
 
 
-RUN, FREE, BATCH = "the run", "the run: these may change on --resume", "the batch"
-ALGO, NETS = "the algorithm", "the networks"
+FREE, BATCH, NETS = "the run: these may change on --resume", "the batch", "the networks"
 
 
 @dataclass(frozen=True)
-class Config:
-    """Settings of one run. None: no limit, or the algorithm's default."""
+class Config(Hyper):
+    """Settings of one run, with those of its learners. None: no limit."""
 
-    env: str = _opt(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
-    env_kwargs: str = _opt(RUN, "keyword arguments of the environment, a JSON object", "{}")
-    seed: int = _opt(RUN, "random seed", 0, "0 or more")
-    run_dir: str | None = _opt(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
-    resume: str | None = _opt(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
-    eval_every: int | None = _opt(RUN, "evaluate the policy deterministically every N steps")
-    eval_episodes: int = _opt(RUN, "episodes per evaluation, all processes together", 10)
-    threads: int = _opt(RUN, "threads of the update, all processes together; results depend on it, not on the cores", 2)
+    env: str = setting(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
+    env_kwargs: str = setting(RUN, "keyword arguments of the environment, a JSON object", "{}")
+    run_dir: str | None = setting(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
+    resume: str | None = setting(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
+    eval_every: int | None = setting(RUN, "evaluate the policy deterministically every N steps")
+    eval_episodes: int = setting(RUN, "episodes per evaluation, all processes together", 10)
+    threads: int = setting(
+        RUN, "threads of the update, all processes together; results depend on it, not on the cores", 2
+    )
 
-    nprocs: int = _opt(FREE, "number of processes; the result does not depend on it (but: --parallel)", 1)
-    num_episodes: int | None = _opt(FREE, "stop after N episodes", short="-n")
-    total_steps: int | None = _opt(FREE, "stop after N environment steps")
-    framework: str = _opt(FREE, "deep learning framework of the updates", "torch", choices=("torch", "tf"))
-    device: str = _opt(FREE, "device of the updates, such as cuda", "cpu")
-    max_restarts: int = _opt(FREE, "restarts from the last checkpoint after a crash, at most", 0, "0 or more")
-    on_env_error: str = _opt(
-        FREE, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most", "abort",
+    nprocs: int = setting(FREE, "number of processes; the result does not depend on it (but: --parallel)", 1)
+    num_episodes: int | None = setting(FREE, "stop after N episodes", short="-n")
+    total_steps: int | None = setting(FREE, "stop after N environment steps")
+    framework: str = setting(
+        FREE, "what computes the updates; auto: numpy on the CPU, else torch", choices=("auto", "numpy", "torch", "tf")
+    )
+    device: str = setting(FREE, "device of the updates, such as cuda", "cpu")
+    max_restarts: int = setting(FREE, "restarts from the last checkpoint after a crash, at most", 0, "0 or more")
+    on_env_error: str = setting(
+        FREE, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most",
         choices=("abort", "restart"),
     )  # fmt: skip
-    save_every: float = _opt(FREE, "seconds between checkpoints; 0: after every iteration", 30.0, metavar="SECONDS")
-    keep: int = _opt(FREE, "number of checkpoints to keep: the last one, and those before it", 2)
-    watchdog: float | None = _opt(
+    save_every: float = setting(FREE, "seconds between checkpoints; 0: after every iteration", 30.0, metavar="SECONDS")
+    keep: int = setting(FREE, "number of checkpoints to keep: the last one, and those before it", 2)
+    watchdog: float | None = setting(
         FREE, "report who is missing when a process has waited so long; 0: never, default: 300", metavar="SECONDS"
     )
-    watchdog_kill: bool = _opt(FREE, "end the run at the first such report", False)
-    render: bool = _opt(FREE, "show the environment of rank 0 in a window", False)
+    watchdog_kill: bool = setting(FREE, "end the run at the first such report", False)
+    render: bool = setting(FREE, "show the environment of rank 0 in a window", False)
 
-    batch_size: int = _opt(BATCH, "whole episodes per iteration, all processes together", 20, short="-b")
-    batch_steps: int | None = _opt(BATCH, "steps per iteration, in segments of fixed length, not whole episodes")
-    num_envs: int = _opt(BATCH, "environments to collect segments from; divides --batch_steps", 20)
-    parallel: str = _opt(
-        BATCH, "gather: rank 0 updates on all rows; average: every process on its own rows, with summed gradients",
-        "gather", choices=("gather", "average"),
-    )  # fmt: skip
-
-    algo: str = _opt(ALGO, f"update rule: {' or '.join(DEFAULTS)}", "ppo", choices=tuple(DEFAULTS))
-    gamma: float = _opt(ALGO, "discount per step", 0.99, "between 0 and 1", "-g")
-    lam: float = _opt(ALGO, "lambda of the generalised advantage estimate", 0.95, "between 0 and 1", "-l")
-    kl_targ: float | None = _opt(
-        ALGO, "KL divergence per update, nats: trpo's bound, ppo-kl's target; ppo stops beyond it, 0: never", short="-k"
+    batch_size: int = setting(
+        BATCH, "whole episodes per iteration, of all processes, instead of --batch_steps", 20, short="-b"
     )
-    lr: float | None = _opt(ALGO, "learning rate of the policy; trpo has none", None, "above 0")
-    vf_lr: float | None = _opt(ALGO, "learning rate of the value function", None, "above 0")
-    lr_schedule: str = _opt(
-        ALGO, "learning rates over the run: constant, or linear (to 0 at --total_steps)", "constant",
-        choices=("constant", "linear"),
+    batch_steps: int | None = setting(BATCH, "steps per iteration, in segments of fixed length, instead of -b")
+    num_envs: int = setting(BATCH, "environments to collect segments from; divides --batch_steps", 20)
+    parallel: str = setting(
+        BATCH, "gather: rank 0 updates on all rows; average: every process on its own rows, with summed gradients",
+        choices=("gather", "average"),
     )  # fmt: skip
-    rew_scale: str = _opt(
-        ALGO, "scale of the rewards: 1 - gamma, or 1 / running standard deviation of the returns",
-        "gamma", choices=("gamma", "returns"),
-    )  # fmt: skip
-    epochs: int | None = _opt(ALGO, "most passes of the policy over the batch")
-    vf_epochs: int | None = _opt(ALGO, "passes of the value function over the batch")
-    minibatches: int | None = _opt(ALGO, "minibatches per pass; 0: as --minibatch_rows says", None, "0 or more")
-    minibatch_rows: int | None = _opt(ALGO, "approximate rows of a minibatch, if --minibatches is 0")
-    clip: float | None = _opt(ALGO, "ppo's probability ratio is clipped to 1 +- X", None, "above 0")
-    ent_coef: float | None = _opt(ALGO, "weight of the entropy in the policy's loss", None, "0 or more")
-    max_grad_norm: float | None = _opt(ALGO, "gradients are clipped to this norm", None, "above 0")
-    cg_iters: int | None = _opt(ALGO, "most iterations of trpo's conjugate gradients")
-    cg_damping: float | None = _opt(ALGO, "added to the diagonal of trpo's Fisher matrix", None, "0 or more")
+    overlap: bool = setting(
+        BATCH, "collect while rank 0 updates, with the weights from before that update: a lag of one update", False
+    )
 
-    policy_hid_list: str = _opt(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
-    valfunc_hid_list: str = _opt(NETS, "the same for the value function", "64,64")
-    log_std: float = _opt(
+    gamma: float = setting(ALGO, "discount per step", 0.99, "between 0 and 1", "-g")
+    lam: float = setting(ALGO, "lambda of the generalised advantage estimate", 0.95, "between 0 and 1", "-l")
+    lr_schedule: str = setting(
+        ALGO, "learning rates over the run: constant, or linear (to 0 at --total_steps)", choices=("constant", "linear")
+    )
+    rew_scale: str = setting(
+        ALGO, "scale of the rewards: 1 - gamma, or 1 / running standard deviation of the returns",
+        choices=("gamma", "returns"),
+    )  # fmt: skip
+
+    policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
+    valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")
+    network: str = setting(
+        NETS, "module:function that makes other networks than these, in torch, which every process then loads", ""
+    )
+    log_std: float = setting(
         NETS, "initial log standard deviation of the actions; 0: half an action's range", INIT_LOG_STD,
         "between -10 and 10",
     )  # fmt: skip
+
+    @classmethod
+    def of(cls, algo: str = "ppo", **given: Any) -> "Config":
+        """As Hyper.of; `batch_size` stands for whole episodes where segments are the algorithm's default."""
+        if given.get("batch_size") and "batch_steps" not in given:
+            return replace(super().of(algo, **given), batch_steps=None)
+        return super().of(algo, **given)
 
     @property
     def unused(self) -> dict[str, str]:
@@ -120,6 +116,7 @@ class Config:
             "with --watchdog 0": ("watchdog_kill",) * (self.watchdog == 0),
             "with --nprocs 1": ("watchdog_kill",) * (self.nprocs == 1),
             f"with --minibatches {self.minibatches}": ("minibatch_rows",) * bool(self.minibatches),
+            f"with --network {self.network}": ("policy_hid_list", "valfunc_hid_list") * bool(self.network),
             f"with --algo {algo}": ("clip",) * (algo != "ppo")
             + ("lr", "epochs") * (algo == "trpo")
             + ("cg_iters", "cg_damping") * (algo != "trpo")
@@ -130,8 +127,7 @@ class Config:
     @property
     def effective(self) -> dict[str, Any]:
         """Every setting with its value in the run; None: no limit, or no effect."""
-        values = asdict(self) | {k: v for k, v in asdict(self.hyper).items() if hasattr(self, k)}
-        return values | dict.fromkeys(self.unused) | {"resume": None}
+        return asdict(self) | dict.fromkeys(self.unused) | {"resume": None}
 
     def again(self, saved: dict[str, Any] | None) -> "Config":
         """The settings of this start, where `saved` is what an earlier one that crashed has given to mpi_util.saved."""
@@ -146,7 +142,7 @@ class Config:
             value, kind, how = getattr(self, option.name), _kind(option), option.metadata
             if value is None and get_args(option.type):
                 continue
-            must_be = how["must_be"] or {int: "1 or more", float: "0 or more"}.get(kind)
+            must_be = how.get("must_be") or {int: "1 or more", float: "0 or more"}.get(kind)
             if option.name == "kl_targ" and self.algo == "trpo":
                 must_be = "above 0"
             if type(value) not in {float: (float, int)}.get(kind, (kind,)):
@@ -158,21 +154,18 @@ class Config:
             raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
         if self.lr_schedule == "linear" and self.total_steps is None:
             raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
-        if self.batch_steps is not None and self.batch_steps % self.num_envs:
-            raise ValueError(
-                f"--batch_steps {self.batch_steps} is not a multiple of --num_envs {self.num_envs}; "
-                "the segments of all environments have the same length"
-            )
-        if self.batch_steps is not None and self.nprocs > self.num_envs:
-            raise ValueError(
-                f"--nprocs {self.nprocs} is more than --num_envs {self.num_envs}; in segment mode each process "
-                f"needs an environment: --num_envs {self.nprocs} or more"
-            )
-        hyper = self.hyper
-        known = self.batch_steps // hyper.minibatches if self.batch_steps and hyper.minibatches else None
-        rows = hyper.minibatch_rows if not hyper.minibatches else known
-        if self.parallel == "average" and rows is not None and rows < self.nprocs:
-            raise TooFewRows(rows, self.nprocs)
+        if steps := self.batch_steps:
+            collecting = self.nprocs - (self.overlap and self.nprocs > 1)
+            if collecting > self.num_envs:
+                what = f"--num_envs {self.num_envs} is too few for --nprocs {self.nprocs}: each process that collects"
+                fits = -(-steps // collecting) * collecting
+                raise ValueError(f"{what} needs one; such as --num_envs {collecting} --batch_steps {fits}")
+            if steps % self.num_envs:
+                raise ValueError(f"--batch_steps {steps} is not a multiple of --num_envs {self.num_envs}")
+        if self.overlap and self.parallel == "average":
+            raise ValueError("--overlap collects while rank 0 updates; with --parallel average every process does")
+        if self.network and self.framework in ("numpy", "tf"):
+            raise ValueError(f"--network is for --framework torch; {self.framework} has the built-in ones only")
         self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
         parse_hid_list(self.policy_hid_list, 1, 1, "policy")  # likewise
         parse_hid_list(self.valfunc_hid_list, 1, 1, "value")
@@ -194,11 +187,6 @@ class Config:
         """Initial factor of the rewards. Coady's: returns then are of the size of one reward."""
         return 1.0 - self.gamma if self.gamma < 0.999 else 1.0
 
-    @property
-    def hyper(self) -> Hyper:
-        """The hyperparameters of the learners."""
-        return Hyper(**{o.name: getattr(self, o.name) for o in fields(Hyper) if hasattr(self, o.name)}).resolve()
-
 
 def parse(arguments: list[str] | None = None) -> Config:
     """The Config of a command line. Usage errors end the program with status 2 and one line."""
@@ -209,16 +197,18 @@ def parse(arguments: list[str] | None = None) -> Config:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
         allow_abbrev=False,
     )
-    parser.error = lambda message: parser.exit(2, f"train.py: {message} (see --help)\n")
+    parser.error = lambda message: parser.exit(2, f"train.py: {message} (see --help)\n")  # type: ignore[method-assign]
     groups = {name: parser.add_argument_group(name) for name in (RUN, FREE, BATCH, ALGO, NETS)}
-    for option in fields(Config):
-        how, group = option.metadata, groups[option.metadata["group"]]
+    for option in sorted(fields(Config), key=lambda option: option.name != "env"):
+        how = option.metadata
         if option.name == "env":
-            group.add_argument("env", nargs="?", metavar="ENV", help=how["help"], default=argparse.SUPPRESS)
+            groups[RUN].add_argument("env", nargs="?", metavar="ENV", help=how["help"], default=argparse.SUPPRESS)
+        if option.name == "env" or not how:
             continue
         kind = _kind(option)
         default = "" if option.default is None or option.default is False else f"default: {option.default}"
-        notes = "; ".join(filter(None, [how["must_be"], default]))
+        of_algos = (f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if option.name in own)
+        notes = "; ".join(filter(None, [how["must_be"], default, *of_algos]))
         keywords = {"help": how["help"].replace("%", "%%") + f" ({notes})" * bool(notes), "default": argparse.SUPPRESS}
         if kind is bool:
             keywords["action"] = "store_true"
@@ -226,12 +216,15 @@ def parse(arguments: list[str] | None = None) -> Config:
             keywords |= {"choices": how["choices"], "metavar": "|".join(how["choices"])}
         else:
             keywords |= {"type": kind, "metavar": how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT"))}
-        group.add_argument(*filter(None, [how["short"]]), f"--{option.name}", **keywords)
+        groups[how["group"]].add_argument(*filter(None, [how["short"]]), f"--{option.name}", **keywords)
     given = vars(parser.parse_args(arguments))
     if ("env" in given) == ("resume" in given):
         parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
     try:
-        config = (_resumed(given) if "resume" in given else Config(**given)).check()
+        config = (_resumed(given) if "resume" in given else Config.of(**given)).check()
+        if config.framework == "auto":
+            on_cpu = config.device == "cpu" and not config.network
+            config = replace(config, framework="numpy" if on_cpu else "torch")
         for name in sorted(set(config.unused) & set(given)):
             raise ValueError(f"--{name} has no effect {config.unused[name]}; leave it out")
         return config
@@ -245,7 +238,7 @@ def _resumed(given: dict[str, Any]) -> Config:
     Raises:
         ValueError: one line: there is no such run, or a setting was given that cannot change.
     """
-    may_change = {option.name for option in fields(Config) if option.metadata["group"] == FREE}
+    may_change = {option.name for option in fields(Config) if option.metadata.get("group") == FREE}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")
@@ -266,9 +259,10 @@ def _read(path: Path) -> Config:
             raise ValueError(f"{unknown[0]} is no setting of this version of train.py; correct or remove it")
         if not isinstance(saved.get("commands", []), list):
             raise ValueError("commands must be a list of strings")
-        config = Config(**{name: saved.get(name, option.default) for name, option in options.items()})
-        config = replace(config, **{n: options[n].default for n in config.unused if getattr(config, n) is None})
-        return config.check()
+        defaults = {name: option.default for name, option in options.items()} | DEFAULTS.get(str(saved.get("algo")), {})
+        config = Config(**{name: saved.get(name, default) for name, default in defaults.items()})
+        unset: dict[str, Any] = {name: defaults[name] for name in config.unused if getattr(config, name) is None}
+        return replace(config, **unset).check()
     except OSError as error:
         raise ValueError(f"cannot resume: {path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

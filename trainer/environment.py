@@ -37,7 +37,7 @@ def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
     return env
 
 
-def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
+def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
     """(components or number of actions, discrete?, function from an actor's action to the environment's).
 
     A Box with finite bounds is rescaled to bounds -1 and 1, to which the actor's Gaussian is clipped.
@@ -51,12 +51,12 @@ def action_map(space: gym.Space) -> tuple[int, bool, Callable[[Any], Any]]:
         return size, False, lambda action: action.reshape(shape).astype(dtype)
     middle, half = ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
     low, high = low.astype(np.float32), high.astype(np.float32)
+    is_plain = shape == (size,) and dtype == np.float32
 
     def to_env(action: np.ndarray) -> np.ndarray:
         scaled = action * half
         scaled += middle
-        np.maximum(scaled, low, out=scaled)
-        np.minimum(scaled, high, out=scaled)
-        return scaled.reshape(shape).astype(dtype, copy=False)
+        scaled.clip(low, high, out=scaled)  # np.maximum and np.minimum use AVX-512, which slows what follows it
+        return scaled if is_plain else scaled.reshape(shape).astype(dtype, copy=False)
 
     return size, False, to_env

@@ -6,17 +6,16 @@ python -m trainer.evaluate runs/Hopper-v4/20260101-120000-s0/best.safetensors --
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from policies.actor import Actor, Spec
+from policies.actor import Spec
 from policies.scaler import Scaler
 from trainer.config import Config
 from trainer.control import Control
 from trainer.environment import make_env
-from trainer.rollout import Episode, Runner
+from trainer.rollout import Episode, Runner, networks
 from trainer.run_folder import load
 
 
@@ -27,7 +26,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=10, help="number of episodes (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
     parser.add_argument("--render", action="store_true", help="show the episodes in a window")
-    parser.error = lambda message: parser.exit(2, f"evaluate: {message} (see --help)\n")
+    parser.error = lambda message: parser.exit(2, f"evaluate: {message} (see --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args()
     if args.episodes < 1:
         parser.error(f"--episodes is {args.episodes}; it must be 1 or more")
@@ -53,8 +52,15 @@ def open_policy(path: Path, args: argparse.Namespace) -> Runner:
         array[:] = arrays.pop(name)
     arguments = json.loads(notes["env_kwargs"]) | ({"render_mode": "human"} if args.render else {})
     env = make_env(notes["env"], arguments, quiet=True)
-    return Runner(env, Actor(spec, arrays), scaler, Config(notes["env"], seed=args.seed), Control(1.0), greedy=True)
+    return Runner(
+        env,
+        networks(spec).Actor(spec, arrays),
+        scaler,
+        Config(env=notes["env"], seed=args.seed),
+        Control(1.0),
+        greedy=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,17 @@ class Record:
 
     @property
     def _to_continue(self) -> str:
-        return f"to continue: {python_command()} train.py --resume {shlex.quote(str(self.folder.path))}"
+        program = shlex.quote(sys.argv[0])
+        return f"to continue: {python_command()} {program} --resume {shlex.quote(str(self.folder.path))}"
 
     @property
     def settings(self) -> dict[str, Any]:
         """For config.json: all settings in effect, versions, and the command line of each start."""
-        commands = []
-        if self.config.resume:
-            commands = json.loads((self.folder.path / "config.json").read_text()).get("commands", [])
+        before = json.loads((self.folder.path / "config.json").read_text()) if self.config.resume else {}
         return self.config.effective | {
             "run_dir": str(self.folder.path),
             "versions": _versions(),
-            "commands": [*commands, shlex.join([python_command(), *sys.argv])],
+            "commands": [*before.get("commands", []), shlex.join([python_command(), *sys.argv])],
         }
 
     def show(self, row: dict[str, float]) -> None:
@@ -87,11 +87,14 @@ class Record:
 
         Args:
             n_steps: environment steps of all ranks.
-            seconds: of its phases; "record": what rank 0 did after the last broadcast, while others collected.
+            seconds: of its phases; while others collected, "record": what rank 0 did after the last broadcast;
+                "beside": its update.
             busy_s: seconds of rollouts, summed over the ranks.
         """
-        collecting = seconds["rollout"] + seconds["gather"] + seconds.get("record", 0.0)
-        idle = 1.0 - busy_s / max(collecting * self.config.nprocs, 1e-9) if self.config.nprocs > 1 else 0.0
+        seconds = dict.fromkeys((*PHASES, "record", "beside"), 0.0) | seconds
+        collecting = sum(seconds[name] for name in ("rollout", "gather", "record", "beside"))
+        busy = (busy_s + seconds["beside"]) / max(collecting * self.config.nprocs, 1e-9)
+        idle = 1.0 - busy if self.config.nprocs > 1 else 0.0
         return {
             "Time": round(self._time(), 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),
@@ -131,11 +134,10 @@ class Record:
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)
 
     def _notes(self) -> dict[str, Any]:
-        return {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": self.spec.to_dict()}
+        return {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": asdict(self.spec)}
 
     def finish(self, why: str, iterations: int, steps: int, saved: bool = True) -> None:
         """Prints one line on how the run ended. Args: saved: whether the last save has worked."""
-        self.display.close()
         weights = f"; weights in {self.folder.path / 'policy.safetensors'}" if saved else "; the last save failed"
         again = f"; {self._to_continue}" * (saved and why == "stopped")
         self.display.say(f"{why}: {iterations} iterations, {steps:,} steps{weights}{again}")

@@ -7,18 +7,24 @@ far are replayed: so segments are resumed, and so a failed environment is replac
 
 import contextlib
 import itertools
+import os
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from policies import actor as built_in
 from policies.actor import Actor, Spec
+from policies.mlp import aligned
 from policies.returns import gae
 from policies.scaler import Scaler
 from trainer.config import Config
@@ -27,9 +33,14 @@ from trainer.environment import action_map, make_env
 
 ENV_STREAM, NOISE_STREAM, EVAL_STREAM = 1, 2, 3
 FIRST_ROWS = 256
-NOISE_ROWS = 64
+NOISE_ROWS = 32
+STOP_S = 1e-3  # between two questions whether to stop, or one step
 ATTEMPTS = 3  # of an episode whose environment fails, in a row
 MOST_REPLAYED = 100_000  # steps; of a longer episode no actions are kept, so that endless ones do not fill the memory
+
+QUIETLY = partial(np.errstate, over="ignore", invalid="ignore")  # what is not finite gets one line, not warnings too
+Result = tuple[dict[str, Any] | None, bool]  # of Runner.run
+Steps = Generator[np.ndarray, np.ndarray, Any]
 
 
 @dataclass(frozen=True)
@@ -84,13 +95,46 @@ class Episode:
         return cls((e, number), length, float(ret[e]), obs[e], *((rows[end - n : end],) for rows in kept))
 
 
+def networks(spec: Spec) -> ModuleType:
+    """The module with `Actor` and `init_params`, which raise ValueError, one line, if a user's networks do not fit."""
+    if spec.network:
+        from policies.torch import modules  # here, as only such networks need torch
+
+        return modules
+    return built_in
+
+
+class Work:
+    """Measures what the thread does that makes it."""
+
+    def __init__(self) -> None:
+        self._waited, self._began = -1, np.zeros(4)
+        with contextlib.suppress(OSError):  # kept open, as opening it takes as long as ten rows of a small network
+            self._waited = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._waited)
+
+    def start(self) -> None:
+        """Measures from here on."""
+        self._began = self._now()
+
+    def take(self) -> np.ndarray:
+        """Since `start`: float64 (4,), wall-clock seconds; seconds of sleep; cores given up voluntarily; 0."""
+        return self._now() - self._began
+
+    def _now(self) -> np.ndarray:
+        now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
+        if self._waited >= 0:
+            waited = int(os.pread(self._waited, 99, 0).split()[1]) * 1e-9  # runnable, without a core
+        return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, 0.0])
+
+
 class Runner:
     """Steps one environment with the actor.
 
     A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or int64
     (T,), as the actor drew them; adv and ret (TD(lambda) returns) float32 (T,), in scaled rewards; ep_ret float64 and
-    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 4): seconds that it took, seconds of
-    sleep among these, and how often the core was given up and the environment made again.
+    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 4): zeros, to which the caller adds what
+    `Work` measures, and how often the environment was made again.
 
     Attributes:
         episode: Episode that was started last, up to the end of the last run.
@@ -98,35 +142,25 @@ class Runner:
 
     episode: Episode | None = None
 
-    def __init__(self, env: gym.Env, actor: Actor, scaler: Scaler, config: Config, control: Control, greedy=False):
+    def __init__(
+        self, env: gym.Env, actor: Actor, scaler: Scaler, config: Config, control: Control, greedy: bool = False
+    ):
         """Args: env: of this runner alone. greedy: act deterministically, in episodes that training does not use."""
         self.env, self.actor, self.scaler, self.config, self.control = env, actor, scaler, config, control
-        self.failures, self.restarts = 0, 0  # of the environment: in a row; in all
-        self._act = (lambda obs, _: actor.mode(obs)) if greedy else actor.act
+        self.failures, self.restarts = 0, 0  # of the environment: in a row; since the last batch
+        self._choose = (lambda out, _: actor.mode(out)) if greedy else actor.sample
         self._stream = EVAL_STREAM if greedy else ENV_STREAM
         self._render = {"render_mode": env.render_mode} if env.render_mode else {}
         _, self.discrete, self.to_env = action_map(env.action_space)
-        self._obs = self._rows(FIRST_ROWS)
-        self._scaled = self._rows(FIRST_ROWS)
-        self._work = np.zeros(4)
+        self._obs, self._scaled = self._rows(FIRST_ROWS), self._rows(FIRST_ROWS)
 
     def _rows(self, n: int) -> np.ndarray:
-        return np.empty((n, self.actor.spec.obs_dim), np.float32)
+        return aligned((n, self.actor.spec.obs_dim))
 
     def start(self, episode: Episode) -> bool:
         """Begins an episode, or continues one by replay. Returns: False if the environment did something else then."""
-        began = self._meter()
         self.episode, self.failures = episode, 0
-        reached = self._reach()
-        self._work += self._meter() - began
-        return reached
-
-    def _meter(self) -> np.ndarray:
-        """What `work` counts: wall-clock seconds; of sleep of this thread; cores given up voluntarily; restarts."""
-        now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
-        with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
-            waited = int(file.read().split()[1]) * 1e-9  # runnable, without a core
-        return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, self.restarts])
+        return self._reach()
 
     def _reach(self) -> bool:
         """Brings the environment to where the episode is, or a new one if it fails. Returns: as `start`."""
@@ -152,8 +186,10 @@ class Runner:
             rews.append(float(rew))
             ended = terminated or truncated
         self._obs[0] = obs
+        if not episode.length:
+            return True
         same = rews == list(itertools.chain.from_iterable(episode.rews)) and np.array_equal(self._obs[0], episode.obs)
-        return not episode.length or (same and len(rews) == episode.length and not ended)
+        return same and len(rews) == episode.length and not ended
 
     def _try_again(self, error: BaseException) -> None:
         """After a failure of the environment: a new one, in which the episode runs again; or raises the error."""
@@ -171,13 +207,12 @@ class Runner:
         while True:
             yield from self.actor.noise(rng, NOISE_ROWS)
 
-    @np.errstate(over="ignore", invalid="ignore")  # what is not finite gets one line, and no warnings before it
-    def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> tuple[dict | None, bool]:
+    def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> Result:
         """Steps to the end of the episode, or for `n_steps`.
 
         Args:
             n_steps: most steps; None: the whole episode.
-            stop: called before each step; True drops the episode.
+            stop: as of `alone`; True drops the episode.
 
         Returns:
             (batch, True if the episode ended). (None, False): it was dropped. (None, True): the environment failed, and
@@ -186,22 +221,27 @@ class Runner:
         Raises:
             NotFinite: an observation, action, reward or advantage is not finite; one line that says which.
         """
-        began = self._meter()
-        t, ended, terminated, acts, rews = 0, False, False, [], []
-        step, choose, scale, to_env = self.env.step, self._act, self.scaler.scale, self.to_env
+        return alone(self.steps(n_steps), self.actor, stop) or (None, False)
+
+    def steps(self, n_steps: int | None = None) -> Steps:
+        """As `run`; gives each scaled observation, float32 (obs_dim,), and takes what the policy makes of it."""
+        t, ended, terminated = 0, False, False
+        acts: list[Any] = []
+        rews: list[float] = []
+        step, choose, scale, to_env = self.env.step, self._choose, self.scaler.scale, self.to_env
+        obs, scaled = self._obs, self._scaled
         while not ended and t != n_steps:
-            if stop():
-                return None, False
-            if t + 2 > len(self._obs):
-                self._obs, self._scaled = (np.concatenate([a, self._rows(len(a))]) for a in (self._obs, self._scaled))
-                self._require_finite(self._obs[:t], acts, rews)  # it may never end
-            acts.append(choose(scale(self._obs[t], self._scaled[t]), next(self._noise)))
+            if t + 2 > len(obs):
+                self._require_finite(obs[:t], acts, rews)  # it may never end
+                self._obs, self._scaled = self._rows(2 * len(obs)), self._rows(2 * len(obs))
+                self._obs[: len(obs)], self._scaled[: len(obs)] = obs, scaled
+                obs, scaled = self._obs, self._scaled
+            acts.append(choose((yield scale(obs[t], scaled[t])), next(self._noise)))
             try:
-                obs, rew, terminated, truncated, _ = step(to_env(acts[t]))
-                self._obs[t + 1] = obs
+                obs[t + 1], rew, terminated, truncated, _ = step(to_env(acts[t]))
                 rews.append(float(rew))
             except (Exception, SystemExit) as error:
-                self._require_finite(self._obs[: t + 1], acts, rews)  # what it failed of, perhaps
+                self._require_finite(obs[: t + 1], acts, rews)  # what it failed of, perhaps
                 self._try_again(error)
                 if not self._reach():
                     return None, True
@@ -209,11 +249,9 @@ class Runner:
                 continue
             t += 1
             ended = terminated or truncated
-        batch = self._batch(t, acts, rews, ended, terminated)
-        batch["work"], self._work, self.failures = (self._work + self._meter() - began)[None], np.zeros(4), 0
-        return batch, ended
+        return self._batch(t, acts, rews, ended, terminated), ended
 
-    def _batch(self, t: int, acts: list, rews: list[float], ended: bool, terminated: bool) -> dict[str, Any]:
+    def _batch(self, t: int, acts: list[Any], rews: list[float], ended: bool, terminated: bool) -> dict[str, Any]:
         """The batch of the last `t` steps; the observation after them becomes the first one of the next batch."""
         act, rew = np.array(acts, np.int64 if self.discrete else np.float32), np.array(rews)
         self._require_finite(self._obs[: t + 1], act, rew)
@@ -222,7 +260,7 @@ class Runner:
         last_val = 0.0 if terminated else float(val[t])
         adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, self.config.gamma, self.config.lam)
         self._require_finite((), (), (), adv)
-        self.episode = self.episode.after(self._obs[t], act, rew)
+        self.episode, self.failures = self.episode.after(self._obs[t], act, rew), 0
         batch = {
             "obs": self._obs[:t].copy(),
             "act": act,
@@ -230,7 +268,11 @@ class Runner:
             "ret": adv + val[:t],  # TD(lambda) returns: less noisy targets than Monte Carlo returns
             "ep_ret": np.array([self.episode.ret] if ended else [], np.float64),
             "ep_len": np.array([self.episode.length] if ended else [], np.int64),
+            "work": np.array([[0.0, 0.0, 0.0, self.restarts]]),
         }
+        if self.config.overlap:
+            batch["logp"] = self.actor.logp(self._scaled[:t], act)
+        self.restarts = 0
         self._obs[0] = self._obs[t]
         return batch
 
@@ -245,6 +287,42 @@ class Runner:
             step, name, value = min(found, key=lambda place: place[0])  # of one step the first, which causes the others
             episode = self.episode
             raise NotFinite(f"episode {episode.name}, step {episode.length + step}: {name} is {value}")
+
+
+def alone(steps: Steps, actor: Actor, stop: Callable[[], bool]) -> Any:
+    """Steps one environment. Args: stop: called before a step, and again after some milliseconds.
+
+    Returns:
+        What `steps` returns; None: `stop` was True.
+    """
+    due = 0.0
+    with QUIETLY():
+        try:
+            row = next(steps)
+            while True:
+                if time.perf_counter() > due:
+                    if stop():
+                        return None
+                    due = time.perf_counter() + STOP_S
+                row = steps.send(actor.output(row))
+        except StopIteration as done:
+            return done.value
+
+
+def together(steps: dict[int, Steps], actor: Actor, stop: Callable[[], bool], during: Callable[[int], Any]) -> None:
+    """Steps several environments in turn, with the outputs of `Actor.outputs`, until all have ended or `stop` is True.
+
+    Args:
+        during: a context for the steps of an environment, which is given.
+    """
+    outs: dict[int, Any] = dict.fromkeys(steps)  # what begins a generator is None
+    with QUIETLY():
+        while outs and not stop():
+            rows = {}
+            for e, out in outs.items():
+                with during(e), contextlib.suppress(StopIteration):
+                    rows[e] = steps[e].send(out)
+            outs = dict(zip(rows, actor.outputs(list(rows.values()))))
 
 
 def empty_batch(spec: Spec) -> dict[str, np.ndarray]:

@@ -9,13 +9,15 @@ import mpi_util
 from mpi_util.logx import EpochLogger
 from policies.actor import Actor, Spec
 from policies.scaler import Scaler
-from trainer.advice import Advice
-from trainer.collect import Collected, EpisodeCollector, Evaluator, SegmentCollector
+from trainer.advice import PHASES, Advice
+from trainer.collect import EpisodeCollector, Evaluator, SegmentCollector
 from trainer.config import Config
-from trainer.control import Control
+from trainer.control import DROPPED, Control
 from trainer.environment import make_env
 from trainer.rollout import Runner
-from trainer.sharing import Pooled, exchange_s, gather, keep_own
+from trainer.sharing import NOTHING, Pooled, gather, keep_own
+
+COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's collection, and of what goes on beside it
 
 if TYPE_CHECKING:  # they load what ranks that only collect do without
     from trainer.record import Record
@@ -46,43 +48,70 @@ class Run:
     record: "Record | None" = None
     logger: EpochLogger | None = None
 
+    def collect(self, collector: EpisodeCollector | SegmentCollector, phases: mpi_util.Phases) -> None:
+        """Collective: the batch of the next update, unless nothing more is to be collected."""
+        if self.control.stop:
+            return
+        with phases("rollout"):
+            collected = collector.collect()
+        with phases("gather"):
+            data = (keep_own if self.average else gather)(collected, self.spec, self.stop)
+        if data.batch is not None:
+            data.batch["seconds"] = np.array([phases.seconds.get(name, 0.0) for name in COLLECTING])
+            self.training.take(data, self.control.rew_scale)
+        elif self.record is not None:
+            self.control.stop = DROPPED
+
+    def learn(self, phases: mpi_util.Phases) -> tuple[dict[str, float], Pooled]:
+        """One update on the ranks that learn. Returns: as Training.learn."""
+        with phases("update"):
+            return self.training.learn() if self.training is not None else ({}, NOTHING)
+
+    def publish(self) -> None:
+        """On the ranks that learn: what was learned goes into `weights`, unless this iteration is dropped."""
+        if self.training is not None and self.control.stop != DROPPED:
+            self.training.publish(self.weights)
+            self.control.save = self.record is not None and self.record.due()
+
     @property
     def weights(self) -> dict[str, np.ndarray]:
         """What rank 0 broadcasts after each update."""
         return self.actor.params | self.scaler.arrays | self.control.arrays
-
-    def pool(self, collected: Collected) -> Pooled:
-        """Collective: what this rank learns from, and how much work all ranks had with it."""
-        return (keep_own if self.average else gather)(collected, self.spec, self.stop)
 
     def collector(self) -> EpisodeCollector | SegmentCollector:
         """Collective: what collects this rank's part of an iteration; made after the first broadcast."""
         runners = {e: self.runner(env) for e, env in self.envs.items()}
         if self.config.batch_steps:
             saved = mpi_util.bcast(self.training.episodes if self.training is not None else {})
-            return SegmentCollector(self.config, self.control, runners, self.stop, saved)
-        return EpisodeCollector(self.config, self.control, runners[0], self.stop, in_turn=self.average)
+            return SegmentCollector(self.config, self.control, self.actor, runners, self.stop, saved)
+        return EpisodeCollector(runners[0], self.stop, in_turn=self.average)
 
     def evaluator(self) -> Evaluator | None:
         """What evaluates the policy, if the run is to."""
         if not self.config.eval_every:
             return None
         env = make_env(self.config.env, self.config.env_arguments, quiet=True)
-        return Evaluator(self.config, self.control, self.runner(env, greedy=True), self.stop)
+        return Evaluator(self.runner(env, greedy=True), self.stop)
 
     def runner(self, env: Any, greedy: bool = False) -> Runner:
         """Steps an environment with this run's policy; greedy: with deterministic actions."""
         return Runner(env, self.actor, self.scaler, self.config, self.control, greedy)
 
-    def report(self, data: Pooled, tests: dict[str, np.ndarray], columns: dict[str, float]) -> None:
+    def report(
+        self, data: Pooled, tests: dict[str, np.ndarray], log: dict[str, float], seconds: dict[str, float]
+    ) -> None:
         """Collective: writes a row of progress.txt.
 
         Args:
             data: what this rank learned from.
             tests: as `report_tests` takes them.
-            columns: of the learners and of the times; those of rank 0 are written.
+            log: of the learners. seconds: of the phases. Those of rank 0 are written.
         """
         logger, control = self.logger, self.control
+        columns: dict[str, float] = {}
+        if self.record is not None:  # with --overlap the batch was collected in the iteration before, beside its update
+            seconds = seconds | dict(zip((*COLLECTING[:3], "beside"), data.batch.get("seconds", ())))
+            columns = log | self.record.times(data.part.total, seconds, data.work[0])
         if data.batch is not None:
             logger.store(EpRet=data.batch["ep_ret"], EpLen=data.batch["ep_len"])
         logger.log_tabular("Iteration", control.iteration)
@@ -121,14 +150,11 @@ class Run:
         self.report_tests(evaluator.evaluate(), restarts)
 
     def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
-        """Collective: adds the seconds of this iteration's phases; rank 0 prints the advice when it is complete."""
-        n_params = sum(array.size for array in self.actor.params.values())
-        exchange = exchange_s(n_params) if advice.needs_exchange else 0.0
-        cost = self.training.cost if self.training is not None else (0, 1)
-        steps = data.part.total if data.part is not None else 0
-        text = advice.after(seconds, tuple(data.work[:3]), steps, cost, exchange)
+        """On rank 0: adds the seconds of this iteration's phases, and prints the advice when it is complete."""
         if self.record is not None:
-            self.record.display.say(text)
+            numbers = {name: seconds.get(name, 0.0) for name in PHASES}
+            numbers |= dict(zip(("busy", "asleep", "sleeps"), data.work))
+            self.record.display.say(advice.after(**numbers, env_steps=data.part.total))
 
     def save(self, collector: EpisodeCollector | SegmentCollector) -> None:
         """Collective: rank 0 writes a checkpoint."""
@@ -136,10 +162,11 @@ class Run:
         if self.training is not None:
             arrays, scalars = self.training.state()
             if self.record is not None:
+                owed = {"evaluate": self.control.arrays["evaluate"]}
                 self.logger.sync()  # the rows that the checkpoint counts on
 
                 def write() -> None:
-                    self.record.save(self.actor.params | self.scaler.arrays, arrays | running, scalars)
+                    self.record.save(self.actor.params | self.scaler.arrays, arrays | running | owed, scalars)
                     self.note_saved()
 
                 self.logger.attempt("a checkpoint", write)

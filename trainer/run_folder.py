@@ -19,7 +19,6 @@ CHECKPOINT = "checkpoint.safetensors"
 # As it stands in the file's header, where the notes are a JSON string; it is computed with zeros in its own place.
 CHECKSUM = re.compile(rb'(?<=\\"checksum\\": \\")[0-9a-f]{64}')
 NO_CHECKSUM = b"0" * 64
-OLD_NOTES = {"env", "env_kwargs", "spec", "scalars", "test_ret"}  # all that files had before there were checksums
 
 
 class RunFolder:
@@ -54,11 +53,8 @@ class RunFolder:
     def default_path(cls, env: str, seed: int) -> Path:
         """runs/<env>/<time>-s<seed>, numbered where two runs start in one second."""
         base = Path("runs") / env.replace("/", "-").replace(":", "-") / f"{time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
-        number, path = 1, base
-        while path.exists():
-            number += 1
-            path = base.with_name(f"{base.name}-{number}")
-        return path
+        numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+        return next(path for path in itertools.chain([base], numbered) if not path.exists())
 
     def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any], keep: int = 1) -> None:
         """Writes arrays and a description as one safetensors file.
@@ -107,7 +103,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], 
     Raises:
         ValueError: one line: there is none.
     """
-    damaged = []
+    damaged: list[str] = []
     for checkpoint in checkpoints(path) or [path / CHECKPOINT]:
         try:
             return *load(checkpoint), "; ".join([*damaged, f"resuming from {checkpoint.name}"] * bool(damaged))
@@ -127,22 +123,14 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     except OSError as error:
         raise ValueError(f"cannot load {path}: {error.strerror}") from None
     if not _intact(content):
-        why = "it is damaged (wrong checksum), or not a file of train.py"
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # no notes
-            if {"env"} <= set(_notes(content)) <= OLD_NOTES:
-                why = "it has no checksum, as an older version of train.py wrote it; use that version to load it"
-        raise ValueError(f"cannot load {path}: {why}")
-    arrays, notes = load_arrays(content), _notes(content)
+        raise ValueError(f"cannot load {path}: it is damaged (wrong checksum), or not a file of train.py")
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    arrays, notes = load_arrays(content), json.loads(header["__metadata__"][META])
     del notes["checksum"]
     for name, value in (arrays | notes.get("scalars", {})).items():
         if not np.isfinite(value).all() and name != "best":  # which is -inf without an evaluation
             raise ValueError(f"cannot load {path}: {name} in it is not finite")
     return arrays, notes
-
-
-def _notes(content: bytes) -> dict[str, Any]:
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return json.loads(header["__metadata__"][META])
 
 
 def _intact(content: bytes) -> bool:

@@ -1,14 +1,12 @@
 """Which rank learns from which rows: all of them on rank 0, or each rank from its own, with sums over the ranks."""
 
-import statistics
-import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import mpi_util
 from policies.actor import Spec
-from policies.share import Part
+from policies.share import Part, Share
 from trainer.collect import Collected
 from trainer.rollout import empty_batch
 
@@ -18,16 +16,16 @@ class Pooled(NamedTuple):
 
     Attributes:
         batch: what this rank learns from; None: nothing, as it only collects, or the run was stopped.
-        part: which rows of the whole batch these are; None without a batch.
+        part: which rows of the whole batch these are.
         work: float64 (4,), as in Runner's batches, summed over all ranks; zeros without a batch.
     """
 
     batch: dict[str, np.ndarray] | None
-    part: Part | None
+    part: Part
     work: np.ndarray
 
 
-NOTHING = Pooled(None, None, np.zeros(4))
+NOTHING = Pooled(None, Part.whole(0), np.zeros(4))
 
 
 def gather(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Pooled:
@@ -43,7 +41,7 @@ def keep_own(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Po
     if mpi_util.all_sum(bool(stop)):
         return NOTHING
     batches, places = collected
-    sizes = [{"rows": len(b["obs"]), "rank": mpi_util.rank, "work": b["work"]} for b in batches]
+    sizes: Any = [{"rows": len(b["obs"]), "rank": mpi_util.rank, "work": b["work"]} for b in batches]
     sizes = mpi_util.all_accum_batches(sizes, index=places)
     ends = np.cumsum(sizes["rows"])
     own = [np.arange(end - n, end) for end, n, k in zip(ends, sizes["rows"], sizes["rank"]) if k == mpi_util.rank]
@@ -52,8 +50,8 @@ def keep_own(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Po
     return Pooled(batch, Part(np.concatenate([*own, np.empty(0, int)]), int(ends[-1])), sizes["work"].sum(axis=0))
 
 
-class Ranks:
-    """A policies.share of one learner on each rank."""
+class Ranks(Share):
+    """One learner on each rank."""
 
     def __init__(self) -> None:
         self.n_learners, self.index = mpi_util.nworkers, mpi_util.rank
@@ -62,13 +60,3 @@ class Ranks:
         """Collective: `x` becomes its sum over the ranks."""
         x[...] = mpi_util.all_sum(x)
         return x
-
-
-def exchange_s(n: int) -> float:
-    """Collective: median seconds of a sum of `n` float32 numbers over the ranks."""
-    flat, times = np.zeros(n, np.float32), []
-    for _ in range(20):
-        began = time.perf_counter()
-        mpi_util.all_sum(flat)
-        times.append(time.perf_counter() - began)
-    return statistics.median_high(times)

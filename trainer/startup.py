@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +11,17 @@ import numpy as np
 import mpi_util
 from mpi_util.logx import EpochLogger
 from mpi_util.mpi_pytorch import setup_pytorch_for_mpi
-from policies.actor import INIT_LOG_STD, Actor, Spec, init_params, parse_hid_list
+from policies.actor import INIT_LOG_STD, Spec, parse_hid_list
 from policies.scaler import Scaler
 from policies.share import ALONE
 from trainer.config import Config
 from trainer.control import Control
 from trainer.environment import action_map, make_env
+from trainer.rollout import networks
 from trainer.run import Run
 from trainer.sharing import Ranks
 
+EXTRAS = {"torch": "torch", "tensorflow": "tf", "keras": "tf"}  # of --framework and --network, by module
 PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has the others
 
 
@@ -31,10 +33,10 @@ def set_up(config: Config) -> Run:
     average = config.parallel == "average" and mpi_util.nworkers > 1
     envs, spec = all_or_none(lambda: build_envs(config.check()))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
-    actor, scaler = Actor(spec, init_params(spec, rng, config.log_std)), Scaler(spec.obs_dim)
+    actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
+    scaler = Scaler(spec.obs_dim)
     run = Run(config, average, stop, envs, spec, actor, scaler, Control(config.first_rew_scale))
     all_or_none(lambda: build_training(run))
-    all_or_none(lambda: build_logger(run))
     return run
 
 
@@ -42,21 +44,28 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     """This rank's environments by number, and the sizes of the networks for them."""
     is_root = mpi_util.rank == 0
     arguments = config.env_arguments | ({"render_mode": "human"} if config.render and is_root else {})
-    numbers = range(mpi_util.rank, config.num_envs, mpi_util.nworkers) if config.batch_steps else [0]
+    numbers: Iterable[int] = [0]
+    if config.batch_steps:
+        apart = config.overlap and mpi_util.nworkers > 1  # rank 0 updates while the others collect
+        numbers = (
+            range(mpi_util.rank - apart, config.num_envs, mpi_util.nworkers - apart) if mpi_util.rank >= apart else ()
+        )
     envs = {e: make_env(config.env, arguments, quiet=not is_root or e > 0) for e in numbers}
-    env = next(iter(envs.values()))
+    env = next(iter(envs.values()), None) or make_env(config.env, arguments, quiet=not is_root)
     obs_dim = env.observation_space.shape[0]
     act_dim, discrete, _ = action_map(env.action_space)
     if discrete and config.log_std != INIT_LOG_STD:
         raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
     policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
     valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")
-    return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid)
+    return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid, config.network)
 
 
 def build_training(run: Run) -> None:
-    """Sets `run.training` on the ranks that learn, and `run.record` on rank 0."""
+    """Sets `run.training` on the ranks that learn, `run.record` on rank 0, and `run.logger`."""
     is_root = mpi_util.rank == 0
+    if not is_root:
+        run.logger = EpochLogger()
     if not (is_root or run.average):
         return
     from trainer.record import Record  # here, because of what they load, which ranks that only collect never do
@@ -67,21 +76,15 @@ def build_training(run: Run) -> None:
             setup_pytorch_for_mpi()  # for good: from here on only the learners change torch's number of threads
     share, n_learners = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
     threads = max(1, run.config.threads // n_learners)
-    run.training = Training(run.config, run.spec, run.actor.params, run.scaler, run.control, share, threads)
+    run.training = Training(run.config, run.spec, run.actor.params, share, threads)
+    run.training.publish(run.weights)
     if is_root:
         run.record = Record(run.config, run.spec, run.training.resumed)
+        keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
+        how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
+        run.logger = EpochLogger(run.record.folder.path, **how)
+        run.logger.save_config(run.record.settings)
         run.note_saved()
-
-
-def build_logger(run: Run) -> None:
-    """Sets `run.logger`."""
-    if run.record is None:
-        run.logger = EpochLogger()
-        return
-    keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
-    how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
-    run.logger = EpochLogger(run.record.folder.path, **how)
-    run.logger.save_config(run.record.settings)
 
 
 def all_or_none(build: Callable[[], Any]) -> Any:
@@ -92,7 +95,8 @@ def all_or_none(build: Callable[[], Any]) -> Any:
     except (ValueError, OSError, mpi_util.UsageError) as error:
         problem = str(error)
     except ImportError as error:
-        problem = f"{error}; install what train.py needs: pip install -e '.[train]'"
+        extra = EXTRAS.get(error.name or "", "train")
+        problem = f"{error}; install what train.py needs: pip install -c constraints.txt -e '.[{extra}]'"
     problems = [p for p in mpi_util.all_accum_batches([problem]) if p]
     if problems:
         if mpi_util.rank == 0:

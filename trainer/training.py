@@ -1,105 +1,133 @@
-"""The learners of a run: one update per iteration, and when the run stops. No MPI here."""
+"""The learners of a run: one update per iteration, and when the run ends. No MPI here.
 
+What an update changes goes into arrays of its own: `publish` copies them to those that are broadcast, when no rank
+collects with these any more.
+"""
+
+import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from policies.actor import Spec
+from policies.learner import State
+from policies.learners import Learners
+from policies.mlp import aligned
 from policies.scaler import Scaler
-from policies.share import Part
+from policies.share import Part, Share
 from trainer.config import Config
-from trainer.control import Control, NotFinite
+from trainer.control import LAST, STOP, Control, NotFinite
 from trainer.run_folder import load_checkpoint
-
-FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow"}  # the keys are also the names of the extras that install them
+from trainer.sharing import NOTHING, Pooled
 
 
 class Training:
     """Learns from each iteration's batch, and sets `control`: on rank 0 alone, or on every rank that learns.
 
     Attributes:
-        control: what rank 0 broadcasts with the weights: whether to stop and to evaluate, and how far the run is.
-        cost: of the last update: (number of optimizer steps, number of cores used).
+        ready: the batch of the next update; NOTHING: there is none yet.
+        arrays: what is saved beside the learners, by name; overwritten in place.
         episodes: arrays of the resumed checkpoint for SegmentCollector; {}: none.
     """
 
-    def __init__(
-        self, config: Config, spec: Spec, params: dict, scaler: Scaler, control: Control, share: Any, threads: int
-    ):
+    def __init__(self, config: Config, spec: Spec, params: dict[str, np.ndarray], share: Share, threads: int):
         """Makes the learners, and loads the checkpoint of a resumed run.
 
         Args:
-            params: the actor's arrays; written in place after each update.
-            share: of the learners that share a batch, as policies.share.Alone.
+            params: as policies.actor.init_params returns them; copied.
+            share: of the learners that share a batch, as policies.share.ALONE.
             threads: number of cores that the updates may use.
 
         Raises:
-            ValueError: one line: the framework, the device or the checkpoint cannot be used.
+            ValueError: one line: the device or the checkpoint cannot be used.
+            ImportError: the framework is not installed.
         """
-        self.config, self.spec, self.params, self.scaler, self.control = config, spec, params, scaler, control
-        self.share, self.cost, self.episodes = share, (0, 1), {}
-        self.returns = Scaler(1, "returns")
-        learners = _framework(config.framework)
+        self.config, self.spec, self.share = config, spec, share
+        self.episodes: dict[str, np.ndarray] = {}
+        self.scaler, self.returns = Scaler(spec.obs_dim), Scaler(1, "returns")
+        self.control = Control(config.first_rew_scale)
+        self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays
+        self.ready = NOTHING
+        self._before: State | None = None
+        self._scaled = aligned((0, spec.obs_dim))
+        backend = importlib.import_module(f"policies.{config.framework}")
         try:
-            made = (spec, params, config.hyper, threads, config.device, share)
-            self.policy, self.val_func = learners.Policy(*made), learners.ValueFunction(*made)
-        except (RuntimeError, AssertionError) as error:
+            self.learners = Learners(backend, spec, params, config, threads, config.device, share)
+        except RuntimeError as error:
             raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
-        self.learners = learners.SideBySide(self.policy, self.val_func)
         self.resumed = self._load_checkpoint(Path(config.resume)) if config.resume else {}
 
-    def learn(self, batch: dict[str, np.ndarray], part: Part) -> dict[str, float]:
-        """One update of everything that is broadcast: `params`, `scaler` and `control`.
+    def take(self, data: Pooled, rew_scale: np.ndarray) -> None:
+        """Collective among the learners: the batch of the next update.
 
         Args:
-            batch: as trainer.rollout.Runner's; of all ranks, or this learner's rows of it.
-            part: which rows of the whole batch it has.
+            data: of all ranks, or this learner's rows of it. rew_scale: with which it was collected.
+        """
+        self.ready, control = data, self.control
+        data.batch["rew_scale"] = rew_scale.copy()
+        control.episodes += int(self.share.sum(np.array([len(data.batch["ep_ret"])], float))[0])
+        self._set_last(control.steps + data.part.total)
+
+    def _set_last(self, steps: int) -> None:
+        """Sets `control.stop` where a limit is reached. Args: steps: collected so far."""
+        config = self.config
+        limits = (self.control.episodes, config.num_episodes), (steps, config.total_steps)
+        self.control.stop = LAST if any(limit is not None and n >= limit for n, limit in limits) else 0
+
+    def learn(self) -> tuple[dict[str, float], Pooled]:
+        """Collective among the learners: one update.
 
         Returns:
-            What the learners log: dict of column to number.
+            What the learners log, dict of column to number, and the batch; {} and NOTHING if there is no batch yet.
         """
+        if self.ready.batch is None:
+            return {}, NOTHING
+        if self.config.overlap:
+            self._before = self.state()
+        data, self.ready = self.ready, NOTHING
+        batch, part = data.batch, data.part
         falls = self.config.lr_schedule == "linear"
-        for learner in (self.policy, self.val_func):
+        for learner in (self.learners.policy, self.learners.value):
             learner.lr_scale = max(0.0, 1.0 - self.control.steps / self.config.total_steps) if falls else 1.0
-        steps = self._steps()
         raw = batch["obs"]
         try:
-            log = self.learners.learn(self.scaler.scale(raw), batch["act"], batch["adv"], batch["ret"], part)
+            if len(raw) > len(self._scaled):  # kept, as memory that is new to the process takes longer than scaling
+                self._scaled = aligned(raw.shape)
+            obs = self.scaler.scale(raw, self._scaled[: len(raw)])
+            log = self.learners.learn(obs, batch["act"], batch["adv"], batch["ret"], part, batch.get("logp"))
             self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them
             if self.config.rew_scale == "returns":
-                rew_scale = self.control.rew_scale
-                self.returns.update(batch["ret"][:, None] / rew_scale, self.share)
-                rew_scale[:] = self.returns.arrays["returns/scale"]
+                self.returns.update(batch["ret"][:, None] / batch["rew_scale"], self.share)
+                self.control.rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
             raise NotFinite(f"iteration {self.control.iteration + 1}: {error}") from None
-        self.cost = self._steps() - steps, self.learners.width
-        self.policy.weights(self.params)
-        self.val_func.weights(self.params)
-        self.control.iteration += 1
-        self.control.steps += part.total
-        self.control.episodes += int(self.share.sum(np.array([len(batch["ep_ret"])], float))[0])
-        self._decide(part.total)
-        return log
+        control = self.control
+        control.iteration += 1
+        control.steps += part.total
+        if every := self.config.eval_every:
+            due = control.steps // every > (control.steps - part.total) // every
+            control.evaluate = due or control.stop == LAST
+        return log, data
 
-    def _steps(self) -> int:
-        return self.policy.adam.steps + self.val_func.adam.steps
+    def publish(self, weights: dict[str, np.ndarray]) -> None:
+        """Ends an iteration. Args: weights: what is broadcast; overwritten in place."""
+        self._before = None
+        if self.control.stop == LAST and self.ready.batch is None:
+            self.control.stop = STOP
+        for name, array in (self.learners.params | self.scaler.arrays | self.control.arrays).items():
+            weights[name][...] = array
 
-    def _decide(self, n_new: int = 0) -> None:
-        """Sets `control`: stop at a limit; evaluate when due, and at the end. Args: n_new: steps of a new iteration."""
-        config, control = self.config, self.control
-        limits = (control.episodes, config.num_episodes), (control.steps, config.total_steps)
-        control.stop = any(limit is not None and n >= limit for n, limit in limits)
-        if n_new and (every := config.eval_every):
-            control.evaluate = control.stop or control.steps // every > (control.steps - n_new) // every
+    def state(self) -> State:
+        """Collective among the learners: everything that the rest of the run depends on, (arrays, numbers).
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Collective among the learners: everything that the rest of the run depends on, (arrays, numbers)."""
-        arrays, scalars = self.scaler.arrays | self.returns.arrays | self.control.arrays, {}
-        for learner in (self.policy, self.val_func):
-            more_arrays, more_scalars = learner.state()
-            arrays, scalars = arrays | more_arrays, scalars | more_scalars
-        return arrays, scalars
+        With `--overlap` it is that before the update of an iteration that was not published.
+        """
+        if self._before is not None:
+            return self._before
+        arrays, scalars = self.learners.state()
+        arrays |= {name: array.copy() for name, array in self.arrays.items()}
+        return arrays | {f"ready/{name}": array for name, array in (self.ready.batch or {}).items()}, scalars
 
     def _load_checkpoint(self, path: Path) -> dict[str, Any]:
         """Restores the last checkpoint that is not damaged; returns what Record has kept in it."""
@@ -107,28 +135,13 @@ class Training:
         if Spec.from_dict(notes["spec"]) != self.spec:
             raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
         try:
-            for learner in (self.policy, self.val_func):
-                learner.load_state(arrays, notes["scalars"])
-                learner.weights(self.params)
-            for name, array in (self.scaler.arrays | self.returns.arrays | self.control.arrays).items():
+            self.learners.load_state(arrays, notes["scalars"])
+            for name, array in self.arrays.items():
                 array[:] = arrays[name]
         except KeyError as error:
             raise ValueError(f"{path}: its checkpoint has no {error}") from None
         self.episodes = {name: array for name, array in arrays.items() if name.startswith("episodes/")}
-        self._decide()
+        if ready := {name[6:]: array for name, array in arrays.items() if name.startswith("ready/")}:
+            self.ready = Pooled(ready, Part.whole(len(ready["obs"])), ready["work"].sum(axis=0))
+        self._set_last(self.control.steps + self.ready.part.total)
         return notes["scalars"] | {"row": notes.get("row", []), "damaged": damaged}
-
-
-def _framework(name: str) -> Any:
-    """policies.pytorch or policies.tf, which only this function imports. Raises ValueError: it is not installed."""
-    try:
-        if name == "tf":
-            from policies import tf as learners
-        else:
-            from policies import pytorch as learners
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "tensorflow", "keras"):
-            raise
-        how = f"{FRAMEWORKS[name]}: pip install -e '.[{name}]'"
-        raise ValueError(f"--framework {name} needs {how}") from None
-    return learners

@@ -1,11 +1,8 @@
-"""The learners in TensorFlow: they do the same as those in PyTorch, up to rounding, and share their checkpoints.
+"""The TensorFlow backend: Keras models and tf.function, on the CPU or a GPU.
 
-It imports TensorFlow and the framework-free modules of `policies`. Read `policy` first, then `ppo`; import TensorFlow
-from `setup` only.
+Read `nets` first. Import TensorFlow from `setup` only.
 """
 
-from policies.learners import SideBySide
-from policies.tf.policy import Policy
-from policies.tf.value import ValueFunction
+from policies.tf.nets import PolicyNet, ValueNet
 
-__all__ = ["Policy", "SideBySide", "ValueFunction"]
+__all__ = ["PolicyNet", "ValueNet"]

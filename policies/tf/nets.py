@@ -1,100 +1,259 @@
-"""The networks as Keras models."""
+"""Networks as Keras models, with compiled losses, gradients and Adam.
+
+Every function is compiled for any number of rows: a compilation for a constant number could change the arithmetic, and
+so the bits.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
+from policies import backend
+from policies.backend import ADAM, Array, Minibatch, Outcome, Rows, n_threads
+from policies.tf import setup
 from policies.tf.setup import keras, tf
 
+Tensor = Any
+Dist = tuple[Any, ...]  # log-probabilities (N, act_dim); or means (N, act_dim) and log deviations (act_dim,)
+LOG_2PI = math.log(2.0 * math.pi)
 
-class Net(keras.Model):
-    """Tanh hidden layers and a linear output; a Gaussian policy has its log deviations as another weight.
+
+class Net(backend.Net):
+    """See policies.backend.Net.
 
     Attributes:
-        views: dict of parameter name to tf.Variable, in the order of Spec.shapes.
-        log_std: keras.Variable, float32 (act_dim,); None without a Gaussian.
-        n_params: length of a flat vector that holds all parameters.
+        model: keras.Sequential, (N, obs_dim) -> (N, outputs).
+        device: TensorFlow's name of it.
+        signature: tuple of tf.TensorSpec, of the tensors that `loss` takes after `n`.
     """
 
-    def __init__(self, spec, name, params):
-        """Args: spec: policies.actor.Spec. name: "policy" or "value". params: as `load`'s, copied."""
-        super().__init__(name=name, dtype="float32")
-        inputs, *widths = spec.sizes(name)
-        dense = [self._dense(width, last=i == len(widths) - 1) for i, width in enumerate(widths)]
-        self._stack = keras.Sequential([keras.Input((inputs,)), *dense])
-        named = {}
-        for i, layer in enumerate(dense):
-            named |= {f"{name}/{i}/weight": layer.kernel, f"{name}/{i}/bias": layer.bias}
-        shapes = spec.shapes(name)
-        self.log_std = None
-        if "policy/log_std" in shapes:
-            self.log_std = self.add_weight(shapes["policy/log_std"], "zeros", "float32", name="log_std")
-            named["policy/log_std"] = self.log_std
-        self.views = {key: named[key].value for key in shapes}
-        self._shapes = list(shapes.values())
-        self._sizes = [int(np.prod(shape)) for shape in self._shapes]
-        self.n_params = sum(self._sizes)
-        self.load(params)
+    signature: tuple[Any, ...]
 
-    @staticmethod
-    def _dense(width, last):
-        activation = None if last else "tanh"
-        return keras.layers.Dense(width, activation, kernel_initializer="zeros", dtype="float32")
+    def build(self, device: str) -> None:
+        spec = self.spec
+        n_params = max(sum(map(math.prod, spec.shapes(net).values())) for net in ("policy", "value"))
+        # TensorFlow fixes its threads once per process: all learners have what a minibatch can use.
+        self.op_threads = n_threads(self.threads, self.hyper.minibatch_rows, n_params)
+        setup.configure(self.op_threads)
+        self.device = setup.device_name(device)
+        with tf.device(self.device):
+            inputs, *widths = spec.sizes(self.name)
+            dense = [keras.layers.Dense(width, "tanh", dtype="float32") for width in widths[:-1]]
+            dense.append(keras.layers.Dense(widths[-1], dtype="float32"))
+            self.model = keras.Sequential([keras.Input((inputs,)), *dense], name=self.name)
+            named = {f"{self.name}/{i}/weight": layer.kernel.value for i, layer in enumerate(dense)}
+            named |= {f"{self.name}/{i}/bias": layer.bias.value for i, layer in enumerate(dense)}
+            named["policy/log_std"] = self._log_std = tf.Variable(tf.zeros(self.shapes.get("policy/log_std", (0,))))
+            self._parameters = [named[key] for key in self.shapes]
+            moments = ([tf.Variable(tf.zeros_like(p)) for p in self._parameters] for _ in range(2))
+            self._vectors = [self._parameters, *moments]
+        self._boosts = [self.hyper.log_std_lr if key == "policy/log_std" else 1.0 for key in self.shapes]
+        rows, integers, number = self.signature, tf.TensorSpec((None,), tf.int64), tf.TensorSpec(())
+        self.compile(
+            _pass=[rows, integers, integers, tf.TensorSpec((None,)), tf.TensorSpec((None, 2))],
+            _flat_gradient=[rows, integers, number],
+            _step=[tf.TensorSpec((self.n_params,)), tf.TensorSpec((2,))],
+        )
 
-    def call(self, obs):
-        """Outputs for a batch. Args: obs: float32 (N, inputs) tensor. Returns: float32 (N, outputs) tensor."""
-        return self._stack(obs)
+    def compile(self, **signatures: Any) -> None:
+        """Replaces methods by compiled ones. Args: signatures: tf.TensorSpecs of each one's arguments, by its name."""
+        for name, signature in signatures.items():
+            setattr(self, name, tf.function(getattr(self, name), input_signature=signature))
 
-    def with_jvp(self, obs, direction):
-        """Outputs for a batch, and their directional derivative by the parameters.
+    def vector(self, which: int = 0) -> Array:
+        return np.concatenate([np.ravel(variable) for variable in self._vectors[which]])
 
-        Args:
-            obs: float32 (N, inputs) tensor.
-            direction: float32 (P,) tensor.
+    def set_vector(self, vector: Array, which: int = 0) -> None:
+        for variable, values in zip(self._vectors[which], self.by_name(vector).values()):
+            variable.assign(values)
 
-        Returns:
-            (outputs, derivative): float32 (N, outputs) tensors.
+    def copied(self, array: Array, dtype: type) -> Tensor:
+        return tf.constant(np.array(array, dtype, order="C"))  # of a copy: the tensor may use the array's own memory
+
+    def using(self, threads: int) -> AbstractContextManager[Any]:
+        return tf.device(self.device)
+
+    def n_threads(self, n_rows: int) -> int:
+        """See policies.backend.Net: those of an operation, whatever the number of rows."""
+        return self.op_threads
+
+    def step(self, grad: Any, lr: float) -> None:
+        self._step(grad, self._plan(lr, 1)[0])
+
+    def _plan(self, lr: float, n: int) -> Array:
+        """Counts `n` steps. Returns: float32 (n, 2), step size and epsilon of each, both with the bias corrections.
+
+        They are computed in float64, because 1 - beta2**t loses digits; Keras' Adam adds epsilon after them instead.
         """
-        direction = dict(zip(self.views, self.unflatten(direction)))
-        x, d_x = obs, None
-        for i, layer in enumerate(self._stack.layers):
-            moved = x @ direction[f"{self.name}/{i}/weight"] + direction[f"{self.name}/{i}/bias"]
-            if i:
-                moved += d_x @ layer.kernel
-            x = layer(x)
-            d_x = moved * (1.0 - tf.square(x))  # the derivative of tanh
-        return x, moved
+        t = self.steps + np.arange(1, n + 1)
+        self.steps += n
+        bias = np.sqrt(1.0 - ADAM["beta2"] ** t)
+        return np.stack((lr * bias / (1.0 - ADAM["beta1"] ** t), ADAM["eps"] * bias), 1).astype(np.float32)
 
-    def load(self, params):
-        """Copies parameters into the network. Args: params: dict with at least this network's names, float32 arrays.
+    def _step(self, grad: Tensor, planned: Tensor) -> None:
+        parts = tf.split(grad, [math.prod(shape) for shape in self.shapes.values()])
+        self._apply([tf.reshape(part, shape) for part, shape in zip(parts, self.shapes.values())], planned)
 
-        Raises:
-            ValueError: a name is missing or a shape differs; nothing was changed.
-        """
-        for key, view in self.views.items():
-            found = params[key].shape if key in params else "nothing"
-            if found != tuple(view.shape):
-                raise ValueError(f"{key}: expected an array of shape {tuple(view.shape)}, got {found}")
-        for key, view in self.views.items():
-            view.assign(params[key])
+    def _apply(self, grads: list[Tensor], planned: Tensor) -> None:
+        """A step of Adam. Args: grads: one for each parameter. planned: a row of `_plan`."""
+        shrink = tf.minimum(self.hyper.max_grad_norm / tf.linalg.global_norm(grads), 1.0)
+        for parameter, m, v, grad, boost in zip(*self._vectors, grads, self._boosts):
+            tf.raw_ops.ResourceApplyAdam(
+                var=parameter.handle, m=m.handle, v=v.handle, grad=grad * shrink,
+                beta1_power=0.0, beta2_power=0.0,  # the bias corrections are in `planned`
+                lr=planned[0] * boost, beta1=ADAM["beta1"], beta2=ADAM["beta2"], epsilon=planned[1],
+            )  # fmt: skip
 
-    def arrays(self):
-        """Copies of the parameters: dict of str to float32 array."""
-        return {key: view.numpy().copy() for key, view in self.views.items()}
+    def loss(self, n: Tensor, *fields: Tensor) -> Tensor:
+        """Loss of some rows of a minibatch. Args: n: rows of the whole minibatch. fields: as `signature` has them."""
+        raise NotImplementedError
 
-    def copy_to(self, out):
-        """Copies the parameters out. Args: out: dict with at least this network's names; its arrays are overwritten."""
-        for key, view in self.views.items():
-            out[key][...] = view.numpy()
+    def loss_gradient(self, rows: Rows, minibatch: Array, n: int) -> Tensor:
+        return self._flat_gradient(rows.fields, minibatch, np.float32(n))
 
-    @staticmethod
-    def flatten(tensors):
-        """One vector, (P,), of a tensor per parameter. Args: tensors: in the order of `views`."""
-        return tf.concat([tf.reshape(tensor, (-1,)) for tensor in tensors], 0)
+    def _flat_gradient(self, fields: tuple[Tensor, ...], minibatch: Tensor, n: Tensor) -> Tensor:
+        return flatten(self._gradients(fields, minibatch, n))
 
-    def unflatten(self, flat):
-        """The inverse of `flatten`. Args: flat: (P,) array or tensor. Returns: list of tensors."""
-        return [tf.reshape(part, shape) for part, shape in zip(tf.split(flat, self._sizes), self._shapes)]
+    def _gradients(self, fields: tuple[Tensor, ...], minibatch: Tensor, n: Tensor) -> list[Tensor]:
+        with tf.GradientTape() as tape:
+            loss = self.loss(n, *(tf.gather(whole, minibatch) for whole in fields))
+        return tape.gradient(loss, self._parameters, unconnected_gradients="zero")
 
-    def assign(self, flat, variables=None):
-        """Overwrites variables. Args: flat: (P,). variables: in the order of `views`; None: the parameters."""
-        for variable, tensor in zip(variables or self.views.values(), self.unflatten(flat)):
-            variable.assign(tensor)
+    def descend(self, rows: Rows, minibatches: Iterable[Minibatch], lr: float) -> None:
+        """See policies.backend.Net: all steps in one compiled loop."""
+        order, totals = zip(*minibatches)
+        counts = np.array([len(minibatch) for minibatch in order])
+        planned = self._plan(lr, len(order))
+        self._pass(rows.fields, np.concatenate(order), counts, np.array(totals, np.float32), planned)
+
+    def _pass(self, fields: tuple[Tensor, ...], order: Tensor, counts: Tensor, totals: Tensor, planned: Tensor) -> None:
+        """Step i takes the next `counts[i]` of the rows `order`."""
+        start = tf.constant(0, tf.int64)
+        for i in tf.range(tf.shape(counts)[0]):
+            stop = start + counts[i]
+            self._apply(self._gradients(fields, order[start:stop], totals[i]), planned[i])
+            start = stop
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """One vector, (P,), of a tensor for each parameter."""
+    return tf.concat([tf.reshape(tensor, (-1,)) for tensor in tensors], 0)
+
+
+class PolicyNet(Net, backend.PolicyNet):
+    """See policies.backend.PolicyNet."""
+
+    def build(self, device: str) -> None:
+        """See policies.backend.Net; compiles what every update computes."""
+        spec = self.spec
+        obs, out, number = (tf.TensorSpec((None, *size)) for size in ((spec.obs_dim,), (spec.act_dim,), ()))
+        act = tf.TensorSpec((None,), tf.int64) if spec.discrete else out
+        self.signature = obs, act, number, number
+        dist = (out,) if spec.discrete else (out, tf.TensorSpec((spec.act_dim,)))
+        super().build(device)
+        vector = tf.TensorSpec((self.n_params,))
+        self.compile(
+            freeze=[obs, act],
+            _terms=[self.signature, dist],
+            _product=[obs, vector, tf.TensorSpec(())],
+        )
+
+    def dist(self, obs: Tensor) -> Dist:
+        """The policy's distributions of actions. Args: obs: float32 (N, obs_dim)."""
+        out = self.model(obs)
+        return (tf.nn.log_softmax(out),) if self.spec.discrete else (out, tf.convert_to_tensor(self._log_std))
+
+    def logp(self, dist: Dist, act: Tensor) -> Tensor:
+        """Log-probabilities of actions, nats, (N,)."""
+        if self.spec.discrete:
+            return tf.gather(dist[0], act, batch_dims=1)
+        mean, log_std = dist
+        z = (act - mean) * tf.exp(-log_std)
+        constant = 0.5 * LOG_2PI * self.spec.act_dim
+        return -0.5 * tf.reduce_sum(tf.square(z), 1) - (tf.reduce_sum(log_std) + constant)
+
+    def entropy(self, dist: Dist) -> Tensor:
+        """Sum of the entropies, nats."""
+        if self.spec.discrete:
+            return tf.reduce_sum(-tf.reduce_sum(tf.exp(dist[0]) * dist[0], 1))
+        mean, log_std = dist
+        constant = 0.5 * LOG_2PI * self.spec.act_dim + 0.5 * self.spec.act_dim
+        return tf.reduce_sum(tf.fill((tf.shape(mean)[0],), tf.reduce_sum(log_std) + constant))
+
+    def kl(self, old: Dist, new: Dist) -> Tensor:
+        """Sum of KL(old || new), nats."""
+        if self.spec.discrete:
+            return tf.reduce_sum(tf.reduce_sum(tf.exp(old[0]) * (old[0] - new[0]), 1))
+        (old_mean, old_log_std), (mean, log_std) = old, new
+        shift = (mean - old_mean) * tf.exp(-log_std)
+        log_ratio = 2.0 * (old_log_std - log_std)
+        of_stds = tf.reduce_sum(tf.math.expm1(log_ratio) - log_ratio)
+        return tf.reduce_sum(0.5 * (of_stds + tf.reduce_sum(tf.square(shift), 1)))
+
+    def freeze(self, obs: Tensor, act: Tensor) -> tuple[Any, Tensor]:
+        dist = self.dist(obs)
+        return dist, self.logp(dist, act)
+
+    def outcome(self, rows: Rows) -> Outcome:
+        with tf.GradientTape() as tape:
+            terms, clipped = self._terms(*rows)
+        sums = np.append(terms.numpy(), clipped.numpy()).astype(np.float64)
+
+        def gradient(*weights: float) -> Tensor:
+            return flatten(tape.gradient(terms, self._parameters, tf.constant(weights), unconnected_gradients="zero"))
+
+        return Outcome(sums, gradient)
+
+    def _terms(self, fields: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """What `Outcome.gradient` differentiates, and the number of clipped rows."""
+        # A gradient by the observations would cost as much as the first layer, and the tape cannot leave it out itself.
+        (obs, act, adv, old_logp), old = tf.nest.map_structure(tf.stop_gradient, (fields, old))
+        dist = self.dist(obs)
+        ratio = tf.exp(self.logp(dist, act) - old_logp)
+        clipped = tf.math.count_nonzero(tf.abs(ratio - 1.0) > self.hyper.clip)
+        return tf.stack([self.kl(old, dist), self.entropy(dist), tf.reduce_sum(-ratio * adv)]), clipped
+
+    def loss(self, n: Tensor, *fields: Tensor) -> Tensor:
+        """See Net: -sum(min(ratio * adv, clipped ratio * adv)) / n, less the entropy."""
+        obs, act, adv, old_logp = fields
+        dist, clip = self.dist(obs), self.hyper.clip
+        ratio = tf.exp(self.logp(dist, act) - old_logp)
+        gain = tf.reduce_sum(tf.minimum(ratio * adv, tf.clip_by_value(ratio, 1.0 - clip, 1.0 + clip) * adv))
+        if self.hyper.ent_coef:
+            gain += self.hyper.ent_coef * self.entropy(dist)
+        return -gain / n
+
+    def fisher(self, rows: Rows, n: int) -> Callable[[Array], Tensor]:
+        """See policies.backend.PolicyNet: by differentiating the divergence from the policy itself twice."""
+        return lambda vector: self._product(rows.fields[0], vector, np.float32(n))
+
+    def _product(self, obs: Tensor, vector: Tensor, n: Tensor) -> Tensor:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                dist = self.dist(obs)
+                kl = self.kl(tf.nest.map_structure(tf.stop_gradient, dist), dist) / n
+            slope = flatten(inner.gradient(kl, self._parameters, unconnected_gradients="zero"))
+            along = tf.reduce_sum(slope * vector)
+        return flatten(outer.gradient(along, self._parameters, unconnected_gradients="zero"))
+
+
+class ValueNet(Net, backend.ValueNet):
+    """See policies.backend.ValueNet."""
+
+    def build(self, device: str) -> None:
+        """See policies.backend.Net; compiles the estimates."""
+        obs = tf.TensorSpec((None, self.spec.obs_dim))
+        self.signature = obs, tf.TensorSpec((None,))
+        super().build(device)
+        self._predict = tf.function(lambda obs: self.model(obs)[:, 0], input_signature=[obs])
+
+    def values(self, rows: Rows) -> Array:
+        return self._predict(rows.fields[0]).numpy()
+
+    def loss(self, n: Tensor, *fields: Tensor) -> Tensor:
+        """See Net: the squared errors, summed and divided by `n`."""
+        obs, ret = fields
+        return tf.reduce_sum(tf.square(self._predict(obs) - ret)) / n

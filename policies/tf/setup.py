@@ -5,12 +5,12 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
-INTER_OP_THREADS = 2  # one for each of two learners that update side by side
 
-
-def _load():
+def _load() -> tuple[Any, Any]:
     quiet = nullcontext() if "TF_CPP_MIN_LOG_LEVEL" in os.environ else _no_stderr()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # its kernels promise no order of summation
@@ -22,7 +22,7 @@ def _load():
 
 
 @contextmanager
-def _no_stderr():
+def _no_stderr() -> Iterator[None]:
     """Drops what is written to file descriptor 2: the libraries print before they read their log level."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -38,7 +38,7 @@ def _no_stderr():
 tf, keras = _load()
 
 
-def configure(threads):
+def configure(threads: int) -> None:
     """Settings of the whole process: deterministic, full float32, a fixed number of threads.
 
     Args:
@@ -48,20 +48,14 @@ def configure(threads):
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(INTER_OP_THREADS)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError:
         found = tf.config.threading.get_intra_op_parallelism_threads()
         warnings.warn(f"TensorFlow already runs with {found} threads an operation instead of {threads}", stacklevel=2)
 
 
-def device_name(device):
-    """TensorFlow's name of a device.
-
-    Args:
-        device: "cpu", or "gpu", "gpu:0", "cuda", "cuda:0" and so on.
-
-    Returns:
-        str, such as "/GPU:0".
+def device_name(device: str) -> str:
+    """TensorFlow's name, such as "/GPU:0", of "gpu:0" or "cuda"; as Learners takes it.
 
     Raises:
         RuntimeError: there is no such device; one line.

@@ -1,0 +1,236 @@
+"""What a framework provides: a network, its action distributions, its optimizer. Everything else is written once.
+
+A backend is a package with the two classes `PolicyNet` and `ValueNet`. They hold the parameters on a device and do the
+arithmetic on the rows of one learner; what is summed over learners, when to step and when to stop is decided outside.
+
+Vectors are float32 (P,): all parameters of a network, or a gradient by them, in the order of its `shapes`. A network
+returns arrays or its own tensors, and takes either.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from policies.actor import Spec
+from policies.hyper import Hyper
+
+Array = np.ndarray
+Params = Mapping[str, Array]
+Minibatch = tuple[Array, int]  # int64 (n,), positions of a learner's rows; rows of the whole minibatch
+# Least work per thread, in rows times parameters. With less, on 2 cores, a second thread gains little (320 steps of 125
+# rows got slower), and costs a multiple where another process needs the core, because threads spin at barriers.
+WORK_PER_THREAD = 8e6
+ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}  # Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The policy as it is now on a learner's rows, compared with the policy before its update.
+
+    Attributes:
+        sums: float64 (4,), sums over the rows: KL(old || new) and entropy, nats; surrogate loss, -ratio * adv; rows
+            whose probability ratio is beyond the clip range.
+        gradient: function of weights of the first three sums; returns the gradient of the weighted sum, float32 (P,),
+            which the next call of any may overwrite. Of the last outcome only, once, before the parameters change.
+    """
+
+    sums: Array
+    gradient: Callable[[float, float, float], Any]
+
+
+class Rows(NamedTuple):
+    """A learner's rows of a batch, on the device.
+
+    Attributes:
+        fields: obs, act, adv and log-probabilities when the actions were drawn; or obs and ret.
+        old: distributions of actions before the update, of the backend's own kind; None for a value function.
+    """
+
+    fields: tuple[Any, ...]
+    old: Any = None
+
+
+class Net(ABC):
+    """A network and its Adam, with gradients clipped by norm.
+
+    Attributes:
+        name: "policy" or "value".
+        spec: policies.actor.Spec. hyper: policies.hyper.Hyper.
+        shapes: dict of parameter name to shape; P is the sum of their sizes.
+        steps: number of Adam's steps so far.
+        threads: number of cores that an update may use.
+    """
+
+    name: ClassVar[str]
+    forks: ClassVar[bool] = False  # whether it computes in a child made by fork too, on arrays that are shared with it
+
+    def __init__(self, spec: Spec, params: Params, hyper: Hyper, threads: int = 1, device: str = "cpu"):
+        """Copies the network's parameters. Args and raises: as policies.learners.Learners."""
+        self.spec, self.hyper, self.threads, self.steps = spec, hyper, threads, 0
+        self.shapes: dict[str, tuple[int, ...]] = spec.shapes(self.name)
+        self.build(device)
+        self.load(params)
+
+    @property
+    def n_params(self) -> int:
+        """P."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @abstractmethod
+    def build(self, device: str) -> None:
+        """Makes the network and the optimizer."""
+
+    def load(self, params: Params) -> None:
+        """Copies parameters into the network. Args: params: dict with at least this network's names, float32 arrays.
+
+        Raises:
+            ValueError: a name is missing or a shape differs; nothing was changed.
+        """
+        for key, shape in self.shapes.items():
+            found = params[key].shape if key in params else "nothing"
+            if found != shape:
+                raise ValueError(f"{key}: expected an array of shape {shape}, got {found}")
+        self.set_vector(np.concatenate([np.ravel(params[key]) for key in self.shapes]))
+
+    def by_name(self, vector: Any) -> dict[str, Any]:
+        """Views of a vector by parameter name. Args: vector: (P,) array or tensor."""
+        views, start = {}, 0
+        for key, shape in self.shapes.items():
+            stop = start + math.prod(shape)
+            views[key] = vector[start:stop].reshape(shape)
+            start = stop
+        return views
+
+    @abstractmethod
+    def vector(self, which: int = 0) -> Array:
+        """A copy, float32 (P,), of the parameters; 1, 2: of Adam's running means of the gradient, and of its square."""
+
+    @abstractmethod
+    def set_vector(self, vector: Array, which: int = 0) -> None:
+        """Overwrites what `vector` returns."""
+
+    @abstractmethod
+    def copied(self, array: Array, dtype: type) -> Any:
+        """The array with this dtype, on the device: a copy, or itself if NumPy can use it as it is."""
+
+    def field(self, array: Array, shape: tuple[int, ...], dtype: type = np.float32) -> Any:
+        """One of `Rows.fields`. Raises ValueError: the array's shape is not `shape`."""
+        require_shape(array, shape)
+        return self.copied(array, dtype)
+
+    @abstractmethod
+    def step(self, grad: Any, lr: float) -> None:
+        """One step of Adam. A gradient that is not finite leaves parameters that are not.
+
+        Args:
+            grad: float32 (P,); it may be overwritten. lr: step size; that of a Gaussian's deviations is
+                `hyper.log_std_lr` times as long.
+        """
+
+    @abstractmethod
+    def loss_gradient(self, rows: Rows, minibatch: Array, n: int) -> Any:
+        """Gradient of a loss on some rows: of the clipped surrogate objective, or of the squared errors.
+
+        Args:
+            minibatch: int64, positions in the rows. n: number by which the sum is divided.
+
+        Returns:
+            float32 (P,), which the next call may overwrite.
+        """
+
+    def descend(self, rows: Rows, minibatches: Iterable[Minibatch], lr: float) -> None:
+        """A step of Adam along the gradient of each minibatch. Args: as `loss_gradient`'s."""
+        for minibatch, n in minibatches:
+            self.step(self.loss_gradient(rows, minibatch, n), lr)
+
+    def n_threads(self, n_rows: int) -> int:
+        """Threads that products of so many rows use."""
+        return n_threads(self.threads, n_rows, self.n_params)
+
+    def using(self, threads: int) -> AbstractContextManager[Any]:
+        """Context in which the framework computes with so many threads, on this network's device."""
+        return nullcontext()
+
+
+class PolicyNet(Net):
+    """A network that acts: the means and deviations of a Gaussian, or the logits of a categorical distribution."""
+
+    name = "policy"
+
+    def rows(self, obs: Array, act: Array, adv: Array, logp: Array | None) -> Rows:
+        """Copies a batch to the device, with the distributions of the policy as it is now.
+
+        Args:
+            obs: float32 (N, obs_dim). act: float32 (N, act_dim), or integers (N,). adv: float32 (N,), normalised.
+            logp: float32 (N,), of the actions when they were drawn; None: by the policy as it is now.
+
+        Raises:
+            ValueError: an array has another shape.
+        """
+        spec, n = self.spec, len(adv)
+        x = self.field(obs, (n, spec.obs_dim))
+        acts = self.field(act, (n,), np.int64) if spec.discrete else self.field(act, (n, spec.act_dim))
+        old, now_logp = self.freeze(x, acts)
+        old_logp = now_logp if logp is None else self.field(logp, (n,))
+        return Rows((x, acts, self.field(adv, (n,)), old_logp), old)
+
+    @abstractmethod
+    def freeze(self, obs: Any, act: Any) -> tuple[Any, Any]:
+        """(`Rows.old`, log-probabilities of the actions) by the policy as it is now. Args: of `Rows.fields`."""
+
+    @abstractmethod
+    def outcome(self, rows: Rows) -> Outcome:
+        """The policy as it is now on these rows."""
+
+    @abstractmethod
+    def fisher(self, rows: Rows, n: int) -> Callable[[Array], Any]:
+        """The Fisher matrix: the second derivative of the sum of KL divergences over these rows, divided by `n`.
+
+        Returns:
+            Function that multiplies it with a float32 (P,) array; the next call may overwrite the product.
+        """
+
+
+class ValueNet(Net):
+    """A network with one output: the return that follows an observation."""
+
+    name = "value"
+
+    def rows(self, obs: Array, ret: Array) -> Rows:
+        """Copies a batch to the device. Args: obs: float32 (N, obs_dim). ret: float32 (N,). Raises: as PolicyNet's."""
+        n = len(ret)
+        return Rows((self.field(obs, (n, self.spec.obs_dim)), self.field(ret, (n,))))
+
+    @abstractmethod
+    def values(self, rows: Rows) -> Array:
+        """Estimates for these rows: float32 (N,) array."""
+
+
+def require_shape(array: Array, shape: tuple[int, ...]) -> None:
+    """Raises ValueError: the array has another shape."""
+    if array.shape != shape:
+        raise ValueError(f"expected an array of shape {shape}, got {array.shape}")
+
+
+def as_array(vector: Any) -> Array:
+    """A vector of any backend as an array that may be overwritten."""
+    if isinstance(vector, np.ndarray):
+        return vector
+    array: Array = (vector.cpu() if hasattr(vector, "is_cuda") else vector).numpy()
+    return array
+
+
+def n_threads(available: int, rows: int, n_params: int) -> int:
+    """Number of threads that the largest matrix product of an update can use, 1 to `available`.
+
+    It depends on the size of the work only: with a measurement the bits would vary from run to run.
+
+    Args:
+        rows: rows of the largest product. n_params: parameters of the network.
+    """
+    return max(1, min(available, int(rows * n_params / WORK_PER_THREAD)))

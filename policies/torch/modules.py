@@ -1,0 +1,118 @@
+"""The networks as torch modules: the built-in ones, and a user's own, which `--network module:function` names.
+
+The function gets ("policy" or "value", length of an observation, number of outputs) and returns a torch.nn.Module that
+maps float32 (N, obs_dim) to (N, outputs): the means of a Gaussian or the logits of Discrete actions, or one value. It
+is called on every process, and used in evaluation mode.
+"""
+
+import importlib
+import itertools
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from policies import actor
+from policies.actor import INIT_LOG_STD, Spec
+from policies.mlp import Array
+
+
+class MLP(torch.nn.ModuleList):
+    """Tanh hidden layers and a linear output, with weights of shape (inputs, outputs), as the actor has them."""
+
+    def __init__(self, sizes: tuple[int, ...]):
+        """Args: sizes: widths of the layers, input and output included."""
+        super().__init__(
+            torch.nn.ParameterDict({"weight": torch.zeros(pair), "bias": torch.zeros(pair[1])})
+            for pair in itertools.pairwise(sizes)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Args: x: float32 (N, inputs). Returns: float32 (N, outputs)."""
+        *hidden, last = list[Any](self)
+        for layer in hidden:
+            x = torch.tanh(torch.addmm(layer.bias, x, layer.weight))
+        return torch.addmm(last.bias, x, last.weight)
+
+
+def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
+    """The module of a network, "policy" or "value".
+
+    Args:
+        seed: of torch's random numbers in the user's function; buffers, which are not sent, are alike on every process.
+
+    Raises:
+        ValueError: one line: the user's function cannot be found, fails, or returns something else than it should.
+    """
+    if not spec.network:
+        return MLP(spec.sizes(net))
+    what, outputs = f"--network {spec.network}", spec.sizes(net)[-1]
+    module_name, _, function = spec.network.partition(":")
+    folder = os.getcwd()
+    try:
+        sys.path.insert(0, folder)
+        make = getattr(importlib.import_module(module_name), function)
+    except (Exception, SystemExit) as error:  # of the user's module too
+        how = "write MODULE:FUNCTION, such as mynets:network, for a function in mynets.py"
+        raise ValueError(f"{what}: {type(error).__name__}: {error}; {how}") from None
+    finally:
+        sys.path.remove(folder)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module: torch.nn.Module = make(net, spec.obs_dim, outputs)
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"the function returned {type(module).__name__}, not a torch.nn.Module")
+        if not any(True for _ in module.float().eval().parameters()):
+            raise ValueError("it has no parameters")
+        rows = torch.randn(2, spec.obs_dim, generator=torch.Generator().manual_seed(0))
+        out, again, first = module(rows), module(rows), module(rows[:1])
+        if not (isinstance(out, torch.Tensor) and out.requires_grad):
+            raise TypeError(f"it returned {type(out).__name__} without a gradient, not a tensor with one")
+        if out.shape != (2, outputs):
+            raise ValueError(f"it maps (2, {spec.obs_dim}) to {tuple(out.shape)}; it must be (2, {outputs})")
+        if not torch.equal(out, again) or not torch.allclose(out[:1], first, rtol=1e-3, atol=1e-5):
+            raise ValueError("its output must depend on its own row alone, and on no random numbers")
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{what}: the {net} network: {type(error).__name__}: {error}") from error
+    if frozen := [key for key, parameter in module.named_parameters() if not parameter.requires_grad]:
+        raise ValueError(f"{what}: the {net} network's {frozen[0]} requires no gradient; register it as a buffer")
+    return module
+
+
+def named_parameters(module: torch.nn.Module, net: str) -> dict[str, torch.nn.Parameter]:
+    """A module's parameters under the names that they have in weights and checkpoints, such as policy/body/0/weight."""
+    return {f"{net}/{key.replace('.', '/')}": parameter for key, parameter in module.named_parameters()}
+
+
+def init_params(spec: Spec, rng: np.random.Generator, log_std: float = INIT_LOG_STD) -> dict[str, Array]:
+    """Initial parameters of the user's networks. Args and returns: as policies.actor.init_params."""
+    params: dict[str, Array] = {}
+    for net in ("policy", "value"):
+        module = build(spec, net, int(rng.integers(2**31)))
+        params |= {key: p.detach().numpy().copy() for key, p in named_parameters(module, net).items()}
+    if not spec.discrete:
+        params["policy/log_std"] = np.full(spec.act_dim, log_std, np.float32)
+    return params
+
+
+class Actor(actor.Actor):
+    """See policies.actor.Actor; with the user's networks, whose parameters are the arrays of `params`."""
+
+    def __init__(self, spec: Spec, params: dict[str, Array]):
+        self.spec, self.params = spec, params
+        self.modules = {net: build(spec, net) for net in ("policy", "value")}
+        for net, module in self.modules.items():
+            for key, parameter in named_parameters(module, net).items():
+                parameter.data = torch.from_numpy(params[key])
+        self.refresh()
+
+    def output(self, obs: Array) -> Array:
+        return self._forward("policy", obs[None])[0]
+
+    @torch.no_grad()
+    def _forward(self, net: str, obs: Array) -> Array:
+        out: Array = self.modules[net](torch.from_numpy(obs)).numpy()
+        return out

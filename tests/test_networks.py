@@ -1,0 +1,105 @@
+"""Networks of the user's own, in torch: actor and learners have the same one, it learns, resumes, or is refused."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from learning import ALGOS, BOTH, BOX, a_batch, assert_same_bits, outputs
+
+torch = pytest.importorskip("torch")
+from policies import torch as backend  # noqa: E402
+from policies.hyper import Hyper  # noqa: E402
+from policies.learners import Learners  # noqa: E402
+from policies.torch import modules  # noqa: E402
+
+
+class Features(torch.nn.Module):
+    """Random features, which are a buffer, and a module whose parameter is in none of torch's layers."""
+
+    def __init__(self, obs_dim, outputs):
+        super().__init__()
+        self.register_buffer("features", torch.randn(obs_dim, 32))
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(32, 16), torch.nn.Tanh(), torch.nn.Dropout(), torch.nn.LayerNorm(16)
+        )
+        self.last = torch.nn.Parameter(0.1 * torch.randn(16, outputs))
+
+    def forward(self, obs):
+        return self.body(torch.tanh(obs @ self.features)) @ self.last
+
+
+def features(name, obs_dim, outputs):
+    return Features(obs_dim, outputs)
+
+
+def frozen(name, obs_dim, outputs):
+    module = Features(obs_dim, outputs)
+    module.body[0].weight.requires_grad_(False)
+    return module
+
+
+def learners(spec, algo, seed=0):
+    """(Learners, Actor) with new parameters, torch's random numbers being elsewhere each time."""
+    torch.manual_seed(np.random.default_rng().integers(2**31))
+    params = modules.init_params(spec, np.random.default_rng(seed))
+    hyper = Hyper.of(algo, minibatch_rows=32, epochs=4, vf_epochs=4, ent_coef=0.01)
+    return Learners(backend, spec, params, hyper), modules.Actor(spec, params)
+
+
+@BOTH
+@ALGOS
+def test_actor_and_learners_have_the_same_network_and_go_on(algo, spec):
+    spec = replace(spec, network="test_networks:features")
+    ours, actor = learners(spec, algo)
+    other, other_actor = learners(spec, algo, seed=1)
+    assert (actor.params["policy/last"] != other_actor.params["policy/last"]).any()
+    for seed in range(2):
+        obs, act, adv, ret = batch = a_batch(spec, seed)
+        old_logp = actor.logp(obs, act)
+        log = ours.learn(*batch)
+        for name, array in ours.params.items():
+            actor.params[name][...] = array
+        actor.refresh()
+        ratio = np.exp(actor.logp(obs, act) - old_logp)
+        assert log["LossPi"] == pytest.approx(-(ratio * (adv - adv.mean()) / adv.std()).mean(), abs=1e-4)
+        assert log["LossV"] == pytest.approx(np.square(actor.value(obs) - ret).mean(), rel=1e-3)
+        assert 0.0 < log["KL"] < 0.5
+    other.load_state(*ours.state())
+    assert ours.learn(*a_batch(spec, 2)) == other.learn(*a_batch(spec, 2))
+    assert_same_bits([ours.state(), other.state()])
+
+
+@BOTH
+def test_a_row_does_not_depend_on_other_rows(spec):
+    _, actor = learners(replace(spec, network="test_networks:features"), "ppo")
+    obs, *_ = a_batch(spec, 0, 20)
+    forward = [actor.output(row).copy() for row in obs]
+    backward = [actor.output(row).copy() for row in obs[::-1]][::-1]
+    np.testing.assert_array_equal(forward, backward)
+    np.testing.assert_allclose(forward, outputs(actor, obs), atol=1e-5)
+
+
+@pytest.mark.parametrize("code, line", [
+    ("def f(:", "SyntaxError: .*invalid syntax"),
+    ("raise RuntimeError('no gpu')", "RuntimeError: no gpu; write MODULE:FUNCTION"),
+    ("import sys; sys.exit('bye')", "SystemExit: bye"),
+    ("def f(*a): raise SystemExit(3)", "the policy network: SystemExit: 3"),
+    ("import torch\ndef f(n, i, o): return torch.nn.AdaptiveAvgPool1d(o)", "the policy .* has no parameters"),
+])  # fmt: skip
+def test_a_module_that_fails_is_refused_in_one_line(tmp_path, monkeypatch, code, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "user_network_that_fails.py").write_text(code)
+    monkeypatch.delitem(sys.modules, "user_network_that_fails", raising=False)
+    with pytest.raises(ValueError, match=f"^--network user_network_that_fails:f: {line}"):
+        modules.build(replace(BOX, network="user_network_that_fails:f"), "policy")
+    monkeypatch.delitem(sys.modules, "user_network_that_fails", raising=False)
+
+
+@BOTH
+def test_a_network_with_frozen_parameters_is_refused(spec):
+    line = (
+        "^--network test_networks:frozen: the policy network's body.0.weight requires no gradient; register it as a buf"
+    )
+    with pytest.raises(ValueError, match=line):
+        learners(replace(spec, network="test_networks:frozen"), "ppo")
