@@ -11,7 +11,7 @@ from functools import partial
 
 import mpi_util
 from benchmarks import record
-from benchmarks.rollout import ENV, Bare
+from benchmarks.rollout import ENV, Bare, Rollout
 
 TARGETS = {2: 3700, 10: 3200}  # steps/s, where bare stepping does
 BARE = 8900
@@ -50,7 +50,7 @@ def bare_part(args: argparse.Namespace) -> None:
     """Measures bare stepping once."""
     if mpi_util.mpi_fork(BARE_RANKS) == "parent":
         return
-    bare = Bare(args.episodes)
+    bare = Bare(Rollout(args.episodes))
     bare.sample()
     rate = bare.sample()["steps_per_s"]
     if mpi_util.rank == 0:

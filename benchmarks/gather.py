@@ -4,7 +4,9 @@
 
 62 MB in all, rows as Humanoid-v4 makes them, in equal parts on all ranks. Timed on rank 0, from when all ranks are
 ready until it has the rows of all. The memcpy is one numpy.copyto by rank 0 into memory that was written before, while
-the others sleep. comm.gather is not charged for joining the parts that it returns.
+the others sleep. comm.gather is not charged for joining the parts that it returns. "copies alone" is what the kernel
+and the memory take: each rank copies its rows to their place in memory that all have mapped, and meets the others;
+nothing is agreed, planned or answered.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import numpy as np
 
 import mpi_util
 from benchmarks import record
+from mpi_util.host import segments
 
 ROW_BYTES = 4 * (376 + 17 + 1 + 1)
 SETTLE_S = 0.01  # until the other ranks sleep in their next wait
@@ -55,6 +58,13 @@ def part(args: argparse.Namespace) -> None:
     def gather() -> None:
         batch_of_all.update(mpi_util.rank0_accum_batches(batch))  # the last one is held until then, as train.py does
 
+    place = shared_rows(args.rows, len(batch["actions"]))
+    own = np.concatenate([value.reshape(len(value), -1) for value in batch.values()], axis=1)
+
+    def copies() -> None:
+        np.copyto(place, own)
+        mpi_util.all_sum(0)
+
     def pickled() -> list | None:
         return MPI.COMM_WORLD.gather(batch)
 
@@ -66,6 +76,7 @@ def part(args: argparse.Namespace) -> None:
 
     alternatives = {"memcpy": partial(clock_alone, memcpy)}
     alternatives |= {"rank0_accum_batches": partial(clock, gather), "comm.gather": partial(clock, pickled)}
+    alternatives["copies alone"] = partial(clock, copies)
     seconds = record.in_turn(alternatives, args.repeats, warmup=3)
     parts = pickled()
     if mpi_util.rank == 0:
@@ -91,6 +102,15 @@ def clock_alone(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def shared_rows(n_rows: int, n_own: int) -> np.ndarray:
+    """Collective: this rank's place in shared memory for the rows of all ranks: float32 (n_own, columns)."""
+    segment = segments.Segment(n_rows * ROW_BYTES) if mpi_util.rank == 0 else None
+    ticket = mpi_util.bcast(segment.ticket if segment else None)
+    memory = segment.map if segment else segments.attach(ticket)[1]
+    first = mpi_util.rank * n_rows // mpi_util.nworkers
+    return np.ndarray((n_rows, ROW_BYTES // 4), np.float32, memory)[first : first + n_own]
 
 
 def rows_of_rank(n_rows: int) -> dict[str, np.ndarray]:

@@ -1,167 +1,167 @@
-"""What train.py learns: PPO, TRPO and VPG to the end of their runs, over several seeds, against known results.
+"""What train.py learns: PPO, TRPO and VPG on nine environments, over several seeds, against published results.
 
-    python -m benchmarks.learning --jobs 2
-    python -m benchmarks.learning --only PPO/Hopper-v4,VPG/Hopper-v4 --repeats 5
+    nice python -m benchmarks.learning --jobs 2                # all that is missing, the most important first
+    python -m benchmarks.learning --only 'PPO-1M/*' --hours 8  # after eight hours no run begins
+    python -m benchmarks.learning --list                       # how far each run is
+    python -m benchmarks.learning --hours 0                    # no run begins; writes the results of those there are
 
-Every 20,000 steps a run evaluates its policy deterministically on 10 episodes; their mean return is one evaluation. A
-task's figure is the best evaluation of each seed, averaged over the seeds 0 .. --repeats - 1. Complete runs are not
-repeated, so the program can be interrupted and started again. The result's file keeps the tasks that this call leaves
-out; pictures of the curves go to the folder learning/ next to it, if matplotlib is installed.
+Ctrl-C or SIGTERM stops the runs, which save; started again, the program resumes them, to bit-identical results, also
+after kill -9. It does not repeat runs that are complete, nor those whose curves are among the results: to make such a
+run anew, remove its folder and its rows there. benchmarks/learning_tasks.py has tasks and settings,
+benchmarks/learning_results.py what is computed. The curves go to learning/ beside the result's file; with the default
+--results also to docs/learning.md and to pictures.
 """
 
-import json
-import math
-import shlex
-import shutil
-import statistics
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from benchmarks import record
-from trainer.config import Config, parse
-
-EVAL_EVERY = 20_000
-PPO = "--batch_steps 2048 --num_envs 16 --minibatches 32 --kl_targ 0 --lr_schedule linear"
-TRPO = "--algo trpo --batch_steps 2048 --num_envs 16 --lr_schedule linear"
-VPG = "--algo vpg --batch_steps 1024 --num_envs 16 --lr 1e-3"
+from benchmarks import learning_doc, record
+from benchmarks import learning_results as results
+from benchmarks.background import Job, locked, run_all, say
+from benchmarks.learning_tasks import FIRST_SEED, GROUPS, Task, tasks
+from trainer.config import FREE, Config, fields, parse
+from trainer.run_folder import checkpoints
 
 
-@dataclass(frozen=True)
-class Task:
-    """One learning task: train.py's arguments, and the figure to reach."""
-
-    env: str
-    steps: int
-    target: float
-    settings: str
-
-    def arguments(self, seed: int) -> list[str]:
-        """train.py's command line, without the folder of the results."""
-        limits = f"--total_steps {self.steps} --eval_every {min(EVAL_EVERY, self.steps)}"
-        return f"{self.env} {limits} {self.settings} --seed {seed}".split()
-
-
-# The targets are for one million steps, VPG's for three; runs are shorter where fewer steps reach them.
-TASKS = {
-    "PPO/Hopper-v4": Task("Hopper-v4", 500_000, 2609, PPO),
-    "PPO/Walker2d-v4": Task("Walker2d-v4", 1_000_000, 4000, PPO),
-    "PPO/HalfCheetah-v4": Task("HalfCheetah-v4", 1_000_000, 5784, f"{PPO} --rew_scale returns --log_std -1"),
-    "PPO/InvertedDoublePendulum-v4": Task("InvertedDoublePendulum-v4", 200_000, 9231, PPO),
-    "TRPO/Hopper-v4": Task("Hopper-v4", 500_000, 2200, TRPO),
-    "TRPO/Walker2d-v4": Task("Walker2d-v4", 1_000_000, 3827, TRPO),
-    "VPG/Hopper-v4": Task("Hopper-v4", 500_000, 800, VPG),
-}
-
-
-def main() -> None:
-    """Makes the runs that are missing, and saves their results."""
-    parser = record.command_line(__doc__, repeats=3)
-    parser.add_argument("--only", type=record.words, default=list(TASKS), help=f"tasks, of: {', '.join(TASKS)}")
+def main() -> int:
+    """Makes the runs that are missing, and saves the results of all that are complete. Returns the exit status."""
+    parser = record.command_line(__doc__, repeats=5)
+    parser.add_argument("--only", type=record.words, default=["*"], help="tasks, such as PPO-1M/*,VPG-3M/Ant-v4")
+    parser.add_argument(
+        "--seeds", type=record.numbers, help=f"instead of --repeats: of these seeds (the table: {FIRST_SEED} and on)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
+    parser.add_argument("--hours", type=float, help="after so many hours no run begins (default: no limit)")
     parser.add_argument("--steps", type=int, help="of each run, to try this program (default: the task's own)")
     parser.add_argument("--runs", type=Path, help="folder of the runs (default: runs/ in that of the result's file)")
+    parser.add_argument("--list", action="store_true", help="print how far each run is, and end")
     args = parser.parse_args()
-    if unknown := set(args.only) - set(TASKS):
-        parser.error(f"--only knows no {unknown.pop()}; tasks: {', '.join(TASKS)}")
-    runs_folder = args.runs or args.results / "runs"
-    tasks = {name: replace(TASKS[name], steps=args.steps or TASKS[name].steps) for name in args.only}
-    with ThreadPoolExecutor(args.jobs) as pool:
-        made = {name: [] for name in tasks}
-        for seed in range(args.repeats):  # seed by seed, so that an interrupted program has runs of every task
-            for name, task in tasks.items():
-                made[name].append(
-                    pool.submit(run, task.arguments(seed), runs_folder / name / f"seed{seed}", args.mpi[0])
-                )
-    path = args.results / "learning.json"
-    found = json.loads(path.read_text())["samples"] if path.exists() else {}
-    for name, task in tasks.items():
-        runs = [future.result() for future in made[name]]
-        found[name] = learned(task, runs)
-        picture(args.results / "learning" / f"{name.replace('/', '-')}.png", name, task, runs)
-    found = {name: found[name] for name in TASKS if name in found}
-    claims = [
-        record.claim(
-            f"{name}: best evaluation within {sample['steps']:,} steps, mean of {sample['best']['n']} seeds",
-            sample["mean"],
-            at_least=TASKS[name].target,
-        )
-        for name, sample in found.items()
-    ]
-    unit = "undiscounted return, mean of 10 episodes with the most likely actions"
-    note = "wall_s includes the evaluations, --jobs runs at once, and whatever else the machine did in that time"
-    record.save(args, found, claims, unit=unit, jobs=args.jobs, note=note)
+    chosen = tasks(args.only, args.steps)
+    if not chosen:
+        parser.error(f"--only {','.join(args.only)} names no task; tasks: {', '.join(t.name for t in tasks())}")
+    if args.results.resolve() == record.RESULTS:
+        if other := [seed for seed in args.seeds or [] if seed < FIRST_SEED]:
+            parser.error(
+                f"--seeds {other[0]} is not one of the table, which begin at {FIRST_SEED}; give another --results"
+            )
+        if args.steps:
+            parser.error("--steps makes other runs than the table's; give another --results")
+    args.runs = args.runs or args.results / "runs"
+    runs = in_order(chosen, args)
+    if args.list:
+        for task, seed in runs:
+            print(f"{task.name}, seed {seed}: {steps_of(args.runs, task, seed):,} of {task.steps:,} steps")
+        return 0
+    with locked(args.runs) as lock:
+        for run in runs:
+            refuse_other_settings(*run, folder_of(args.runs, *run))
+        missing = [run for run in runs if not (is_complete(args.runs, *run) or is_saved(args.results, *run))]
+        say(f"{len(runs) - len(missing)} of {len(runs)} runs are complete")
+        jobs = [job(*run, args) for run in missing]
+        outcome = run_all(jobs, args.jobs, args.hours, lock)
+    save(args, chosen, [run for run in runs if is_complete(args.runs, *run)])
+    if outcome.failed:
+        say(f"failed: {', '.join(outcome.failed)}; start this program again to continue them")
+    return 128 + outcome.stopped if outcome.stopped else int(bool(outcome.failed))
 
 
-def run(arguments: list[str], folder: Path, mpi: str) -> list[dict[str, float]]:
-    """The rows of a run's progress.txt; the run is made if the folder does not hold it to its end.
-
-    Raises:
-        SystemExit: train.py failed, and its output is shown; or the folder holds something else.
-    """
-    wanted, rows = parse(arguments), record.progress(folder)
-    if rows:
-        made = Config(**json.loads((folder / "config.json").read_text()))
-        if replace(made, run_dir=None) != wanted:
-            sys.exit(f"{folder} holds a run with other settings; remove it, or give another --runs")
-        if rows[-1]["TotalEnvInteracts"] >= wanted.total_steps:
-            return rows
-    shutil.rmtree(folder, ignore_errors=True)  # segments resume with new episodes: that is another run
-    command = [sys.executable, "train.py", *arguments, "--run_dir", str(folder.resolve())]
-    done = subprocess.run(command, cwd=record.ROOT, env=record.mpi_environment(mpi), capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{shlex.join(command)} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
-    print(f"{folder}: best evaluation {max(evaluations(record.progress(folder))[1]):.0f}", flush=True)
-    return record.progress(folder)
+def in_order(chosen: list[Task], args) -> list[tuple[Task, int]]:
+    """(task, seed) of each run, by importance: seed by seed, so that all tasks of one rank have as many at any time."""
+    places = {}
+    for k, task in enumerate(chosen):
+        for i, seed in enumerate(args.seeds or task.seeds[: args.repeats]):
+            places[GROUPS[task.group].rank, i, k] = (task, seed)
+    return [places[place] for place in sorted(places)]
 
 
-def evaluations(rows: list[dict[str, float]]) -> tuple[list[float], list[float]]:
-    """(steps so far, mean return) of each evaluation of a run."""
-    tried = [row for row in rows if not math.isnan(row["AverageTestEpRet"])]
-    return [row["TotalEnvInteracts"] for row in tried], [row["AverageTestEpRet"] for row in tried]
+def folder_of(runs: Path, task: Task, seed: int) -> Path:
+    """Of a run."""
+    return runs / task.name / f"seed{seed}"
 
 
-def learned(task: Task, runs: list[list[dict[str, float]]]) -> dict[str, Any]:
-    """What the result's file says of a task. Args: runs: rows of progress.txt, by seed."""
-    best = [max(evaluations(rows)[1]) for rows in runs]
-    return {
-        "command": shlex.join(["python", "train.py", *task.arguments(0)]) + f"  # and so on, to --seed {len(runs) - 1}",
-        "steps": task.steps,
-        "best_by_seed": best,
-        "best": record.spread(best),
-        "mean": statistics.mean(best),
-        "last_by_seed": [evaluations(rows)[1][-1] for rows in runs],
-        "target": task.target,
-        "wall_s_by_seed": [rows[-1]["Time"] for rows in runs],
-    }
+def steps_of(runs: Path, task: Task, seed: int) -> int:
+    """Steps that a run has made so far."""
+    return int((record.progress(folder_of(runs, task, seed)) or [{"TotalEnvInteracts": 0}])[-1]["TotalEnvInteracts"])
 
 
-def picture(path: Path, name: str, task: Task, runs: list[list[dict[str, float]]]) -> None:
-    """Draws the evaluations against the steps: mean over the seeds, lowest and highest, and the target."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print(f"no {path}: pip install -e '.[plot]'")
+def is_complete(runs: Path, task: Task, seed: int) -> bool:
+    """Whether a run has been made to its end."""
+    return results.is_complete(folder_of(runs, task, seed), task.steps)
+
+
+def curves_path(folder: Path, task: Task) -> Path:
+    """The file of a task's curves. Args: folder: of the results."""
+    return folder / "learning" / f"{task.name.replace('/', '-')}.csv"
+
+
+def is_saved(folder: Path, task: Task, seed: int) -> bool:
+    """Whether the results hold the run's curves, so that it is not repeated where the folder of the runs is gone."""
+    return seed in results.read(curves_path(folder, task), task.command)
+
+
+def refuse_other_settings(task: Task, seed: int, folder: Path) -> None:
+    """Ends the program if the folder holds a run that is not this one."""
+    if not checkpoints(folder):
         return
-    curves = [evaluations(rows) for rows in runs]
-    steps = np.array(curves[0][0])
-    returns = np.array([np.interp(steps, *curve) for curve in curves])
-    steps = steps / 1000
-    figure = Figure(figsize=(4.8, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.fill_between(steps, returns.min(axis=0), returns.max(axis=0), alpha=0.25, linewidth=0)
-    axes.plot(steps, returns.mean(axis=0), label=f"mean and range of {len(runs)} seeds")
-    axes.axhline(task.target, color="black", linestyle="--", linewidth=1, label=f"target for the best: {task.target}")
-    axes.set(title=name, xlabel="thousand steps", ylabel="return, mean of 10 episodes")
-    axes.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80, metadata={"Software": None})
+    made, wanted = parse(["--resume", str(folder)]).effective, parse(task.arguments(seed)).effective
+    free = {option.name for option in fields(Config) if option.metadata.get("group") == FREE} - {"total_steps"}
+    other = [name for name in wanted if made[name] != wanted[name] and name not in free | {"run_dir"}]
+    if other:
+        what = f"--{other[0]} {made[other[0]]}, not {wanted[other[0]]}"
+        sys.exit(f"{folder} holds a run with {what}; remove it, or give another --runs")
+
+
+def job(task: Task, seed: int, args) -> Job:
+    """A run, to begin or to continue."""
+    folder = folder_of(args.runs, task, seed).resolve()
+
+    def command() -> list[str]:
+        how = ["--resume", str(folder)] if checkpoints(folder) else [*task.arguments(seed), "--run_dir", str(folder)]
+        return [sys.executable, str(record.ROOT / "train.py"), *how]
+
+    return Job(f"{task.name}, seed {seed}", folder, command, environment=record.mpi_environment(args.mpi[0]))
+
+
+def save(args, chosen: list[Task], complete: list[tuple[Task, int]]) -> None:
+    """Adds these runs to the curves beside the result's file, and writes what all curves there come to."""
+    known = chosen if args.steps else tasks()
+    found, curves_of = {}, {}
+    for task in known:
+        path = curves_path(args.results, task)
+        curves = results.read(path, task.command)
+        if new := [seed for of, seed in complete if of == task]:
+            rows = {seed: record.progress(folder_of(args.runs, task, seed)) for seed in new}
+            results.write(path, task.command, curves | {seed: results.curves_of(rows[seed], seed) for seed in new})
+            curves = results.read(path, task.command)
+        curves_of[task.name] = curves
+        found[task.name] = results.describe(task, curves)
+    groups = {key: group for key in GROUPS if (group := results.describe_group(found, key))}
+    not_run = {task.name: sorted(set(task.seeds) - set(found[task.name]["seeds"])) for task in known}
+    record.save(
+        args, found, claims_of(found), groups=groups, not_run={name: seeds for name, seeds in not_run.items() if seeds},
+        unit="undiscounted return of an episode",
+        note="hours are those of each run, its evaluations included, with --jobs at once and beside other work",
+    )  # fmt: skip
+    learning_doc.pictures(args.results / "learning", known, curves_of)
+    if args.results.resolve() == record.RESULTS:
+        learning_doc.write_documents()
+
+
+def claims_of(found: dict) -> list[dict]:
+    """Each task's mean curve against the best published figure; the last tenth where its group has a target for it."""
+    claims = []
+    for name, sample in found.items():
+        if not sample["seeds"]:
+            continue
+        n = f"{len(sample['seeds'])} seed{'s' * (len(sample['seeds']) > 1)}"
+        if sample["published"]:
+            text = f"{name}: highest point of the mean curve of {n}, evaluations"
+            claims.append(record.claim(text, sample["evaluation"]["peak"], at_least=sample["published"][0][0]))
+        for target, kind in zip(GROUPS[name.partition("/")[0]].last or (), ("mean", "min")):
+            text = f"{name}: training returns in the last tenth, {kind} of {n}"
+            claims.append(record.claim(text, sample["training"]["last"][kind], at_least=target))
+    return claims
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,19 +12,21 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import record
-from benchmarks.end_to_end import run_sb3
-from benchmarks.learning import TASKS, Task
+from benchmarks.end_to_end import run_other
+from benchmarks.learning_tasks import Task, tasks
 from trainer.config import parse
+
+TASKS = {task.name: task for task in tasks(["PPO-1M/*"])}
+DEFAULT = [f"PPO-1M/{env}-v4" for env in ("Hopper", "Walker2d", "HalfCheetah", "InvertedDoublePendulum")]
 
 
 def main() -> None:
     """Takes train.py and SB3 at each setting in turn, task by task, and saves what they measured."""
     parser = record.command_line(__doc__, repeats=3, ranks="1,2")
-    ppo = [name for name in TASKS if name.startswith("PPO/")]
     parser.add_argument("--sb3_python", type=Path, help="interpreter that has stable-baselines3; none: train.py alone")
     parser.add_argument("--threads", type=record.numbers, default=[1, 2], help="torch threads of SB3 (default: 1,2)")
     parser.add_argument("--iterations", type=int, default=20, help="of each run (default: 20)")
-    parser.add_argument("--only", type=record.words, default=ppo, help=f"tasks, of: {', '.join(ppo)}")
+    parser.add_argument("--only", type=record.words, default=DEFAULT, help=f"tasks, of: {', '.join(TASKS)}")
     args = parser.parse_args()
     sb3_versions: dict[str, str] = {}
     found, claims = {}, []
@@ -59,7 +61,7 @@ def sb3(task: Task, envs: int, threads: int, args, versions: dict[str, str]) -> 
     config = parse(task.arguments(0))
     rows = config.batch_steps // config.minibatches
     settings = {"env": task.env, "steps": config.batch_steps, "rows": rows, "envs": envs, "threads": threads}
-    measured = run_sb3(args.sb3_python, settings | {"iterations": args.iterations})
+    measured = run_other(args.sb3_python, "sb3_ppo", settings | {"iterations": args.iterations})
     versions.update(measured["versions"])
     return measured["steps_per_s"]
 

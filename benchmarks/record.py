@@ -154,10 +154,10 @@ def train_and_listen(mpi: str, *arguments: Any) -> tuple[list[dict[str, float]],
 
 
 def progress(run_folder: Path) -> list[dict[str, float]]:
-    """The rows of a run's progress.txt; none before the first iteration is over."""
+    """The rows of a run's progress.txt, without one that a crash cut off; none before the first iteration is over."""
     path = run_folder / "progress.txt"
-    lines = path.read_text().splitlines() if path.exists() else [""]
-    return [dict(zip(lines[0].split("\t"), map(float, line.split("\t")))) for line in lines[1:]]
+    names, *lines = (path.read_text() if path.exists() else "").rpartition("\n")[0].split("\n")
+    return [dict(zip(names.split("\t"), map(float, line.split("\t")))) for line in lines]
 
 
 def steps_per_s(rows: list[dict[str, float]], skip: int = 2) -> float:

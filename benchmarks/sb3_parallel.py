@@ -17,7 +17,7 @@ from pathlib import Path
 
 import mpi_util
 from benchmarks import record
-from benchmarks.end_to_end import run_sb3
+from benchmarks.end_to_end import run_other
 
 ENV = "Humanoid-v4"
 STEPS, ROWS, SKIP = 4000, 125, 2
@@ -39,7 +39,7 @@ def main() -> None:
 
     def plain(n: int, threads: int) -> dict:
         settings = {"env": ENV, "workers": n, "envs": n, "threads": threads, "iterations": args.iterations}
-        return run_sb3(Path(sys.executable), settings)
+        return run_other(Path(sys.executable), "sb3_ppo", settings)
 
     alternatives = {}
     for n in args.ranks:
