@@ -10,7 +10,6 @@ import numpy as np
 
 import mpi_util
 from mpi_util.logx import EpochLogger
-from mpi_util.mpi_pytorch import setup_pytorch_for_mpi
 from policies.actor import INIT_LOG_STD, Spec, parse_hid_list
 from policies.scaler import Scaler
 from policies.share import ALONE
@@ -72,8 +71,10 @@ def build_training(run: Run) -> None:
     from trainer.training import Training
 
     if run.config.framework == "torch":
-        with contextlib.suppress(mpi_util.MissingFrameworkError):  # Training's message is better
-            setup_pytorch_for_mpi()  # for good: from here on only the learners change torch's number of threads
+        with contextlib.suppress(ImportError):  # Training's message is better
+            import torch
+
+            torch.set_num_threads(1)  # of a user's network while it acts; from here on only the learners change it
     share, n_learners = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
     threads = max(1, run.config.threads // n_learners)
     run.training = Training(run.config, run.spec, run.actor.params, share, threads)

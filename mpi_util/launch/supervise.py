@@ -289,5 +289,6 @@ class Job:
             return
         self._kept_at = math.inf
         others = [pid for pid in reap.job_processes(self.folder) if pid not in self._watched]
-        named = ", ".join(f"{reap.name_of(pid)} (process {pid})" for pid in others) or "a process that has their output"
-        print_line(f"mpi_util: all ranks have ended; waiting for what they have started: {named}; Ctrl-C ends it")
+        named = ", ".join(f"{reap.name_of(pid)} (process {pid})" for pid in others)
+        what = f"what they have started: {named}" if named else "their launcher, or a process that has their output"
+        print_line(f"mpi_util: all ranks have ended; waiting for {what}; Ctrl-C ends it")
