@@ -8,6 +8,7 @@ import argparse
 import io
 import json
 import sys
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def tables(found: dict[str, Any]) -> str:
     hours = sum(sum(sample["hours_by_seed"]) for sample in found["samples"].values())
     runs = sum(len(sample["seeds"]) for sample in found["samples"].values())
     machine = found["machine"]
-    intro = f"{runs} runs, {hours:.1f} hours, on {machine['cores']} cores of {machine['cpu']}.\n\n" if runs else ""
+    intro = f"{runs} runs, {hours:.1f} hours, on {machine['cores']} cores.\n\n" if runs else ""
     rest = "### Not run\n\n" + ("".join(map(partial(missing, found), GROUPS)) or "Nothing: all runs are complete.\n")
     return f"\n{intro}{''.join(sections)}{rest}"
 
@@ -165,9 +166,15 @@ def _time(times: dict[str, Any], runs: int) -> str:
     return f"{median:.1f} min ({low:.1f} to {high:.1f}{some})"
 
 
+def is_complete(name: str, seeds: Collection[int]) -> bool:
+    """Whether a task has all its seeds."""
+    return len(seeds) >= GROUPS[name.partition("/")[0]].seeds
+
+
 def front(found: dict[str, Any]) -> str:
-    """The README's table and picture, of those of its tasks that have runs."""
-    ran = {name: found["samples"][name] for name in ON_THE_FRONT_PAGE if found["samples"][name]["seeds"]}
+    """The README's table and picture, of those of its tasks whose runs are all complete."""
+    complete = [name for name in ON_THE_FRONT_PAGE if is_complete(name, found["samples"][name]["seeds"])]
+    ran = {name: found["samples"][name] for name in complete}
     if not ran:
         return ""
     text = (
@@ -190,7 +197,8 @@ def pictures(folder: Path, known: list[Task], curves: dict[str, dict[int, np.nda
         curves: by task and seed, of learning_results.
     """
     shown = {f"{key}.png": [task for task in known if task.group == key] for key in GROUPS}
-    shown[FRONT_PICTURE] = [task for name in ON_THE_FRONT_PAGE for task in known if task.name == name]
+    front = [task for name in ON_THE_FRONT_PAGE for task in known if task.name == name]
+    shown[FRONT_PICTURE] = [task for task in front if is_complete(task.name, curves[task.name])]
     for name, chosen in shown.items():
         if ran := [task for task in chosen if curves[task.name]]:
             draw(folder / name, ran, curves)
