@@ -157,7 +157,8 @@ def claims_of(found: dict) -> list[dict]:
         if sample["published"]:
             text = f"{name}: highest point of the mean curve of {n}, evaluations"
             claims.append(record.claim(text, sample["evaluation"]["peak"], at_least=sample["published"][0][0]))
-        for target, kind in zip(GROUPS[name.partition("/")[0]].last or (), ("mean", "min")):
+        group, _, env = name.partition("/")
+        for target, kind in zip(GROUPS[group].last.get(env, ()), ("mean", "min")):
             text = f"{name}: training returns in the last tenth, {kind} of {n}"
             claims.append(record.claim(text, sample["training"]["last"][kind], at_least=target))
     return claims

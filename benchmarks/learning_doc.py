@@ -20,7 +20,13 @@ from benchmarks.learning_tasks import FIRST_SEED, GROUPS, Task
 
 DOCUMENT, README = record.ROOT / "docs" / "learning.md", record.ROOT / "README.md"
 BEGIN, END = "<!-- results: made by benchmarks/learning_doc.py -->\n", "<!-- end of results -->"
-ON_THE_FRONT_PAGE = ["PPO-default-1M/Humanoid-v4", "PPO-1M/HalfCheetah-v4", "PPO-1M/Walker2d-v4", "PPO-1M/Hopper-v4"]
+ON_THE_FRONT_PAGE = [
+    "PPO-default-1M/Humanoid-v4",
+    "PPO-default-1M/Walker2d-v4",
+    "PPO-1M/HalfCheetah-v4",
+    "PPO-1M/Hopper-v4",
+    "PPO-1M/Ant-v4",
+]
 FRONT_PICTURE = "front.png"
 COLOURS = 32  # of a picture; its file is then a third as large
 
@@ -134,11 +140,11 @@ def section(key: str, found: dict[str, Any]) -> str:
     for env, sample in ran.items():
         kinds = (", ".join(map(number, sample[kind]["last_by_seed"])) for kind in ("evaluation", "training"))
         text += f"| {env}, seeds {', '.join(map(str, sample['seeds']))} | {' | '.join(kinds)} |\n"
-    if group.last:
-        last = sample["training"]["last"]
+    for env in group.last.keys() & ran.keys():
+        mean, least = group.last[env]
         text += (
-            f"\nTarget for the training returns in the last tenth: a mean of {group.last[0]} and no seed below "
-            f"{group.last[1]}. Measured: {spread(last)}.\n"
+            f"\nTarget for {env}'s training returns in the last tenth: a mean of {mean} and no seed below {least}. "
+            f"Measured: {spread(ran[env]['training']['last'])}.\n"
         )
     return f"{text}\n![{group.title}](../benchmarks/results/learning/{key}.png)\n\n"
 

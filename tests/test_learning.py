@@ -143,7 +143,7 @@ def test_a_row_that_a_crash_has_cut_off_does_not_count(tmp_path):
 
 
 def test_every_task_is_a_command_that_train_accepts():
-    assert len(tasks()) == 1 + 8 + 9 + 9 + 5 + 1 + 1
+    assert len(tasks()) == 2 * (2 + 8) + 9 + 9 + 4 + 2 + 1
     for task in tasks():
         config = parse(task.arguments(task.seeds[0]))
         assert config.total_steps == GROUPS[task.group].steps and config.eval_every == 30_000
@@ -156,13 +156,13 @@ def test_an_interruption_leaves_all_tasks_with_as_many_seeds():
     args = record.command_line("", 5).parse_args([])
     args.seeds = None
     order = learning.in_order(tasks(), args)
-    assert len(order) == len(set(order)) == 9 * 5 + 18 * 3 + 7 * 5
-    first = order[:45]
+    assert len(order) == len(set(order)) == 2 * 10 * 5 + 18 * 3 + 7 * 5
+    first = order[:50]
     assert all(task.steps == 1_000_000 and task.group.startswith("PPO") for task, _ in first)
     for i in range(5):
-        assert {seed for _, seed in first[9 * i : 9 * i + 9]} == {20 + i}
-        assert first[9 * i][0].name == "PPO-default-1M/Humanoid-v4"
-    assert {task.group for task, _ in order[45:72]} == {"TRPO-1M"}
+        assert {seed for _, seed in first[10 * i : 10 * i + 10]} == {20 + i}
+        assert first[10 * i][0].name == "PPO-default-1M/Humanoid-v4"
+    assert {task.group for task, _ in order[50:77]} == {"TRPO-1M"}
 
 
 # ---- the document
