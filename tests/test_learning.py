@@ -227,7 +227,7 @@ def test_pictures_are_drawn_of_what_was_run(tmp_path):
     for name in learning_doc.ON_THE_FRONT_PAGE[1:]:
         curves[name] = {seed: curve(seed, [1, 2, seed]) for seed in range(20, 25)}
     learning_doc.pictures(tmp_path, tasks(), curves)
-    assert {path.name for path in tmp_path.iterdir()} == {"PPO-1M.png", "front.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"PPO-default-1M.png", "PPO-1M.png", "front.png"}
     assert all(1_000 < path.stat().st_size < 60_000 for path in tmp_path.iterdir())
 
 
@@ -354,7 +354,7 @@ def test_runs_that_are_killed_or_stopped_continue_to_the_same_bits(tmp_path, see
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--only", "PPO/*"], r"--only PPO/\* names no task; tasks: PPO-default-1M/Humanoid-v4, PPO-1M/.*"),
+        (["--only", "PPO/*"], r"--only PPO/\* names no task; tasks: PPO-default-1M/Humanoid-v4, .*, PPO-1M/.*"),
         (["--seeds", "20,3"], "--seeds 3 is not one of the table, which begin at 20; give another --results"),
         (["--steps", "4000"], "--steps makes other runs than the table's; give another --results"),
     ],
