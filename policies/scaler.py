@@ -81,10 +81,9 @@ class Scaler:
 
 
 def _moments(obs: Array) -> Array:
-    """Size, means and sums of squared deviations of a sample: float64 (1 + 2 * obs_dim,); not finite if `obs` is not.
+    """Size, means and sums of squared deviations of a sample, (N, obs_dim), which may have no rows.
 
-    Args:
-        obs: (N, obs_dim); N may be 0.
+    Returns: float64 (1 + 2 * obs_dim,); not finite if `obs` is not.
     """
     if not len(obs):
         return np.zeros(1 + 2 * obs.shape[1])

@@ -25,13 +25,9 @@ class Share:
     index = 0
 
     def sum(self, x: Array) -> Array:
-        """Collective among the learners: the sum over them, the same bits on each.
+        """Collective among the learners: overwrites `x` with the sum over them, the same bits on each, and returns it.
 
-        Args:
-            x: C-contiguous float32 or float64 array, of the same shape on each.
-
-        Returns:
-            `x` itself, overwritten with the sum.
+        Args: x: C-contiguous float32 or float64 array, of the same shape on each.
         """
         return x
 
@@ -66,11 +62,7 @@ class Part:
     def collect(self, share: Share, rows: Array) -> Array:
         """Collective among the learners: an array of the whole batch from each learner's rows of it.
 
-        Args:
-            rows: array, shape (len(self), ...).
-
-        Returns:
-            New float32 array, shape (total, ...), on each learner.
+        Args: rows: shape (len(self), ...). Returns: new float32 array, shape (total, ...), on each learner.
         """
         whole = np.zeros((self.total, *rows.shape[1:]), np.float32)
         whole[self.rows] = rows

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning import ALGOS, BOTH, BOX, a_batch, assert_same_bits, outputs
+from learning import ALGOS, BOTH, BOX, DISCRETE, a_batch, assert_same_bits, outputs
 
 torch = pytest.importorskip("torch")
 from policies import torch as backend  # noqa: E402
@@ -31,12 +31,6 @@ class Features(torch.nn.Module):
 
 def features(name, obs_dim, outputs):
     return Features(obs_dim, outputs)
-
-
-def frozen(name, obs_dim, outputs):
-    module = Features(obs_dim, outputs)
-    module.body[0].weight.requires_grad_(False)
-    return module
 
 
 def learners(spec, algo, seed=0):
@@ -96,10 +90,85 @@ def test_a_module_that_fails_is_refused_in_one_line(tmp_path, monkeypatch, code,
     monkeypatch.delitem(sys.modules, "user_network_that_fails", raising=False)
 
 
-@BOTH
-def test_a_network_with_frozen_parameters_is_refused(spec):
-    line = (
-        "^--network test_networks:frozen: the policy network's body.0.weight requires no gradient; register it as a buf"
+SOURCE = """
+import numpy as np, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, forward, inputs, outputs, **parts):
+        super().__init__()
+        self.how, self.body = forward, nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
+        for name, part in parts.items():
+            setattr(self, name, part)
+    def forward(self, obs):
+        return self.how(self, obs)
+
+def buffered(forward, i, o, values):
+    module = Net(forward, i, o)
+    module.register_buffer("kept", values)
+    return module
+def counted(self, obs):
+    self.kept += 1e-9 * len(obs)
+    return self.body(obs) * (1 + self.kept)
+
+def frozen(n, i, o):
+    module = Net(lambda self, obs: self.body(obs), i, o)
+    module.body[0].weight.requires_grad_(False)
+    return module
+def complex_part(n, i, o):
+    return Net(lambda self, obs: self.body(obs) + self.c.abs(), i, o, c=nn.Parameter(torch.ones(1, dtype=torch.cfloat)))
+def deviations(n, i, o):
+    return Net(lambda self, obs: self.body(obs) + self.log_std, i, o, log_std=nn.Parameter(torch.zeros(o)))
+def recurrent(n, i, o):  # takes the rows for steps in time
+    return Net(lambda self, obs: self.last(self.lstm(obs)[0]), i, o, lstm=nn.LSTM(i, 8), last=nn.Linear(8, o))
+def no_number(n, i, o): return Net(lambda self, obs: self.body(obs) * float("nan"), i, o)
+def in_place(n, i, o): return Net(lambda self, obs: self.body(obs.mul_(2)), i, o)
+def other_random(n, i, o):
+    values = torch.from_numpy(np.random.randn(i).astype("f4"))
+    return buffered(lambda self, obs: self.body(obs * self.kept), i, o, values)
+def counter(n, i, o): return buffered(counted, i, o, torch.zeros(()))
+
+trunk = nn.Linear(4, 8)
+def lazy(n, i, o): return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(o))
+def shared(n, i, o): return nn.Sequential(trunk, nn.Tanh(), nn.Linear(8, o))
+"""
+
+
+@pytest.fixture
+def odd(tmp_path, monkeypatch):
+    """Spec of a user's network, by the name of its function in SOURCE."""
+    (tmp_path / "odd_networks.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_networks", raising=False)
+    return lambda name, spec=BOX: replace(spec, network=f"odd_networks:{name}")
+
+
+@pytest.mark.parametrize("name, line", [
+    ("frozen", r"its body.0.weight requires no gradient"),
+    ("complex_part", r"its c requires no gradient, or is no real number"),
+    ("deviations", r"its parameter log_std has the name of the policy's own"),
+    ("recurrent", r"must depend on its own row alone"),
+    ("no_number", r"its output is not finite"),
+    ("in_place", r"or it changes the rows"),
+    ("other_random", r"its kept is another one when it is made again"),
+    ("counter", r"its kept is another one when it is made again or used"),
+])  # fmt: skip
+def test_a_network_that_no_learner_can_use_is_refused(odd, name, line):
+    with pytest.raises(ValueError, match=f"^--network odd_networks:{name}: the policy network: ValueError: .*{line}"):
+        modules.build(odd(name), "policy")
+
+
+def test_a_network_for_discrete_actions_may_have_a_log_std(odd):
+    modules.build(odd("deviations", DISCRETE), "policy")
+
+
+def test_lazy_layers_depend_on_the_seed_alone(odd):
+    made = [modules.init_params(odd("lazy"), np.random.default_rng(0)) for _ in range(2)]
+    assert_same_bits([(params, {}) for params in made])
+
+
+def test_modules_that_a_function_shares_are_parted(odd):
+    policy, value = (
+        dict(modules.build(odd("shared", DISCRETE), net).named_parameters()) for net in ("policy", "value")
     )
-    with pytest.raises(ValueError, match=line):
-        learners(replace(spec, network="test_networks:frozen"), "ppo")
+    assert policy["0.weight"].data_ptr() != value["0.weight"].data_ptr()

@@ -242,7 +242,9 @@ TWO_BRANCH = ["--network", "examples.two_branch:network"]
 @pytest.mark.parametrize("algo", ["ppo", pytest.param("trpo", marks=pytest.mark.slow)])
 def test_a_network_of_ones_own_gives_the_same_bits_at_any_size_and_goes_on(tmp_path, algo):
     pytest.importorskip("torch")
-    made = [run(tmp_path / str(n), *EPISODES, *TWO_BRANCH, *brief(algo), "--nprocs", n) for n in (1, 3)]
+    how = [*EPISODES, *TWO_BRANCH, *brief(algo)]
+    threads = {"OMP_NUM_THREADS": "4"}  # which torch would take on each process
+    made = [run(tmp_path / "1", *how, "--nprocs", 1), run(tmp_path / "3", *how, "--nprocs", 3, env=threads)]
     assert made[0] == made[1] and len(made[0][1]) == 2
     arrays, notes = load(tmp_path / "1" / "policy.safetensors")
     assert arrays["policy/positions/0/weight"].shape == (32, 5) and notes["spec"]["network"] == TWO_BRANCH[1]

@@ -60,8 +60,7 @@ class Measured:
 def estimate(seen: Measured, n: int, overlap: bool = False, reached: float = 1.0) -> float:
     """Seconds that the measured iterations would have taken with `n` processes.
 
-    Args:
-        reached: part of the ideal gain of sharing that is counted on, 0 to 1.
+    Args: reached: part of the ideal gain of sharing that is counted on, 0 to 1.
     """
 
     def share(seconds: float, gain: float) -> float:
@@ -106,11 +105,7 @@ class Advice:
         self.measures, self.iteration = config.parallel == "gather" and not config.overlap, 0
 
     def after(self, **numbers: float) -> str:
-        """Adds an iteration. Args: numbers: of it, by Measured's names.
-
-        Returns:
-            The advice, after the last measured iteration; else "".
-        """
+        """Adds an iteration. Args: numbers: of it, by Measured's names. Returns: advice after the last one; else ""."""
         self.iteration += 1
         if not self.measures or not FIRST <= self.iteration <= LAST:
             return ""

@@ -97,11 +97,7 @@ def checkpoints(path: Path) -> list[Path]:
 def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
     """The newest checkpoint in a run's folder that is not damaged.
 
-    Returns:
-        (arrays, notes, one line on those that are damaged, or "").
-
-    Raises:
-        ValueError: one line: there is none.
+    Returns: (arrays, notes, one line on those that are damaged, or ""). Raises: ValueError: one line: there is none.
     """
     damaged: list[str] = []
     for checkpoint in checkpoints(path) or [path / CHECKPOINT]:
@@ -115,8 +111,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], 
 def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and notes of a file that `RunFolder.save` wrote.
 
-    Raises:
-        ValueError: one line: the file is missing, damaged, not finite, or was not written by it.
+    Raises: ValueError: one line: the file is missing, damaged, not finite, or was not written by it.
     """
     try:
         content = path.read_bytes()

@@ -1,6 +1,5 @@
 """Builds what a run needs, on all ranks or on none: bad input ends the job with one line and status 2."""
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -70,11 +69,6 @@ def build_training(run: Run) -> None:
     from trainer.record import Record  # here, because of what they load, which ranks that only collect never do
     from trainer.training import Training
 
-    if run.config.framework == "torch":
-        with contextlib.suppress(ImportError):  # Training's message is better
-            import torch
-
-            torch.set_num_threads(1)  # of a user's network while it acts; from here on only the learners change it
     share, n_learners = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
     threads = max(1, run.config.threads // n_learners)
     run.training = Training(run.config, run.spec, run.actor.params, share, threads)
@@ -93,7 +87,7 @@ def all_or_none(build: Callable[[], Any]) -> Any:
     result, problem = None, None
     try:
         result = build()
-    except (ValueError, OSError, mpi_util.UsageError) as error:
+    except (ValueError, OSError, MemoryError, mpi_util.UsageError) as error:
         problem = str(error)
     except ImportError as error:
         extra = EXTRAS.get(error.name or "", "train")

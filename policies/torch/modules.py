@@ -5,10 +5,12 @@ maps float32 (N, obs_dim) to (N, outputs): the means of a Gaussian or the logits
 is called on every process, and used in evaluation mode.
 """
 
+import copy
 import importlib
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,26 +62,49 @@ def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
     finally:
         sys.path.remove(folder)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module: torch.nn.Module = make(net, spec.obs_dim, outputs)
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"the function returned {type(module).__name__}, not a torch.nn.Module")
-        if not any(True for _ in module.float().eval().parameters()):
-            raise ValueError("it has no parameters")
-        rows = torch.randn(2, spec.obs_dim, generator=torch.Generator().manual_seed(0))
-        out, again, first = module(rows), module(rows), module(rows[:1])
-        if not (isinstance(out, torch.Tensor) and out.requires_grad):
-            raise TypeError(f"it returned {type(out).__name__} without a gradient, not a tensor with one")
-        if out.shape != (2, outputs):
-            raise ValueError(f"it maps (2, {spec.obs_dim}) to {tuple(out.shape)}; it must be (2, {outputs})")
-        if not torch.equal(out, again) or not torch.allclose(out[:1], first, rtol=1e-3, atol=1e-5):
-            raise ValueError("its output must depend on its own row alone, and on no random numbers")
+        module, again = (_made(make, net, spec.obs_dim, outputs, seed) for _ in range(2))
+        _check(module, again.state_dict(), (spec.obs_dim, outputs))
+        if net == "policy" and not spec.discrete and "log_std" in dict(module.named_parameters()):
+            raise ValueError("its parameter log_std has the name of the policy's own log_std; give it another one")
     except (Exception, SystemExit) as error:
         raise ValueError(f"{what}: the {net} network: {type(error).__name__}: {error}") from error
-    if frozen := [key for key, parameter in module.named_parameters() if not parameter.requires_grad]:
-        raise ValueError(f"{what}: the {net} network's {frozen[0]} requires no gradient; register it as a buffer")
     return module
+
+
+def _made(make: Callable[[str, int, int], Any], net: str, inputs: int, outputs: int, seed: int) -> torch.nn.Module:
+    """The user's module with its initial numbers, which share no memory with another module's."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with torch.no_grad():  # so that whatever a module computes when it is made can be copied
+            made = make(net, inputs, outputs)
+        module = copy.deepcopy(made)
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"the function returned {type(module).__name__}, not a torch.nn.Module")
+        with torch.no_grad():
+            module.float().eval()(torch.zeros(2, inputs))  # lazy layers draw their numbers now
+        return module
+
+
+def _check(module: torch.nn.Module, again: dict[str, Any], shape: tuple[int, int]) -> None:
+    """Raises an error, one line, if a learner cannot use the module. Args: again: the state of one made like it."""
+    if not dict(module.named_parameters()):
+        raise ValueError("it has no parameters")
+    for key, parameter in module.named_parameters():
+        if not (parameter.requires_grad and parameter.is_floating_point()):
+            raise ValueError(f"its {key} requires no gradient, or is no real number; register it as a buffer")
+    rows = torch.randn(2, shape[0], generator=torch.Generator().manual_seed(0))
+    given = rows.clone()
+    out, repeated, singly = module(rows), module(rows), [module(row) for row in rows.split(1)]
+    if not (isinstance(out, torch.Tensor) and out.requires_grad):
+        raise TypeError(f"it returned {type(out).__name__} without a gradient, not a tensor with one")
+    if out.shape != (2, shape[1]):
+        raise ValueError(f"it maps (2, {shape[0]}) to {tuple(out.shape)}; it must be (2, {shape[1]})")
+    if not out.isfinite().all() or not torch.equal(rows, given):
+        raise ValueError("its output is not finite, or it changes the rows that it gets")
+    if not torch.equal(out, repeated) or not torch.allclose(out, torch.cat(singly), rtol=1e-3, atol=1e-5):
+        raise ValueError("its output must depend on its own row alone, and on no random numbers")
+    if other := [key for key, value in module.state_dict().items() if not torch.equal(value, again[key])]:
+        raise ValueError(f"its {other[0]} is another one when it is made again or used; torch's seed must decide it")
 
 
 def named_parameters(module: torch.nn.Module, net: str) -> dict[str, torch.nn.Parameter]:
@@ -104,6 +129,7 @@ class Actor(actor.Actor):
     def __init__(self, spec: Spec, params: dict[str, Array]):
         self.spec, self.params = spec, params
         self.modules = {net: build(spec, net) for net in ("policy", "value")}
+        torch.set_num_threads(1)  # with another number products may have other last bits; only learners change it
         for net, module in self.modules.items():
             for key, parameter in named_parameters(module, net).items():
                 parameter.data = torch.from_numpy(params[key])

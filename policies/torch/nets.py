@@ -23,7 +23,8 @@ class Net(backend.Net):
 
     def build(self, device: str) -> None:
         try:
-            self.device = torch.empty(0, device=device).device
+            probe = torch.zeros(1, device=device)
+            self.device, _ = probe.device, probe.cpu()  # which fails on "meta"
         except (RuntimeError, AssertionError) as error:  # the second where torch was built without CUDA
             raise RuntimeError(str(error).splitlines()[0]) from None
         self.module = build(self.spec, self.name).to(self.device)
