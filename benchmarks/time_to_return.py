@@ -80,7 +80,7 @@ def alternatives(args) -> dict[str, Callable[[Path, int], list[str]]]:
         path = Path(__file__).with_name(program)
         return [str(python), str(path), "--folder", str(folder), "--seed", str(seed), "--steps", str(args.steps)]
 
-    found = {DEFAULT: partial(ours, ""), TABLE: partial(ours, GROUPS["PPO-10M"].settings)}
+    found = {DEFAULT: partial(ours, ""), TABLE: partial(ours, GROUPS["PPO-1M"].settings)}
     if args.sb3_python:
         found[SB3] = partial(peer, args.sb3_python, "sb3_humanoid.py")
     if args.envpool_python:

@@ -20,7 +20,7 @@ PROGRAMS = {
     "rollout": "--repeats 2 --ranks 2 --episodes 6",
     "coady": "--repeats 1 --ranks 1 --iterations 3 --episodes 6",
     "end_to_end": "--repeats 1 --ranks 2 --iterations 3",
-    "learning": "--repeats 2 --jobs 2 --only PPO-1M/Hopper-v4,PPO-default* --steps 4096",
+    "learning": "--repeats 2 --jobs 2 --only PPO-1M/Hopper-v4,PPO-default-1M/Humanoid-v4 --steps 4096",
     "time_to_return": f"--repeats 1 --ranks 1 --steps 3000 --returns 50,9000 --sb3_python {sys.executable}",
     "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO-1M/Hopper-v4",
     "own_program": "--repeats 1 --mpi mpich --steps 1",
