@@ -140,10 +140,11 @@ def section(key: str, found: dict[str, Any]) -> str:
         kinds = (", ".join(map(number, sample[kind]["last_by_seed"])) for kind in ("evaluation", "training"))
         text += f"| {env}, seeds {', '.join(map(str, sample['seeds']))} | {' | '.join(kinds)} |\n"
     for env in group.last.keys() & ran.keys():
-        mean, least = group.last[env]
+        (mean, least), last = group.last[env], ran[env]["training"]["last"]
+        outcome = "Met" if last["mean"] >= mean and last["min"] >= least else "Missed"
         text += (
             f"\nTarget for {env}'s training returns in the last tenth: a mean of {mean} and no seed below {least}. "
-            f"Measured: {spread(ran[env]['training']['last'])}.\n"
+            f"{outcome}: {spread(last)}.\n"
         )
     return f"{text}\n![{group.title}](../benchmarks/results/learning/{key}.png)\n\n"
 

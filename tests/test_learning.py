@@ -200,7 +200,7 @@ def test_the_document_shows_what_was_reached_and_what_not_run(tmp_path):
     row = "| Hopper-v4 | 2609 (PPO, Tianshou) | **2000** | 1000 | 2000 (1000 to 3000) | 2000 [1000, 3000] | 2 | 0.0 |"
     assert row in text
     assert "| Hopper-v4, seeds 20, 21 | 3000, 1000 | 1500, 500 |" in text
-    assert "a mean of 2500 and no seed below 1726. Measured: 3000 (3000 to 3000)." in text
+    assert "a mean of 2500 and no seed below 1726. Met: 3000 (3000 to 3000)." in text
     assert "- `PPO-1M`: HalfCheetah-v4, Hopper-v4 (seeds 22, 23, 24), Walker2d-v4, " in text
     assert "- `TRPO-1M`: no run is complete\n" in text
     front = learning_doc.front({"samples": samples})

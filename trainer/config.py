@@ -66,7 +66,7 @@ class Config(Hyper):
     render: bool = setting(FREE, "show the environment of rank 0 in a window", False)
 
     batch_size: int = setting(
-        BATCH, "whole episodes per iteration, of all processes, instead of --batch_steps", 20, short="-b"
+        BATCH, "whole episodes per iteration, of all processes, instead of ppo's --batch_steps", 20, short="-b"
     )
     batch_steps: int | None = setting(BATCH, "steps per iteration, in segments of fixed length, instead of -b")
     num_envs: int = setting(BATCH, "environments to collect segments from; divides --batch_steps", 20)
@@ -91,7 +91,7 @@ class Config(Hyper):
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")
     network: str = setting(
-        NETS, "module:function that makes other networks than these, in torch, which every process then loads", ""
+        NETS, "makes other networks than these, in torch, which every process then loads", "", metavar="MODULE:FUNCTION"
     )
     log_std: float = setting(
         NETS, "initial log standard deviation of the actions; 0: half an action's range", INIT_LOG_STD,
@@ -206,7 +206,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         if option.name == "env" or not how:
             continue
         kind = _kind(option)
-        default = "" if option.default is None or option.default is False else f"default: {option.default}"
+        default = "" if option.default in (None, "") or option.default is False else f"default: {option.default}"
         of_algos = (f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if option.name in own)
         notes = "; ".join(filter(None, [how["must_be"], default, *of_algos]))
         keywords = {"help": how["help"].replace("%", "%%") + f" ({notes})" * bool(notes), "default": argparse.SUPPRESS}
