@@ -622,6 +622,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
     banner_filter = BannerFilter()
     assert banner_filter.feed(OPEN_MPI_ABORT.encode()) == b""
     assert banner_filter.feed(b"\0") == b""
+    assert banner_filter.feed(OPEN_MPI_ABORT.encode() + b"\0") == b""
 
 
 @pytest.mark.parametrize(

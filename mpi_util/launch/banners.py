@@ -40,7 +40,7 @@ def _beginnings(text: bytes) -> bytes:
 
 
 _BANNER = re.compile(
-    _EQUALS + _HYDRA_HEAD + rb"(?:=  .*\n)*={60,}\n|" + _DASHES + _NAMES_OPEN_MPI + rb"(?:.*\n)*?(?P=dashes)\n|"
+    _EQUALS + _HYDRA_HEAD + rb"(?:=  .*\n)*={60,}\n|" + _DASHES + _NAMES_OPEN_MPI + rb"(?:.*\n)*?(?P=dashes)\n\0?|"
     rb"^(?:" + b"|".join(re.escape(start) + rest for start, rest in _LINES.items()) + rb").*\n",
     re.MULTILINE,
 )

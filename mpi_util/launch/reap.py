@@ -40,7 +40,7 @@ _TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
-_MOST_LISTS = 10
+_LIST_PATIENCE_S = 0.5
 _EXEC_PATIENCE_S = 1.0
 _KERNEL_THREAD = 0x200000  # PF_KTHREAD of linux/sched.h: such a thread has no environment
 
@@ -67,20 +67,32 @@ def _is_in_exec(pid: int) -> bool:
     return is_program and not stat_field(pid, STAT_ENVIRONMENT_END)
 
 
-def job_processes(job_dir: str) -> list[int]:
+def job_processes(job_dir: str, stop: bool = False) -> list[int]:
     """The ids of the job's living processes: launcher, proxies, ranks, and what these have started.
 
-    One that ends before it is looked at may have started another one: so until a list has no new ones. On a machine on
-    which others start processes all the time every list has.
+    One that ends before it is looked at may have started another one: so until a list has no such one. On a machine on
+    which others start short ones all the time every list has.
+
+    Args:
+        stop: each is stopped (SIGSTOP) as soon as it is found, and can start no other one and then end.
     """
-    found, seen = [], {os.getpid()}
-    for _ in range(_MOST_LISTS):
+    found: list[int] = []
+    seen, deadline = {os.getpid()}, time.monotonic() + _LIST_PATIENCE_S
+    while not found and time.monotonic() < deadline:
         new = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen
-        found += [pid for pid in new if belongs(pid, job_dir)]
-        seen |= new
-        if found or not new:
+        for pid in sorted(new, reverse=True):  # the youngest may be the next one to end
+            if belongs(pid, job_dir):
+                found.append(pid)
+                _send(pid, signal.SIGSTOP) if stop else None
+        if all(map(is_alive, new)):
             break
+        seen |= new
     return found
+
+
+def _send(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
 
 
 def stat_field(pid: int, number: int, states: str = "") -> int | None:
@@ -136,12 +148,11 @@ def kill_processes(job_dir: str) -> None:
     """Kills whatever is left of the job, and removes the files of MPI that these processes then cannot remove."""
     files: set[str] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
-    while (pids := job_processes(job_dir)) and time.monotonic() < deadline:
+    while (pids := job_processes(job_dir, stop=True)) and time.monotonic() < deadline:
         for pid in pids:
             files |= _mpi_files(pid)
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
     _remove(files)
 
