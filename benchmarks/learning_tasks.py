@@ -77,6 +77,7 @@ ADDED = {
     "HalfCheetah-v4": ("--log_std -1", "chosen for it on seed 0"),
     "Swimmer-v4": ("--gamma 0.999", "what a stroke brings comes late; chosen on seed 1"),
 }
+ADDED_TRPO = ADDED | {"Hopper-v4": ("--rew_scale returns", "without it it learns to stand; chosen on seed 1")}
 
 GROUPS = {
     "PPO-default-1M": Group(
@@ -100,7 +101,7 @@ GROUPS = {
             "InvertedPendulum-v4": ((1000, T_TRPO),),
             "InvertedDoublePendulum-v4": ((8435, T_TRPO),),
         },
-        {},
+        ADDED_TRPO,
     ),
     "PPO-default-overlap-1M": Group(
         "The first table with --overlap", 2, M, 5, f"{DEFAULTS} --overlap".strip(), WITH_DEFAULTS_1M, {},
