@@ -392,7 +392,7 @@ def proven(scheme, worker=0):
 
 HOSTILE = {
     "an answer to version 9": frame(Kind.ACK, 9),
-    "an answer to version -1": frame(Kind.ERROR, -1, "text"),
+    "an answer to version -1": frame(Kind.ERROR, -1, 0, "text"),
     "UPDATE out of turn": frame(Kind.UPDATE, 1, 2, 3, 4, []),
     "ACK of a wrong length": frame(Kind.ACK, 1) + b"1",
     "1 bytes that are no message": b"1",
@@ -417,7 +417,7 @@ def test_a_worker_that_floods_its_sender_neither_stops_nor_fills_it(scheme):
 
     def flood():
         while not ended.is_set():
-            subscriber.answer(Kind.ERROR, 1, "x" * 60_000)
+            subscriber.answer(Kind.ERROR, 1, 0, "x" * 60_000)
 
     thread = threading.Thread(target=flood)
     thread.start()

@@ -1,8 +1,9 @@
 """Versioned blocks in the shared memory of one machine: one process writes, any number of others read.
 
-Each has a header (version, sizes) and the kernel's file lock, which a process that is killed releases (but not while a
-process that was forked from it lives on): shared while one reads, exclusive while the owner writes. So no reader ever
-sees half of an update, and the owner never waits for a reader: it takes another section instead.
+Each has a header (version, sizes) and the kernel's file lock, shared while one reads, exclusive while the owner writes.
+So no reader ever sees half of an update, and the owner never waits for a reader: it takes another section instead. A
+process that is killed releases the lock, but not while one that was forked from it lives on: a reader that waits looks
+whether the owner still has the file open.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import fcntl
 import mmap
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,7 +20,16 @@ import numpy as np
 from ..errors import WorkerLeftError
 from .segments import ALIGN, Segment, Ticket, attach
 
+_WRITING_S = 1e-3  # between two tries to read what is being written
 _HEADER = struct.Struct("3q")  # version, bytes of the block, of the description
+
+
+def _lock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Section:
@@ -54,9 +65,7 @@ class Section:
         self.users = [needs for needs in self.users if needs()]
         if self.users:
             return False
-        try:
-            fcntl.flock(self.ticket.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _lock(self.ticket.fd, fcntl.LOCK_EX):
             return False
         self.version = 0
         _HEADER.pack_into(self._whole.data, 0, 0, 0, 0)
@@ -111,7 +120,10 @@ class Reader:
             except OSError as error:
                 raise WorkerLeftError(f"the sender has shut down before these weights were read ({error})") from None
         fd, memory = self._open[ticket]
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        while not _lock(fd, fcntl.LOCK_SH):
+            if not os.path.lexists(f"/proc/{ticket.pid}/fd/{ticket.fd}"):
+                raise WorkerLeftError("the sender has ended while it wrote these weights")
+            time.sleep(_WRITING_S)
         try:
             if discard:
                 memory.madvise(mmap.MADV_DONTNEED)

@@ -42,7 +42,7 @@ class Kind(enum.Enum):
     UPDATE = 5, "4q", "q"  # publisher: version, its section's fd, serial, size; serials of all sections
     STOP = 6, "", ""  # publisher: shuts down
     ACK = 7, "q", ""  # subscriber: version
-    ERROR = 8, "q", "s"  # subscriber: version (0: not even the first could be applied), traceback
+    ERROR = 8, "qq", "s"  # subscriber: version that failed (0: the first), version that the model has, traceback
     BYE = 9, "", ""  # subscriber: shuts down
 
     def __init__(self, number: int, items: str, rest: str):

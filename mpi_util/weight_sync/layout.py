@@ -38,8 +38,8 @@ class Weights:
         What holds writable arrays can be written too, all else can only be read.
         """
         if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
-            items = thing.items(True, True)
-            thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
+            items = ((key if isinstance(key, str) else "/".join(key), value) for key, value in thing.items(True, True))
+            thing = {key.replace("__extra_state__", "_extra_state"): value for key, value in items}  # torchrl's name
         return derived(adapters.slots(thing, read_only=True), cls)
 
     def layout(self, wire_dtype: str | None = None) -> Layout:

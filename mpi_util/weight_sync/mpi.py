@@ -1,8 +1,8 @@
 """The scheme between the ranks of an MPI job, on one machine or several."""
 
 import atexit
-import itertools
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +16,12 @@ from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
 from .publisher import Publisher
-from .relay import ADDRESS, BULK, DOWN, LEFT, PING, TAGS, UP, Forwarding, Header, Relay, in_flight, keep
+from .relay import ADDRESS, DOWN, PING, UP, Forwarding, Header, Line, Lines, Relay, in_flight
 from .scheme import WeightSyncScheme
 from .worker import Event, Report, Worker
 
 _NAP_S = 1e-3
+_INTRODUCE_S = 5e-3
 _PING_S = 1.0
 _PATIENCE_S = 1.0  # with a rank that does not receive what is sent to it
 _SILENT_S = 10.0  # a relay that does not respond for so long counts as dead
@@ -33,8 +34,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     collective; from then on each rank runs at its own pace. Ranks of one machine share memory; between machines an
     update is sent along a tree, once to each machine. That needs an MPI with threads (MPI_THREAD_MULTIPLE, the default
     of mpi4py), and the lowest rank of each machine, its relay, to run until the sender shuts down. A relay whose
-    interpreter is held for 10 s by one call counts as dead, and updates are routed around it. A receiver on another
-    machine that connects after something was sent to it gets that at the sender's next call.
+    interpreter is held for 10 s by one call counts as dead, and updates are routed around it.
 
     Args:
         comm: communicator; None: all ranks.
@@ -48,16 +48,19 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if not 0 <= sender < self._channel.size:
             raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
         self._root, self._ranks = sender, self._channel.size - 1
-        self._comm: Any = None  # of the scheme's own; None: a single process
+        self._line: Any = None  # in a single process
         if self._channel.comm:
             from mpi4py import MPI
 
             if any(self._channel.machine) and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
                 raise UsageError("ranks on several machines need an MPI with threads: MPI_THREAD_MULTIPLE")
-            self._comm, request = self._channel.comm.Idup()
-            wait_until(request.Test)
-            if self._channel.rank != sender:
-                atexit.register(_say_left, os.getpid(), self._comm, sender)
+            self._line = self._channel.states.of(Lines).next(sender)
+
+    def shutdown(self) -> None:
+        if self._line is not None:
+            lines, number = self._line.lines, self._line.number
+            lines.awaited.pop(number, None) if self._connected else lines.leave([number])
+        super().shutdown()
 
     def __reduce__(self) -> Any:
         raise UsageError("an MPIWeightSyncScheme cannot be sent to another process; each rank makes its own")
@@ -74,23 +77,23 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         return worker
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Ranks":
-        return Ranks(self._channel, self._comm, self._root, workers, name)
+        return Ranks(self._channel, self._line, self._root, workers, name)
 
     def _find_publisher(self, name: str) -> Address:
         if self._address.name:  # the sender sends it once
             return self._address
         rank, machine, deadline = self._channel.rank, self._channel.machine, Deadline(self.timeout)
         source = here if (here := machine[rank]) not in (rank, machine[self._root]) else self._root
-        message: Any = wait_until(lambda: self._comm.improbe(source, ADDRESS) or not deadline.left)
-        if isinstance(message, bool):
+        message: Any = wait_until(lambda: self._line.take(ADDRESS, source) or not deadline.left)
+        if message is True:
             raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
-        address, name = message.recv()
+        _, (address, name) = message
         if address is None:  # this rank is the relay of its machine
             members = self._channel.members
             workers = [_worker_of(k, self._root) for k in (rank, *members)]
-            address = Relay(self._comm, self._root, workers, name).publisher.address
+            address = Relay(self._line, self._root, workers, name).publisher.address
             for k in members:
-                keep(self._comm.isend((address, name), k, ADDRESS))
+                self._line.post((address, name), k, ADDRESS)
         self._address = address
         return self._address
 
@@ -98,15 +101,16 @@ class MPIWeightSyncScheme(WeightSyncScheme):
 class Ranks(Publisher):
     """A publisher whose workers are ranks: it sends to those of other machines through the relays of these."""
 
-    def __init__(self, channel: Channel, comm: Any, root: int, workers: dict[int, Worker], name: str):
+    def __init__(self, channel: Channel, line: Line, root: int, workers: dict[int, Worker], name: str):
         super().__init__(workers, name)
-        self._comm, self._root = comm, root
+        self._line, self._root = line, root
         self._relays: dict[int, list[Worker]] = {}  # by the rank of each: the workers of its machine
         self._heard: dict[int, float] = {}  # when each sent something last, or should have; before, it is not ready
         self._cut_off: dict[int, list[Worker]] = {}  # of those that do not respond: the workers marked dead with them
         self._pinged = 0.0
-        self._tags = itertools.cycle(range(BULK, BULK + TAGS))  # of updates that are forwarded
         self._last: Section | None = None  # that was forwarded
+        self._introduction: threading.Thread | None = None
+        self._stop = threading.Event()
         for rank, leader in enumerate(channel.machine):
             if rank == root:
                 continue
@@ -115,24 +119,50 @@ class Ranks(Publisher):
                 worker.relay = leader
                 self._relays.setdefault(leader, []).append(worker)
             if worker.relay in (None, rank):
-                keep(comm.isend((None if worker.relay == rank else self.address, name), rank, ADDRESS))
+                line.post((None if worker.relay == rank else self.address, name), rank, ADDRESS)
 
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
     ) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        section = super().publish(workers, version, nbytes, layout, fill)
-        if forward := [worker for worker in workers if worker.relay in self._heard]:
-            self._last = section
-            forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
+        with self._lock:
+            section = super().publish(workers, version, nbytes, layout, fill)
+            forward = [worker for worker in workers if worker.relay in self._heard and worker.waiting is section]
+            if forward:
+                self._last = section
+                forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
+            if self._introduction is None and self._unheard():
+                self._introduction = threading.Thread(target=self._introduce, daemon=True)
+                self._introduction.start()
+                atexit.register(self._stop_introduction)  # before MPI ends
+        if forward:
             wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
+
+    def _unheard(self) -> bool:
+        """True if something waits for a relay that is not ready."""
+        absent = self._relays.keys() - self._heard.keys()
+        return any(worker.waiting is not None for relay in absent for worker in self._relays[relay])
+
+    def _introduce(self) -> None:
+        """In a thread: relays get what was sent before they were ready, whatever this rank does meanwhile."""
+        while not self._stop.wait(_INTRODUCE_S):
+            with self._lock:
+                self._receive_reports()
+                if not self._unheard():
+                    self._introduction = None
+                    return
+
+    def _stop_introduction(self) -> None:
+        self._stop.set()
+        if (thread := self._introduction) is not None:
+            thread.join()
 
     def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
         path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
         indices, layout = [worker.index for worker in workers], section.description
-        header = Header(next(self._tags), section.version, section.nbytes, layout, indices, path)
-        forwarding = Forwarding(self._comm, header)
+        header = Header(next(self._line.bulk_tags), section.version, section.nbytes, layout, indices, path)
+        forwarding = Forwarding(self._line, header)
         forwarding.send(section.block(section.nbytes))
         section.users.append(forwarding.busy)
         for worker in workers:
@@ -151,20 +181,22 @@ class Ranks(Publisher):
                     self._heard = dict.fromkeys(self._heard, now)
                 self._pinged = now
                 for rank in self._relays:
-                    keep(self._comm.isend(None, rank, PING))
+                    self._line.post(None, rank, PING)
             self._receive_reports()
         return reports
 
     def _receive_reports(self) -> None:
-        while message := self._comm.improbe(tag=UP):
-            relay, report = message.recv()
-            self._hear(relay)
-            if report is not None:
-                event, index, *content = report
-                self._report(self.workers[index], event, *content)
-        for relay, heard in self._heard.items():
-            if relay not in self._cut_off and self._pinged - heard > _SILENT_S:
-                self._give_up(relay)
+        with self._lock:
+            while message := self._line.take(UP):
+                relay, report = message
+                self._hear(relay)
+                if report is not None and report.event is Event.REFUSED:
+                    self._reports.append(report)
+                elif report is not None:
+                    self._report(self.workers[report.worker], report.event, *report[2:])
+            for relay, heard in self._heard.items():
+                if relay not in self._cut_off and self._pinged - heard > _SILENT_S:
+                    self._give_up(relay)
 
     def _hear(self, relay: int) -> None:
         """A relay has sent something. One that was absent gets what was sent to its workers before."""
@@ -191,23 +223,18 @@ class Ranks(Publisher):
         """Marks those whose rank has ended its program."""
         for worker in workers:
             rank = worker.index + (worker.index >= self._root)
-            if message := self._comm.improbe(rank, LEFT):
-                message.recv()
+            if self._line.lines.has_left(rank, self._line.number):
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
         if self._relays and not self.closed and self.address.pid == os.getpid():  # not forked from the sender
+            atexit.unregister(self._stop_introduction)
+            self._stop_introduction()
             for rank in self._relays:
-                keep(self._comm.isend(None, rank, DOWN))
+                self._line.post(None, rank, DOWN)
             deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: not in_flight() or not deadline.left)
         super().close()
-
-
-def _say_left(pid: int, comm: Any, sender: int) -> None:
-    """At the end of the program: a sender that still waits for this rank need not."""
-    if os.getpid() == pid:  # a process that was forked from a rank is none
-        keep(comm.isend(None, sender, LEFT))
 
 
 def _worker_of(rank: int, root: int) -> int:

@@ -20,10 +20,11 @@ from multiprocessing.process import BaseProcess
 
 import numpy as np
 
+from ..errors import UsageError
 from ..host.sections import Section
 from ..launch import reap
 from .connection import Address, Connection, Deadline, Kind, ProtocolError, close_in_forks, frame, new_socket, proof
-from .worker import Event, Report, State, Worker
+from .worker import Event, Report, State, Worker, name_of
 
 _ACCEPT_AGAIN_S = 0.05
 _HELLO_S = 30.0  # for a process that connects and sends nothing; others are accepted meanwhile
@@ -55,6 +56,7 @@ class Publisher:
         self._reports: list[Report] = []
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
+        self._newest = 0  # version
         self._checked = 0.0
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
         self._others = weakref.WeakSet(_processes())  # which existed before
@@ -104,6 +106,7 @@ class Publisher:
                 raise EOFError("it has left")
             if refusal := self._refusal(index, name):
                 connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
+                self._reports.append(Report(Event.REFUSED, index, 0, refusal))
                 raise ProtocolError(refusal)
             worker = self.workers[index]
             worker.pid, worker.connection = connection.pid, connection
@@ -113,7 +116,7 @@ class Publisher:
             self._receive(worker)
 
     def _refusal(self, index: int, name: str) -> str | None:
-        if name != self.name:
+        if name != self.name and self.name != name_of(None):
             return f"it asks for {name}, and the sender sends {self.name}; give both sides one model_id="
         if (worker := self.workers.get(index)) is None:
             known = f"0 to {max(self.workers)}" if self.workers else "none"
@@ -156,26 +159,33 @@ class Publisher:
         """
         self.open()
         with self._lock:
-            section = self._claim(set() if self._slow else set(workers), nbytes + len(layout))
+            self._check_open()
+            self._newest = version  # before it can be read
             try:
+                section = self._claim(set() if self._slow else set(workers), nbytes + len(layout))
                 fill(section.block(nbytes))
-            except BaseException:
-                section.release()
+                section.publish(version, nbytes, layout)
+            except BaseException:  # also a signal's, anywhere
+                for section in self._sections:
+                    section.release()
                 raise
-            section.publish(version, nbytes, layout)
             message = self._update(section)
             try:
                 for worker in workers:
                     if worker.state is State.ABSENT:
                         self._check(worker)
-                    worker.sent = version
                     self._send(worker, section, message)
+                    worker.sent = version  # not before: where a signal interrupts this it owes no answer
             finally:
                 for worker in workers:
                     if worker.connection is not None:
                         worker.connection.wake()
             self._trim(section)
             return section
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError(f"{self.name}: another thread has called shutdown() meanwhile")
 
     def _update(self, section: Section) -> bytes:
         serials = [section.ticket.serial for section in self._sections]
@@ -226,7 +236,13 @@ class Publisher:
         if timeout and of is not None and (connection := of.connection) is not None:
             connection.wait(timeout)
             timeout = 0
-        for fd, _ in self._epoll.poll(timeout):
+        self._check_open()
+        try:
+            events = self._epoll.poll(timeout)
+        except (OSError, ValueError):  # it is closed
+            events = []
+        self._check_open()
+        for fd, _ in events:
             with self._lock:
                 if (worker := self._by_fd.get(fd)) is not None:
                     self._receive(worker)
@@ -243,6 +259,7 @@ class Publisher:
         """Takes what a worker has sent; then it gets the update that waits for it."""
         if (connection := worker.connection) is None:
             return
+        self._check_open()
         try:
             for kind, *answer in connection.receive(0, _ANSWERS):
                 if kind is Kind.BYE:
@@ -256,14 +273,15 @@ class Publisher:
             self._send(worker, worker.waiting)
             connection.wake()
 
-    def _answered(self, worker: Worker, version: int, *error: str) -> None:
-        if not 0 <= version <= worker.sent:
-            raise ProtocolError(f"an answer to version {version}; {worker.sent} is the last")
+    def _answered(self, worker: Worker, version: int, has: int = 0, error: str | None = None) -> None:
+        if not 0 <= max(version, has) <= self._newest or min(version, has) < 0:
+            raise ProtocolError(f"an answer to version {version}; {self._newest} is the last")
         worker.unread = {v: section for v, section in worker.unread.items() if v > version}
-        if not error:
+        if error is None:
             self._report(worker, Event.ACK, version)
         elif worker.answered < (version or worker.sent):  # one for each version: they are kept until they are raised
-            self._report(worker, Event.ERROR, version, *error)
+            self._report(worker, Event.ERROR, version, error)
+            self._report(worker, Event.ACK, has) if has else None  # on_update has failed: the weights are there
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks workers that have not connected if too few children are left: until one connects none has an index."""

@@ -25,6 +25,7 @@ from .layout import Weights, unpacked
 
 _CONNECT_S = 10  # for a process that listens at the address and accepts no connection
 _JOIN_S = 5.0
+_PATIENCE_S = 0.1
 
 
 class LockClosed(UsageError):
@@ -32,42 +33,65 @@ class LockClosed(UsageError):
 
 
 class ReadersWriterLock:
-    """Any number of readers, or one writer. A waiting writer goes first: readers that hardly pause would starve it.
+    """Any number of readers, or one writer. A waiting writer goes before new readers, who would starve it.
 
-    So a thread that reads must not wait for another one that is about to: that one may be waiting for a writer.
+    But who is inside may wait for another thread that wants to enter: that may, while one is inside who was so before
+    the writer came, for whom the writer has to wait anyway; and else after a time, which doubles until the writer's
+    turn comes.
     """
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # of a writer while it waits and writes, and of a reader that enters
         self._changed = threading.Condition()
         self._inside = Counter[int]()  # by thread: how often it has entered
-        self._closed = False
+        self._before: set[int] = set()  # threads that were inside when the writer came
+        self._waiting = 0  # writers
+        self._patience = _PATIENCE_S
+        self._closed = self._writing = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Nothing is written inside. A thread that reads already may enter again."""
         me = threading.get_ident()
-        with contextlib.nullcontext() if self._inside[me] else self._turn, self._changed:
+        with self._changed:
+            if not self._inside[me] and not self._changed.wait_for(self._may_read, self._patience):
+                self._patience *= 2
+                self._changed.wait_for(lambda: not self._writing)
             self._inside[me] += 1
         try:
             yield
         finally:
             with self._changed:
                 self._inside[me] -= 1
+                if not self._inside[me]:
+                    del self._inside[me]
+                    self._before.discard(me)
                 self._changed.notify_all()
+
+    def _may_read(self) -> bool:
+        return not self._writing and (not self._waiting or bool(self._before))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
         """No other thread is inside. Yields True if it had to wait. UsageError: it reads. LockClosed: too late."""
-        if self._inside[threading.get_ident()]:
-            raise UsageError("inside frozen() the thread that called it cannot change the weights")
-        with self._turn:
-            with self._changed:
-                waited = any(self._inside.values())
-                self._changed.wait_for(lambda: self._closed or not any(self._inside.values()))
+        with self._changed:
+            if threading.get_ident() in self._inside:
+                raise UsageError("inside frozen() the thread that called it cannot change the weights")
+            if not self._waiting:
+                self._before = set(self._inside)
+            waited, self._waiting = bool(self._inside), self._waiting + 1
+            try:
+                self._changed.wait_for(lambda: self._closed or not (self._inside or self._writing))
                 if self._closed:
                     raise LockClosed("the weights cannot change after shutdown()")
+                self._writing, self._patience = True, _PATIENCE_S
+            finally:
+                self._waiting -= 1
+        try:
             yield waited
+        finally:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
 
     def close(self) -> None:
         """From now on nothing is written."""
@@ -214,6 +238,7 @@ class Receiver:
         self.lock = ReadersWriterLock()
         self.version = 0
         self.failure: Exception | None = None
+        self.ended = threading.Event()
         self._subscriber: Subscriber | None = None  # from `connect` on
         self.thread: threading.Thread | None = None  # that receives
         self._on_update = on_update
@@ -224,11 +249,17 @@ class Receiver:
     def connect(self, subscriber: Subscriber, timeout: float | None, background: bool) -> None:
         """Compares the models, and applies the first weights. Arguments and errors as `WeightSyncScheme.connect`."""
         self._subscriber = subscriber
-        if self.receive(Deadline(timeout)) is None:
-            if subscriber.stopped:
-                raise WorkerLeftError(f"worker {self.worker}: the sender of {self.name} has shut down")
+        try:
+            if self.receive(Deadline(timeout)) is None:
+                if subscriber.stopped:
+                    raise WorkerLeftError(f"worker {self.worker}: the sender of {self.name} has shut down")
+                raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
+        except BaseException:  # it may connect once more
             subscriber.close()
-            raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
+            self._let_go(subscriber)
+            self._subscriber, self._layout, self.version = None, None, 0
+            self.ended.clear()
+            raise
         if background:  # a thread receives, asleep until something comes
             name = f"mpi_util weight sync: worker {self.worker}"
             self.thread = threading.Thread(target=self._listen, daemon=True, name=name)
@@ -242,6 +273,8 @@ class Receiver:
         while self._subscriber is not None and (update := self._subscriber.next(deadline)) is not None:
             if self._take(update, self._subscriber):
                 return self.version
+        if self._subscriber is None or self._subscriber.stopped:
+            self.ended.set()
         return None
 
     def _take(self, update: Update, subscriber: Subscriber) -> bool:
@@ -249,6 +282,7 @@ class Receiver:
         if update.version <= self.version:
             subscriber.answer(Kind.ACK, self.version)
             return False
+        before = self.version
         try:
             with self.lock.writing() as waited:
                 if waited:
@@ -263,7 +297,8 @@ class Receiver:
         except LockClosed:
             return False
         except Exception:
-            subscriber.answer(Kind.ERROR, update.version if self.version else 0, traceback.format_exc())
+            failed, has = (update.version, self.version) if before else (0, 0)
+            subscriber.answer(Kind.ERROR, failed, has, traceback.format_exc())
             raise
         subscriber.answer(Kind.ACK, self.version)
         return True
@@ -304,9 +339,17 @@ class Receiver:
                 self.receive(Deadline(None))
             except WorkerLeftError as error:
                 self.failure = error
-                return
+                break
             except Exception as error:  # the sender raises it too; the old weights stay in use
                 self.failure = error
+        self.ended.set()
+
+    def _let_go(self, subscriber: Subscriber) -> None:
+        """Gives the sender's memory back."""
+        if self._sharing is not None and self.version:
+            self._sharing.part()
+        self._held.close()
+        subscriber.release()
 
     def close(self) -> None:
         """Leaves in order, within `_JOIN_S` seconds."""
@@ -315,8 +358,6 @@ class Receiver:
             self._subscriber.close()
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(_JOIN_S)
+        self.ended.set()
         if self._subscriber is not None and (self.thread is None or not self.thread.is_alive()):
-            if self._sharing is not None and self.version:
-                self._sharing.part()
-            self._held.close()
-            self._subscriber.release()
+            self._let_go(self._subscriber)

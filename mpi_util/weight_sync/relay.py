@@ -2,16 +2,19 @@
 
 import atexit
 import contextlib
+import itertools
 import math
+import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..collectives.channel import Channel
 from ..collectives.transport import parts, successors
 from ..errors import SyncTimeoutError
 from ..host.waiting import wait_until
@@ -19,9 +22,11 @@ from .connection import Deadline
 from .publisher import Publisher
 from .worker import Event, Report, Worker
 
-# MPI tags: addresses; from the sender or another relay; "are you alive?"; to the sender; this rank ends; bytes
-ADDRESS, DOWN, PING, UP, LEFT, BULK = range(1, 7)
-TAGS = 1 << 14  # from BULK on; every MPI has 32767
+# Tags of a scheme: addresses; from the sender or another relay; "are you alive?"; to the sender; and from BULK on the
+# bytes of updates, each with a tag of its own.
+ADDRESS, DOWN, PING, UP, BULK = range(5)
+_LEFT = 0  # of all schemes
+_LINES = 1 << 10  # of schemes that exist at once; every MPI has 32767 tags, those in use some 2**28 and more
 _STALLED_S = 10.0  # a rank that sends no part for so long does not respond
 _STOP_S = 2.0
 # Pauses between two looks for messages, by the time since the last: more may follow soon.
@@ -44,6 +49,81 @@ def in_flight(requests: list[Any] = _in_flight, *new: Any) -> bool:
         return bool(requests)
 
 
+class Lines:
+    """What the schemes of one communicator share: a duplicate of it, as MPICH has room for some 2,000 only.
+
+    Collective, as is `next`.
+    """
+
+    def __init__(self, channel: Channel):
+        from mpi4py import MPI
+
+        self.comm, request = channel.comm.Idup()
+        wait_until(request.Test)
+        most: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self._width = (most + 1) // _LINES
+        self._numbers, self._pid = itertools.count(1), os.getpid()
+        self.awaited: dict[int, int] = {}  # by its number: the sender of each scheme that may wait for this rank
+        self.left: set[tuple[int, int]] = set()  # (rank, number): those who need not be waited for
+        atexit.register(self.leave)
+
+    def next(self, sender: int) -> "Line":
+        """The next scheme's."""
+        number = next(self._numbers)
+        if self.comm.Get_rank() != sender:
+            self.awaited[number] = sender
+        return Line(self, number, (1 + number % (_LINES - 1)) * self._width, self._width)
+
+    def leave(self, numbers: Collection[int] = ()) -> None:
+        """Tells the senders of these schemes, or of all, not to wait for this rank: at the latest when it ends."""
+        senders: dict[int, list[int]] = {}
+        for number in set(numbers or self.awaited) & self.awaited.keys():
+            senders.setdefault(self.awaited.pop(number), []).append(number)
+        if os.getpid() == self._pid:  # a process that was forked from a rank is none
+            for sender, those in senders.items():
+                keep(self.comm.isend(those, sender, _LEFT))
+
+    def has_left(self, rank: int, number: int) -> bool:
+        """True if the sender of a scheme need not wait for this rank."""
+        while message := _received(self.comm, -1, _LEFT):
+            source, numbers = message
+            self.left.update((source, each) for each in numbers)
+        return (rank, number) in self.left
+
+
+class Line:
+    """The messages of one scheme, told from those of others by their tags."""
+
+    def __init__(self, lines: Lines, number: int, first: int, tags: int):
+        self.lines, self.number, self._first = lines, number, first
+        self.rank: int = lines.comm.Get_rank()
+        self.bulk_tags = itertools.cycle(range(BULK, tags))
+
+    def post(self, thing: Any, rank: int, tag: int) -> Any:
+        """Sends an object, which is pickled. Nobody needs to wait for it."""
+        return keep(self.lines.comm.isend(thing, rank, self._first + tag))
+
+    def post_bytes(self, part: np.ndarray, rank: int, tag: int) -> Any:
+        """Sends bytes; they must stay as they are until the request is done."""
+        return keep(self.lines.comm.Isend(part, rank, self._first + tag))
+
+    def take(self, tag: int, source: int = -1) -> tuple[int, Any] | None:
+        """(rank, object) of a message that is there; from any rank if `source` is -1."""
+        return _received(self.lines.comm, source, self._first + tag)
+
+    def receive_bytes(self, part: np.ndarray, rank: int, tag: int) -> Any:
+        """The request to receive bytes."""
+        return self.lines.comm.Irecv(part, rank, self._first + tag)
+
+
+def _received(comm: Any, source: int, tag: int) -> tuple[int, Any] | None:
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    message = comm.improbe(MPI.ANY_SOURCE if source < 0 else source, tag, status)
+    return (status.source, message.recv()) if message else None
+
+
 class Header(NamedTuple):
     """Goes ahead of the bytes of an update."""
 
@@ -58,17 +138,17 @@ class Header(NamedTuple):
 class Forwarding:
     """Sends an update to this rank's children in a binomial tree, part by part, without waiting for any of them."""
 
-    def __init__(self, comm: Any, header: Header):
-        self._comm, self._tag = comm, header.tag
-        next_ones = successors(header.path.index(comm.Get_rank()), len(header.path))
+    def __init__(self, line: Line, header: Header):
+        self._line, self._tag = line, header.tag
+        next_ones = successors(header.path.index(line.rank), len(header.path))
         self._children = [header.path[i] for i in next_ones]
-        self._requests = [keep(comm.isend(header, child, DOWN)) for child in self._children]
+        self._requests = [line.post(header, child, DOWN) for child in self._children]
 
     def send(self, block: np.ndarray, arrive: Callable[[np.ndarray], None] = lambda part: None) -> None:
         """Sends each part of the block after `arrive` has returned: then it is there."""
         for part in parts(block):
             arrive(part)
-            self._requests += [keep(self._comm.Isend(part, child, self._tag)) for child in self._children]
+            self._requests += [self._line.post_bytes(part, child, self._tag) for child in self._children]
 
     def busy(self) -> bool:
         """True while the parts must stay as they are."""
@@ -78,9 +158,9 @@ class Forwarding:
 class Relay:
     """The rank that passes on updates to its machine's `workers` and to other relays; a thread, usually asleep."""
 
-    def __init__(self, comm: Any, root: int, workers: list[int], name: str):
+    def __init__(self, line: Line, root: int, workers: list[int], name: str):
         self.publisher = Publisher({index: Worker(index) for index in workers}, name, slow=True)
-        self._comm, self._root = comm, root
+        self._line, self._root = line, root
         self._stop = threading.Event()
         self.publisher.open()
         self._report(None)
@@ -89,13 +169,10 @@ class Relay:
         atexit.register(self.close)  # before MPI ends
 
     def _run(self) -> None:
-        from mpi4py import MPI
-
-        status, last = MPI.Status(), 0.0
+        last = 0.0
         while not self._stopped():
-            message = self._comm.improbe(MPI.ANY_SOURCE, DOWN, status)
-            if message:
-                source, header = status.source, message.recv()
+            if message := self._line.take(DOWN):
+                source, header = message
                 self._stop.set() if header is None else self._take(header, source)
                 last = time.perf_counter()
             quiet_s = time.perf_counter() - last
@@ -107,12 +184,11 @@ class Relay:
 
     def _report(self, report: Report | None) -> None:
         """None: this relay is alive."""
-        keep(self._comm.isend((self._comm.Get_rank(), report), self._root, UP))
+        self._line.post(report, self._root, UP)
 
     def _stopped(self) -> bool:
         """True when this relay is to end. Often asked, so it answers the sender's pings."""
-        while ping := self._comm.improbe(self._root, PING):
-            ping.recv()
+        while self._line.take(PING, self._root):
             self._report(None)
         return self._stop.is_set()
 
@@ -120,7 +196,7 @@ class Relay:
         """Receives an update, passes it on, and publishes it; the sender gets the error if that fails."""
         here = [worker for index, worker in self.publisher.workers.items() if index in header.workers]
         mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
-        forwarding = Forwarding(self._comm, header)
+        forwarding = Forwarding(self._line, header)
         fill = partial(forwarding.send, arrive=partial(self._receive, source=source, tag=header.tag))
         try:
             section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
@@ -136,7 +212,7 @@ class Relay:
                 self._report(Report(Event.ERROR, worker.index, header.version, text))
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
-        request, deadline = self._comm.Irecv(part, source, tag), Deadline(_STALLED_S)
+        request, deadline = self._line.receive_bytes(part, source, tag), Deadline(_STALLED_S)
         wait_until(lambda: self._stopped() or request.Test() or not deadline.left)
         if not request.Test():
             request.Cancel()
@@ -146,6 +222,7 @@ class Relay:
     def close(self) -> None:
         """This rank ends: the sender learns that its machine gets nothing any more."""
         if self._thread.is_alive():
+            atexit.unregister(self.close)
             self._stop.set()
             self._thread.join(_STOP_S)
             for index in self.publisher.workers:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,8 +10,8 @@ from ..errors import UsageError
 from .connection import Address, Deadline
 from .publisher import Publisher
 from .receiver import Receiver, Subscriber
-from .sender import Sender, name_of, resolve, worker_indices
-from .worker import Worker
+from .sender import Sender, resolve, worker_indices
+from .worker import Worker, name_of
 
 
 class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
@@ -87,6 +88,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         publisher = self._open_publisher(workers, name_of(model_id))
         self._address = publisher.address
         self._sender = Sender(given, publisher, self._coalesce, self._on_dead, self._wire_dtype)
+        weakref.finalize(self, publisher.close).atexit = False  # a scheme that is dropped
 
     def init_on_receiver(
         self,
@@ -121,6 +123,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
         self._receiver = Receiver(index, name, model, share, on_update)
+        weakref.finalize(self, self._receiver.close).atexit = False
 
     def _start_role(self, call: str) -> None:
         if self._closed:
@@ -247,6 +250,15 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         """Sender: version sent last. Receiver: version that the model has. 0 before the first."""
         side = self._receiver or self._sender
         return side.version if side is not None else 0
+
+    @property
+    def ended(self) -> bool:
+        """Receiver: no more weights will come: this side or the sender has shut down, or the sender has died."""
+        return self.wait_ended(0)
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Receiver: waits until `ended`, `timeout` seconds at most, while a thread receives. Returns `ended`."""
+        return self._need_receiver("ended").ended.wait(timeout)
 
     @property
     def failure(self) -> Exception | None:

@@ -4,10 +4,13 @@ First the arguments of phase 1: whose weights are sent, and to which workers.
 """
 
 import functools
+import importlib.util
+import itertools
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from ..arrays.layout import Layout
+from ..arrays.layout import Layout, Plan
 from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
 from .connection import Deadline
 from .layout import Weights, packed
@@ -45,11 +48,6 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
     return indices
 
 
-def name_of(model_id: str | None) -> str:
-    """The model, in messages."""
-    return f"the model '{model_id}'" if model_id is not None else "the model"
-
-
 def resolve(context: Any, model_id: str) -> Any:
     """The model of that name in a context: the result of its `get_model`, or the attribute at the dotted path."""
     if hasattr(context, "get_model"):
@@ -58,6 +56,21 @@ def resolve(context: Any, model_id: str) -> Any:
         return functools.reduce(getattr, model_id.split("."), context)
     except AttributeError as error:
         raise UsageError(f"no model '{model_id}' in the context: {error}") from None
+
+
+def _by_worker(weights: Any) -> bool:
+    """True for {worker: its weights}."""
+    return isinstance(weights, dict) and bool(weights) and all(type(key) is int for key in weights)
+
+
+def _values(model: Any) -> Any:
+    """A torch module's weights, as torchrl gives them to device_map_fn: a TensorDict, or a dict without tensordict."""
+    if not hasattr(model, "named_parameters") or not hasattr(model, "named_buffers"):
+        return model
+    if importlib.util.find_spec("tensordict"):
+        return importlib.import_module("tensordict").TensorDict.from_module(model).data
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor.detach() for name, tensor in named}
 
 
 class Sender:
@@ -72,7 +85,9 @@ class Sender:
         self._given, self.publisher, self.workers = given, publisher, publisher.workers
         self._coalesce, self._drop, self._wire_dtype = coalesce, on_dead == "drop", wire_dtype
         self.version = 0
+        self._lock, self._publishing = threading.RLock(), False
         self._errors: list[Report] = []  # not raised yet
+        self._refused: list[Report] = []
 
     def model(self) -> Any:
         """What has the weights now."""
@@ -84,26 +99,41 @@ class Sender:
         """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
         self.poll(0)
         self._raise_errors()
-        workers = self._addressed(worker_ids)
+        workers = self._addressed(list(weights) if worker_ids is None and _by_worker(weights) else worker_ids)
         self._forget_unreported()
-        if not self._coalesce:
-            self.wait(workers, deadline)
-        version = self.version + 1
+        version = 0
         # the model of phase 1 knows what a state dict leaves out and what is tied in it
         model = None if weights is None else self.model()
         for group, thing in self._shares(weights, workers):
             own, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
             layout = group[0].layout or own.layout(self._wire_dtype)  # a worker's first weights determine it
             plan = own.plan(layout, "the weights given", "the model of init_on_sender", base)
-            self.version = version  # before a worker may have it: if this is interrupted the next one is another
+            while not version or group[0].sent < version:
+                if not self._coalesce:
+                    self.wait(group, deadline)
+                with self._lock:  # of several threads that send
+                    if self._coalesce or not any(worker.owes(worker.sent) for worker in group):
+                        version = self._publish(group, version, layout, plan)
+            if sync and len(group) < len(workers):
+                self._await(group, deadline)
+        if sync:
+            self.wait(workers, deadline)
+        return version or self.version
+
+    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan) -> int:
+        """Returns the version; 0: a new one. Who has been sent a newer one meanwhile needs no more."""
+        if self._publishing:
+            raise UsageError("send within send: by a signal's handler, or while the weights are read")
+        try:
+            self._publishing = True
+            version = version or self.version + 1
+            self.version = max(version, self.version)  # it is used up, also if this is interrupted
+            group = [worker for worker in group if worker.sent < version]
             for worker in group:
                 worker.layout = layout
             self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
-            if sync and len(group) < len(workers):
-                self._await(group, deadline)
-        self.version = version
-        if sync:
-            self.wait(workers, deadline)
+        finally:
+            self._publishing = False
         return version
 
     def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
@@ -122,15 +152,17 @@ class Sender:
 
     def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
         """(workers of one layout, what they get), one after another: a copy is freed before the next is made."""
-        thing, make = self.model() if weights is None else weights, self._given.get("device_map_fn")
-        own = self._given.get("params_map", {}) if weights is None else {}
+        make = self._given.get("device_map_fn")
+        own = self._given.get("params_map", {}) if weights is None else weights if _by_worker(weights) else {}
+        thing = None if own else self.model() if weights is None else weights
         same: dict[tuple[int, Layout | None], list[Worker]] = {}
         for worker in workers:
             what = worker.index if make else id(own.get(worker.index))
             same.setdefault((what, worker.layout), []).append(worker)
         for group in same.values():
             index = group[0].index
-            yield group, make(index, thing) if make else own.get(index, thing)
+            given = own.get(index, thing)
+            yield group, make(index, _values(given)) if make else given
 
     def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
         """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
@@ -149,10 +181,14 @@ class Sender:
     def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
         self.poll(0)
-        while late := [worker for worker, version in wanted if worker.answered < version and not worker.gone]:
+        while late := [worker for worker, version in wanted if worker.owes(version)]:
+            absent = [worker for worker in late if worker.state is State.ABSENT]
+            if absent and self._refused:
+                refused, self._refused = self._refused, []
+                raise UsageError("; ".join(f"worker {one.worker} was refused: {one.text}" for one in refused))
             if not deadline.left:
                 self._raise_late(late, deadline.timeout)
-            if absent := [worker for worker in late if worker.state is State.ABSENT]:
+            if absent:
                 self.publisher.check_absent(absent)
             self.poll(min(_CHECK_S, deadline.left), late[-1])
 
@@ -160,6 +196,7 @@ class Sender:
         """Updates the workers' records. Arguments: `Publisher.poll`."""
         reports = self.publisher.poll(timeout, of)  # meanwhile another thread may take the errors
         self._errors += [report for report in reports if report.event is Event.ERROR]
+        self._refused += [report for report in reports if report.event is Event.REFUSED]
 
     def _raise_errors(self) -> None:
         """What workers have reported, as one error: the first one's, with the text of all."""

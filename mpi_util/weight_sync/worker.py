@@ -25,9 +25,15 @@ class Event(enum.Enum):
     STARTED = "it gets its first update", State.READY
     ACK = "it has applied a version", None
     ERROR = "it could not apply a version (0: not even the first)", None
+    REFUSED = "a process is refused as this worker, which there may not be", None
     LEFT = "it shuts down in order", State.LEFT
     DIED = "its process has ended, or the relay of its machine does not respond", State.DEAD
     RESUMED = "that relay responds again", State.READY
+
+
+def name_of(model_id: str | None) -> str:
+    """The model, in messages."""
+    return f"the model '{model_id}'" if model_id is not None else "the model"
 
 
 class Report(NamedTuple):
@@ -61,6 +67,10 @@ class Worker:
     def gone(self) -> bool:
         """True if it is not sent to."""
         return self.state in (State.LEFT, State.DEAD)
+
+    def owes(self, version: int) -> bool:
+        """True while it may still answer to this version, or a newer one."""
+        return self.answered < version and not self.gone
 
     def apply(self, event: Event, version: int = 0, text: str = "") -> None:
         """The only place where the state and the versions that it has answered change. text: why it died."""

@@ -230,6 +230,10 @@ elif "stopped" in sys.argv:
     assert (mine["w"] == 7.0).all()
     scheme.shutdown()
     mpi_util.print0("weight sync: well")
+elif "many" in sys.argv:
+    schemes = [MPIWeightSyncScheme() for _ in range(int(sys.argv[-1]))]
+    check_in_the_background()
+    mpi_util.print0("weight sync: well")
 else:
     for name, check in list(globals().items()):
         if name.startswith("check_"):

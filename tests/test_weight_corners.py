@@ -1,0 +1,850 @@
+"""Corners of weight_sync; each test fails where the package is wrong."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from sync_workers import arrays, keep_error, local_receivers, wait_for
+
+from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
+from mpi_util.weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme
+
+TIMEOUT = 20
+
+
+def scheme_for(n, model=None, **options):
+    scheme = MultiProcessWeightSyncScheme(**{"timeout": TIMEOUT, **options})
+    scheme.init_on_sender(model_id="policy", model=arrays(1.0) if model is None else model, num_workers=n)
+    return scheme
+
+
+def torchrl_scheme(**options):
+    pytest.importorskip("torchrl")
+    from mpi_util.weight_sync.torchrl import TorchRLWeightSyncScheme
+
+    return TorchRLWeightSyncScheme(**{"timeout": TIMEOUT, **options})
+
+
+def in_thread(call, limit=10.0):
+    """What a call raised in a thread (None: nothing); "hangs" after `limit` seconds."""
+    found = []
+    thread = threading.Thread(target=keep_error, args=(call, found), daemon=True)
+    thread.start()
+    thread.join(limit)
+    return "hangs" if thread.is_alive() else found[0] if found else None
+
+
+def value(model):
+    return float(model["layer"]["w"][0, 0])
+
+
+# ---- 1. versions
+
+
+def test_two_threads_that_send_never_use_one_version():
+    scheme, mine = scheme_for(2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        versions, errors = [], []
+
+        def work():
+            for _ in range(150):
+                versions.append(scheme.send(arrays(2.0)))
+
+        threads = [threading.Thread(target=keep_error, args=(work, errors)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors and len(set(versions)) == len(versions) == 450, (errors, len(versions), len(set(versions)))
+
+
+def test_after_a_race_of_threads_the_last_values_are_in_place():
+    """The one whose number is the highest was sent last: its values are the ones that a worker has."""
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy"):
+        sent, errors, wrong = {}, [], []
+
+        def work(first):
+            for k in range(100):
+                sent.setdefault(scheme.send_async(arrays(float(first + k))), []).append(first + k)
+
+        for _ in range(5):
+            threads = [threading.Thread(target=keep_error, args=(lambda f=f: work(f), errors)) for f in (1000, 2000)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            scheme.wait_async()
+            if value(mine) not in sent[max(sent)] or len(sent[max(sent)]) > 1:
+                wrong.append((max(sent), sent[max(sent)], value(mine)))
+        assert not errors and not wrong, (errors[:2], wrong)
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+@pytest.mark.parametrize("after", ["before the send", "before the socket"])
+def test_a_send_that_is_interrupted_owes_no_answer(monkeypatch, coalesce, after):
+    """Worker 1 is recorded as told although nothing has been sent to it."""
+    scheme, mine = scheme_for(2, timeout=2, coalesce=coalesce), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        publisher, worker = scheme._sender.publisher, scheme._sender.workers[1]
+        send = publisher._send
+
+        def interrupted(to, *arguments):
+            if to is worker:
+                raise KeyboardInterrupt
+            send(to, *arguments)
+
+        def cut(data):
+            raise KeyboardInterrupt
+
+        if after == "before the send":
+            monkeypatch.setattr(publisher, "_send", interrupted)
+        else:
+            monkeypatch.setattr(worker.connection, "send_frame", cut)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(arrays(2.0))
+        monkeypatch.undo()
+        assert scheme.send(arrays(3.0)) == 3
+        assert [value(model) for model in mine] == [3.0, 3.0]
+
+
+def test_signals_at_random_times_leave_the_versions_right():
+    """Interrupts `send` by a real signal at a random place, 150 times; the next send brings its values to all."""
+    scheme, mine = scheme_for(2, timeout=5), [arrays(0.0), arrays(0.0)]
+    rng, interrupted, used = np.random.default_rng(0), 0, set()
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    with local_receivers(scheme, mine, "policy"):
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            for k in range(150):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(2e-5, 8e-4)))
+                    scheme.send(arrays(float(2 * k + 2)))
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                try:
+                    version = scheme.send(arrays(float(2 * k + 3)))
+                except WorkerError:  # what was overwritten
+                    version = scheme.send(arrays(float(2 * k + 3)))
+                assert version not in used
+                used.add(version)
+                assert [value(model) for model in mine] == [2 * k + 3] * 2, (k, version)
+                assert set(scheme.versions.values()) == {version}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert interrupted > 20
+
+
+def test_a_signal_handler_that_sends_within_send():
+    """It either sends, or is refused with an error; the outer one goes on."""
+    scheme, mine, found = scheme_for(1), arrays(0.0), []
+
+    def values():
+        keep_error(lambda: scheme.send(arrays(7.0)), found)
+        return arrays(8.0)
+
+    class Mapping(dict):
+        """device_map_fn runs inside send, as a handler does."""
+
+    scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
+    scheme.init_on_sender(
+        weights=arrays(1.0), num_workers=1, device_map_fn=lambda k, w: values() if scheme.version else w
+    )
+    with local_receivers(scheme, [mine]):
+        versions = [scheme.send()]
+        assert value(mine) == 8.0, (versions, found, value(mine))
+
+
+# ---- 2. a sender that is killed while a process forked from it lives
+
+
+def killed_while_writing(theirs, forked):
+    scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
+    scheme.init_on_sender(model_id="policy", model=arrays(1.0), num_workers=1)
+    theirs.send(scheme)
+    scheme.connect()
+    scheme.send_async(arrays(2.0))
+    if forked and os.fork() == 0:
+        time.sleep(8)
+        os._exit(0)
+    publisher = scheme._sender.publisher
+    claim = publisher._claim
+    publisher._claim = lambda *args: (claim(*args), os.kill(os.getpid(), signal.SIGKILL))
+    theirs.send("now")
+    scheme.send_async(arrays(3.0))
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
+def test_a_sender_that_is_killed_while_it_writes_keeps_no_worker(forked):
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(theirs, forked))
+    process.start()
+    receiver = ours.recv()
+    mine = arrays(0.0)
+    receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
+    receiver.connect(background=False)
+    assert ours.recv() == "now"
+    process.join()
+    found = in_thread(lambda: receiver.receive(timeout=1), 5)
+    assert found != "hangs"
+    assert isinstance(found, (WorkerLeftError, WeightsError)), found
+    receiver.shutdown()
+
+
+# ---- 3. the arguments of phase 1
+
+
+def test_device_map_fn_gets_weights():
+    tensordict = pytest.importorskip("tensordict")
+    net, mine, seen = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).double(), []
+    scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
+    scheme.init_on_sender(model=net, num_workers=1, device_map_fn=lambda k, w: (seen.append(w), w.to(torch.float64))[1])
+    with local_receivers(scheme, [mine]):
+        pass
+    assert net.weight.dtype == torch.float32, "the trainer's own model was changed"
+    assert isinstance(seen[0], tensordict.TensorDictBase), type(seen[0])
+    assert torch.equal(mine.weight, net.weight.double())
+
+
+def test_params_map_by_torchrl_without_model_id():
+    tensordict = pytest.importorskip("tensordict")
+    nets, mine = [torch.nn.Linear(3, 2) for _ in range(2)], [torch.nn.Linear(3, 2) for _ in range(2)]
+    scheme = torchrl_scheme(sync=False, timeout=5)
+    scheme.init_on_sender(params_map={k: tensordict.TensorDict.from_module(net).data for k, net in enumerate(nets)})
+    scheme.connect()
+    receivers = [pickle.loads(pickle.dumps(scheme)) for _ in mine]
+    try:
+        for k, (receiver, net) in enumerate(zip(receivers, mine)):
+            receiver.init_on_receiver(model_id="policy", worker_idx=k, model=net)
+            receiver.connect()
+            assert torch.equal(net.weight, nets[k].weight)
+    finally:
+        for each in (*receivers, scheme):
+            each.shutdown()
+
+
+@contextlib.contextmanager
+def torchrl_pair(scheme, models, model_id="policy"):
+    receivers = [pickle.loads(pickle.dumps(scheme)) for _ in models]
+    threads = []
+    for k, (receiver, net) in enumerate(zip(receivers, models)):
+        receiver.init_on_receiver(model_id=model_id, worker_idx=k, model=net)
+        threads.append(threading.Thread(target=receiver.connect))
+        threads[-1].start()
+    try:
+        scheme.connect()
+        for thread in threads:
+            thread.join()
+        yield receivers
+    finally:
+        for each in (*receivers, scheme):
+            each.shutdown()
+
+
+def test_weights_of_each_worker_by_torchrl():
+    """collector.update_policy_weights_({0: ..., 1: ...}) calls scheme.send with that."""
+    tensordict = pytest.importorskip("tensordict")
+    nets, mine = [torch.nn.Linear(3, 2) for _ in range(2)], [torch.nn.Linear(3, 2) for _ in range(2)]
+    own = {k: tensordict.TensorDict.from_module(net).data for k, net in enumerate(nets)}
+    scheme = torchrl_scheme()
+    scheme.init_on_sender(model_id="policy", params_map={k: w.clone().zero_() for k, w in own.items()})
+    with torchrl_pair(scheme, mine):
+        scheme.send(own)
+        assert all(torch.equal(a.weight, b.weight) for a, b in zip(mine, nets))
+        scheme.send({1: own[0]})
+        assert torch.equal(mine[1].weight, nets[0].weight) and scheme.scheme.versions == {0: 2, 1: 3}
+
+
+def test_weights_of_each_worker_in_the_scheme_itself():
+    scheme, mine = scheme_for(2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        scheme.send({0: arrays(5.0), 1: arrays(6.0)})
+        assert [value(model) for model in mine] == [5.0, 6.0]
+
+
+def test_per_worker_weights_is_an_argument_of_the_wrapper():
+    assert torchrl_scheme(per_worker_weights=True).per_worker_weights is True
+
+
+@pytest.mark.parametrize("name", ["sync", "timeout"])
+def test_options_of_the_wrapper(name):
+    assert getattr(torchrl_scheme(sync=False, timeout=3), name) == {"sync": False, "timeout": 3}[name]
+
+
+# ---- 4. two schemes between machines
+
+
+@pytest.mark.parametrize("form", ["same sender", "both ways", "one, then a collective"])
+@pytest.mark.parametrize("machines", [1, 2])
+def test_two_schemes_without_sync(run_ranks, machines, form):
+    env = {"MPI_UTIL_MACHINES": str(machines)} if machines > 1 else {}
+    assert "well" in run_ranks("weight_corners.py", 2, form, env=env, timeout=15).out
+
+
+# ---- 5. extra state
+
+
+class Extra(torch.nn.Module):
+    def __init__(self, count=0):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.count = torch.tensor(float(count))  # no buffer
+
+    def get_extra_state(self):
+        return {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = torch.as_tensor(state["count"]).clone()
+
+
+def test_extra_state_of_the_root_travels():
+    net, mine = Extra(3), Extra(0)
+    with local_receivers(scheme_for(1, net), [mine], "policy"):
+        assert mine.count == 3
+
+
+def test_extra_state_of_a_child_travels():
+    net, mine = torch.nn.Sequential(Extra(3)), torch.nn.Sequential(Extra(0))
+    with local_receivers(scheme_for(1, net), [mine], "policy"):
+        assert mine[0].count == 3
+
+
+def test_extra_state_changes_with_send():
+    net, mine = Extra(3), Extra(0)
+    with local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
+        net.count = torch.tensor(4.0)
+        scheme.send()
+        assert mine.count == 4
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["root", "child"])
+def test_a_state_dict_with_extra_state_can_be_sent(nested):
+    net, mine = Extra(3), Extra(0)
+    if nested:
+        net, mine = torch.nn.Sequential(net), torch.nn.Sequential(mine)
+    with local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
+        scheme.send(net.state_dict())
+        assert scheme.versions == {0: 2}
+
+
+def test_torchrl_itself_carries_extra_state_of_the_root():
+    """What torchrl does, by its own strategies: a record, not a test of mpi_util."""
+    schemes = pytest.importorskip("torchrl.weight_update.weight_sync_schemes")
+    found = {}
+    for name in ("tensordict", "state_dict"):
+        for where in ("root", "child"):
+            net, mine = Extra(3), Extra(0)
+            a, b = (net, mine) if where == "root" else (torch.nn.Sequential(net), torch.nn.Sequential(mine))
+            strategy = schemes.WeightStrategy(name)
+            try:
+                strategy.apply_weights(b, strategy.extract_weights(a))
+                found[name, where] = float(mine.count)
+            except Exception as error:
+                found[name, where] = type(error).__name__ + str(error)[:60]
+    print(found)
+    assert found["tensordict", "root"] == 3
+
+
+# ---- 6. refusals, and the end
+
+
+@pytest.mark.parametrize(
+    "given, text", [({"model_id": "other"}, "other"), ({"worker_idx": 7}, "worker 7|num_workers")], ids=["id", "index"]
+)
+def test_a_refusal_reaches_the_sender_at_once(given, text):
+    scheme = scheme_for(1, timeout=6)
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(**{"model_id": "policy", "worker_idx": 0, "model": arrays(0.0), **given})
+    found = []
+    thread = threading.Thread(target=keep_error, args=(receiver.connect, found))
+    thread.start()
+    began = time.perf_counter()
+    with pytest.raises((UsageError, WorkerError), match=text):
+        scheme.connect()
+    took = time.perf_counter() - began
+    thread.join()
+    receiver.shutdown()
+    scheme.shutdown()
+    assert isinstance(found[0], UsageError) and took < 3, took
+
+
+def test_a_receiver_learns_that_its_sender_has_shut_down():
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,):
+        assert not receiver.ended and not receiver.wait_ended(0)
+        scheme.shutdown()
+        assert receiver.wait_ended(5) and receiver.ended
+
+
+def test_a_receiver_learns_that_its_sender_has_died():
+    """`failure` says that already."""
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,):
+        scheme._sender.workers[0].connection.close()
+        wait_for(lambda: receiver.failure is not None, 5)
+        assert isinstance(receiver.failure, WorkerLeftError)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_loop_of_a_worker_ends_with_its_sender(background):
+    """The one of docs/weight_sync.md, with fewer versions than it waits for; receive() in a loop."""
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy", background=background) as (receiver,):
+
+        def loop():
+            while receiver.version < 10 and not receiver.ended:
+                if background:
+                    with receiver.frozen():
+                        time.sleep(0.01)
+                else:
+                    receiver.receive(timeout=0.1)
+
+        thread = threading.Thread(target=keep_error, args=(loop, []), daemon=True)
+        thread.start()
+        scheme.shutdown()
+        thread.join(3)
+        assert not thread.is_alive(), "nothing tells it"
+
+
+# ---- 7. locks and ends
+
+
+def test_a_thread_started_inside_frozen_may_enter_too():
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy") as (receiver,):
+        entered, versions = threading.Event(), []
+
+        def inner():
+            with receiver.frozen() as version:
+                versions.append(version)
+                entered.set()
+
+        thread = threading.Thread(target=inner, daemon=True)
+        with receiver.frozen() as version:
+            scheme.send_async(arrays(2.0))
+            wait_for(lambda: receiver._receiver.lock._waiting, 5)  # the writer waits
+            thread.start()
+            inside = entered.wait(3)
+        thread.join(5)
+        assert inside, "it waits for the writer, which waits for the one that would wait for it"
+        assert versions == [version]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+def test_an_on_update_that_raises_leaves_both_sides_agreed(first):
+    scheme, mine, fail = scheme_for(1, timeout=5), arrays(0.0), [first]
+
+    def on_update(version):
+        if fail[0]:
+            fail[0] = False
+            raise RuntimeError("on_update failed")
+
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine, on_update=on_update)
+    found = []
+    thread = threading.Thread(target=keep_error, args=(receiver.connect, found))
+    thread.start()
+    if first:
+        with pytest.raises(WorkerError, match="on_update failed"):
+            scheme.connect()
+    else:
+        scheme.connect()
+    thread.join()
+    if not first:
+        fail[0] = True
+        with pytest.raises(WorkerError, match="on_update failed"):
+            scheme.send(arrays(2.0))
+    print(found, scheme.versions, receiver.version, value(mine))
+    try:
+        assert scheme.versions[0] == receiver.version, (scheme.versions, receiver.version, value(mine))
+    finally:
+        receiver.shutdown()
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("why", ["on_update", "model"])
+def test_a_worker_whose_connect_failed_may_try_again(why):
+    scheme, fail = scheme_for(1, timeout=5), [True]
+    mine = {} if why == "model" else arrays(0.0)
+
+    def on_update(version):
+        if why == "on_update" and fail and fail.pop():
+            raise RuntimeError("on_update failed")
+
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(
+        model_id="policy", worker_idx=0, model={"x": np.zeros(1)} if why == "model" else mine, on_update=on_update
+    )
+    found = []
+    thread = threading.Thread(target=keep_error, args=(receiver.connect, found))
+    thread.start()
+    with pytest.raises(WorkerError):
+        scheme.connect()
+    thread.join()
+    try:
+        receiver._receiver.model.clear()
+        receiver._receiver.model.update(arrays(0.0))
+        again = threading.Thread(target=keep_error, args=(receiver.connect, found))
+        again.start()
+        time.sleep(0.3)
+        scheme.send(arrays(4.0))
+        again.join(6)
+        assert len(found) == 1 and value(receiver.model) == 4.0, found
+    finally:
+        receiver.shutdown()
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_shutdown_while_another_thread_sends(background):
+    scheme, mine, found = scheme_for(2, timeout=None), [arrays(0.0), arrays(0.0)], []
+    with contextlib.ExitStack() as stack:
+        receivers = stack.enter_context(local_receivers(scheme, mine, "policy", background=background))
+        if background:
+            stack.enter_context(receivers[0].frozen())
+        sending = threading.Thread(target=keep_error, args=(scheme.send, found), daemon=True)
+        sending.start()
+        time.sleep(0.3)
+        began = time.perf_counter()
+        scheme.shutdown()
+        assert time.perf_counter() - began < 3
+        sending.join(5)
+        assert not sending.is_alive(), "it hangs"
+        assert found and isinstance(found[0], (UsageError, WorkerLeftError)) and "shut" in str(found[0]), repr(found)
+
+
+def test_shutdown_while_another_thread_writes(monkeypatch):
+    """In the middle of a large send."""
+    model = {"w": np.zeros(20_000_000)}
+    scheme, found = scheme_for(1, model, timeout=None), []
+    with local_receivers(scheme, [{"w": np.zeros(20_000_000)}], "policy"):
+
+        def work():
+            while True:
+                scheme.send()
+
+        sending = threading.Thread(target=keep_error, args=(work, found), daemon=True)
+        sending.start()
+        time.sleep(0.2)
+        scheme.shutdown()
+        sending.join(5)
+        assert not sending.is_alive(), "it hangs"
+        assert found and isinstance(found[0], (UsageError, WorkerLeftError)) and "shut" in str(found[0]), repr(found)
+
+
+def held():
+    threads = [t for t in threading.enumerate() if "weight sync" in t.name]
+    return len(threads), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("side", ["sender", "both"])
+def test_a_scheme_that_is_dropped_gives_everything_back(side):
+    gc.collect()
+    before = held()
+
+    def use():
+        scheme = scheme_for(1, sync=False)
+        if side == "both":
+            receiver = pickle.loads(pickle.dumps(scheme))
+            receiver.init_on_receiver(model_id="policy", worker_idx=0, model=arrays(0.0))
+            scheme.connect()
+            receiver.connect()
+            scheme.wait_async()
+        else:
+            scheme.connect()
+
+    use()
+    gc.collect()
+    end = time.perf_counter() + 3
+    while held() > before and time.perf_counter() < end:
+        time.sleep(0.05)
+    assert held() <= before, (before, held())
+
+
+def test_a_scheme_that_was_never_connected_gives_its_descriptors_back():
+    gc.collect()
+    before = held()
+    scheme_for(1)
+    gc.collect()
+    assert held() <= before, (before, held())
+
+
+def test_shutdown_gives_everything_back():
+    gc.collect()
+    before = held()
+    with local_receivers(scheme_for(2), [arrays(0.0), arrays(0.0)], "policy"):
+        pass
+    gc.collect()
+    assert held() <= before, (before, held())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_many_schemes_in_one_job(run_ranks, n):
+    assert "well" in run_ranks("weight_corners.py", n, 2200, timeout=50).out
+
+
+# ---- 8. as torchrl documents
+
+
+def collector_with(scheme, kind="MultiSyncCollector"):
+    from sync_torchrl import make_env, make_policy
+    from torchrl import collectors
+
+    torch.set_num_threads(1)
+    return getattr(collectors, kind)(
+        [make_env] * 2, make_policy(), frames_per_batch=40, total_frames=-1, weight_sync_schemes={"policy": scheme}
+    )
+
+
+@pytest.mark.timeout(120)
+def test_the_scheme_itself_in_a_collector_of_torchrl():
+    pytest.importorskip("torchrl")
+    scheme = MultiProcessWeightSyncScheme()
+    collector = collector_with(scheme)
+    try:
+        next(iter(collector))
+        collector.update_policy_weights_()
+    finally:
+        collector.shutdown()
+
+
+@pytest.mark.timeout(120)
+def test_a_collector_that_shuts_down_shuts_its_scheme_down():
+    scheme = torchrl_scheme()
+    collector = collector_with(scheme)
+    next(iter(collector))
+    collector.shutdown()
+    try:
+        assert scheme.scheme._closed
+    finally:
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("make", [lambda: scheme_for(1, timeout=3), torchrl_scheme], ids=["own", "torchrl"])
+def test_synchronize_weights_of_the_sender_does_not_wait(make):
+    scheme = make()
+    if hasattr(scheme, "scheme"):
+        scheme.init_on_sender(model_id="policy", model=torch.nn.Linear(2, 1), num_workers=1)
+        scheme.scheme.timeout = 3
+    began = time.perf_counter()
+    try:
+        getattr(scheme, "synchronize_weights", scheme.connect)()
+        assert time.perf_counter() - began < 1
+    finally:
+        scheme.shutdown()
+
+
+def test_torchrl_has_synchronize_weights():
+    """Which of the two names does the installed torchrl have?"""
+    schemes = pytest.importorskip("torchrl.weight_update.weight_sync_schemes")
+    print([name for name in ("connect", "synchronize_weights") if hasattr(schemes.WeightSyncScheme, name)])
+
+
+@pytest.mark.parametrize("kind", [MultiProcessWeightSyncScheme, MPIWeightSyncScheme])
+def test_the_default_strategy(kind):
+    import inspect
+
+    assert inspect.signature(MultiProcessWeightSyncScheme).parameters["strategy"].default == "tensordict"
+    assert kind().strategy == "tensordict"
+
+
+def test_there_is_a_default_timeout_that_the_error_names():
+    assert MultiProcessWeightSyncScheme().timeout is not None
+
+
+NAMES = ["model_id", "context", "worker_idx", "weights", "initialized_on_sender", "synchronized_on_sender"]
+NAMES += ["initialized_on_receiver", "synchronized_on_receiver", "create_transport", "prepare_weights", "model"]
+NAMES += ["sender_transports", "receiver_transport", "shared_transport", "per_worker_weights"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("which", ["own", "torchrl"])
+def test_names_of_torchrl(which, name):
+    if which == "own":
+        scheme = scheme_for(1, torch.nn.Linear(2, 1))
+    else:
+        scheme = torchrl_scheme()
+        scheme.init_on_sender(model_id="policy", model=torch.nn.Linear(2, 1), num_workers=1)
+    try:
+        assert hasattr(scheme, name)
+        print(name, repr(getattr(scheme, name))[:80])
+    finally:
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("which", ["own", "torchrl"])
+@pytest.mark.parametrize("name", ["send_weights", "send_weights_async", "wait_ack", "receive_weights"])
+def test_the_transport_has_the_calls_of_torchrl(which, name):
+    scheme = MultiProcessWeightSyncScheme() if which == "own" else torchrl_scheme()
+    assert hasattr(scheme.create_transport(), name)
+
+
+def test_flags_of_the_wrapper_follow_its_state():
+    scheme, mine = torchrl_scheme(), torch.nn.Linear(2, 1)
+    assert not scheme.initialized_on_sender and not scheme.synchronized_on_sender
+    scheme.init_on_sender(model_id="policy", model=torch.nn.Linear(2, 1), num_workers=1)
+    assert scheme.initialized_on_sender and scheme.model_id == "policy"
+    with torchrl_pair(scheme, [mine]) as (receiver,):
+        assert scheme.synchronized_on_sender and receiver.synchronized_on_receiver
+        assert receiver.worker_idx == 0 and receiver.model is mine
+        assert scheme.weights is not None and receiver.weights is not None
+
+
+def test_misuse_is_a_runtime_error_or_a_value_error():
+    scheme = MultiProcessWeightSyncScheme()
+    with pytest.raises(RuntimeError):
+        scheme.send()
+    with pytest.raises(RuntimeError):
+        scheme.connect()
+    with pytest.raises(ValueError):
+        MultiProcessWeightSyncScheme("other")
+    with pytest.raises(ValueError):
+        scheme.init_on_sender(params_map={0: {}}, model={})
+
+
+def test_an_unknown_worker_is_a_value_error():
+    with local_receivers(scheme := scheme_for(1), [arrays(0.0)], "policy"), pytest.raises(ValueError):
+        scheme.send(worker_ids=5)
+
+
+def test_a_wrapper_that_is_dropped_gives_everything_back():
+    """torchrl's base class has a __del__ that calls shutdown()."""
+    before = None
+
+    def use():
+        scheme = torchrl_scheme(sync=False)
+        scheme.init_on_sender(model_id="policy", model=torch.nn.Linear(2, 1), num_workers=1)
+        receiver = pickle.loads(pickle.dumps(scheme))
+        net = torch.nn.Linear(2, 1)
+        receiver.init_on_receiver(model_id="policy", worker_idx=0, model=net)
+        scheme.connect()
+        receiver.connect()
+
+    for _ in range(4):
+        use()
+        gc.collect()
+        time.sleep(0.3)
+        before = before or held()  # after the first: what that opens for good
+    end = time.perf_counter() + 3
+    while held() > before and time.perf_counter() < end:
+        time.sleep(0.05)
+    assert held() <= before, (before, held())
+
+
+def fail_to_make():
+    raise ValueError("no such environment")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("which", ["torchrl", "own"])
+def test_an_environment_that_fails_is_named_by_the_collector(which):
+    pytest.importorskip("torchrl")
+    from sync_torchrl import make_env, make_policy
+    from torchrl.collectors import MultiSyncCollector
+    from torchrl.weight_update import MultiProcessWeightSyncScheme as Theirs
+
+    torch.set_num_threads(1)
+    scheme = Theirs() if which == "torchrl" else torchrl_scheme()
+    with pytest.raises(Exception, match="no such environment"):
+        MultiSyncCollector(
+            [make_env, fail_to_make],
+            make_policy(),
+            frames_per_batch=40,
+            total_frames=-1,
+            weight_sync_schemes={"policy": scheme},
+        )
+
+
+def test_an_interrupted_send_leaves_nothing_to_wait_for(monkeypatch):
+    scheme, mine = scheme_for(2, timeout=2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        publisher, worker = scheme._sender.publisher, scheme._sender.workers[1]
+        send = publisher._send
+
+        def interrupted(to, *arguments):
+            if to is worker:
+                monkeypatch.undo()  # a signal comes once
+                raise KeyboardInterrupt
+            send(to, *arguments)
+
+        monkeypatch.setattr(publisher, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(arrays(2.0))
+        scheme.wait_async()
+
+
+def test_a_send_whose_values_cannot_be_read_takes_nothing_from_the_one_before(monkeypatch):
+    """Worker 0 has not read version 2 when version 3 fails while it is written."""
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
+        scheme.send_async(arrays(2.0))
+        from mpi_util.arrays.layout import Plan
+
+        def broken(self, memory):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Plan, "write_all", broken)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send_async(arrays(3.0))
+        monkeypatch.undo()
+        assert receiver.receive(1) is not None and value(mine) == 2.0
+
+
+def test_the_receiver_of_a_lost_version_goes_on(monkeypatch):
+    """As above; by now the worker has an error to report, and the next send brings its values."""
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy") as (receiver,):
+        scheme.send(arrays(2.0))
+        with receiver.frozen():
+            scheme.send_async(arrays(3.0))
+            from mpi_util.arrays.layout import Plan
+
+            def broken(self, memory):
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(Plan, "write_all", broken)
+            with pytest.raises(KeyboardInterrupt):
+                scheme.send_async(arrays(4.0))
+            monkeypatch.undo()
+        time.sleep(0.3)
+        found = []
+        keep_error(lambda: scheme.send(arrays(5.0)), found)
+        print(found)
+        scheme.send(arrays(6.0))
+        assert value(mine) == 6.0
+
+
+def test_an_interrupt_once_a_version_is_written_costs_no_worker(monkeypatch):
+    """Told of version 2, worker 0 finds 3 in its section and answers to that: the sender throws it out."""
+    from mpi_util.host.sections import Section
+
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
+        scheme.send_async(arrays(2.0))
+        publish = Section.publish
+
+        def interrupted(self, *arguments):
+            publish(self, *arguments)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Section, "publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send_async(arrays(3.0))
+        assert receiver.receive(5) and value(mine) in (2.0, 3.0)
+        scheme.send_async(arrays(4.0))
+        assert receiver.receive(5) and value(mine) == 4.0
