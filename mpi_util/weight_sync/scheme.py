@@ -37,9 +37,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     def __init__(
         self,
-        strategy: str = "state_dict",
+        strategy: str = "tensordict",
         sync: bool = True,
-        timeout: float | None = None,
+        timeout: float | None = 120.0,
         *,
         coalesce: bool = True,
         on_dead: str = "raise",
@@ -131,14 +131,18 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._sender is not None or self._receiver is not None:
             raise UsageError(f"{call}: this scheme has been initialised already; it has one role and one model")
 
-    def connect(self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True) -> None:
+    def connect(
+        self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True, wait: bool = True
+    ) -> None:
         """Phase 2, on both sides: sends the first weights to every receiver.
 
-        With `sync=True` the sender waits for all receivers; otherwise they get the weights when they connect.
+        With `sync=True` the sender waits for all receivers; otherwise, and by `synchronize_weights()`, they get the
+        weights when they connect.
 
         Args:
             weights: sender: the first weights, instead of the model's.
             worker_idx: receiver: its index, instead of the one given before.
+            wait: sender: False: as by `synchronize_weights`.
             background: receiver: a thread applies updates from now on. False: `receive` does.
 
         Raises:
@@ -149,7 +153,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError("connect() was called already")
         if self._sender is not None:
             self._connected = True
-            self.send(weights)
+            self._sender.send(weights, None, self.sync and wait, Deadline(self.timeout))
             return
         receiver = self._receiver
         if receiver is None:
@@ -160,7 +164,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout, background)
         self._connected = True
 
-    synchronize_weights = connect
+    def synchronize_weights(self, *, weights: Any = None, worker_idx: int | None = None) -> None:
+        """`connect`, but the sender does not wait for receivers: some may have yet to start."""
+        self.connect(weights=weights, worker_idx=worker_idx, wait=False)
 
     def send(
         self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
