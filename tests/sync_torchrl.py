@@ -6,7 +6,8 @@ from torchrl import collectors
 from torchrl.envs import GymEnv
 from torchrl.weight_update import WeightSyncScheme
 
-from mpi_util.weight_sync.torchrl import TorchRLWeightSyncScheme
+import mpi_util.weight_sync.torchrl  # noqa: F401
+from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 
 
 class Chosen(torch.nn.Module):
@@ -42,8 +43,8 @@ def actions(batch) -> set[int]:
 def collect(kind: str) -> None:
     torch.set_num_threads(1)
     policy = make_policy()
-    scheme = TorchRLWeightSyncScheme(timeout=120)
-    assert isinstance(WeightSyncScheme.from_backend("mpi_util", timeout=1), TorchRLWeightSyncScheme)
+    scheme = MultiProcessWeightSyncScheme(timeout=120)
+    assert isinstance(WeightSyncScheme.from_backend("mpi_util", timeout=1), MultiProcessWeightSyncScheme)
     collector = getattr(collectors, kind)(
         [make_env] * 2, policy, frames_per_batch=40, total_frames=-1, weight_sync_schemes={"policy": scheme}
     )
@@ -53,13 +54,13 @@ def collect(kind: str) -> None:
         for action in (1, 0, 1):
             policy.module.choose(action)
             collector.update_policy_weights_()
-            version = scheme.scheme.version
-            assert scheme.scheme.versions == {0: version, 1: version}
+            version = scheme.version
+            assert scheme.versions == {0: version, 1: version}
             # an asynchronous collector had begun some with the weights before
             assert any(actions(next(batches)) == {action} for _ in range(40))
         collector.update_policy_weights_(policy.state_dict())
         collector.update_policy_weights_(policy, worker_ids=[1])
-        assert scheme.scheme.versions == {0: 5, 1: 6}
+        assert scheme.versions == {0: 5, 1: 6}
     finally:
         collector.shutdown()
         scheme.shutdown()

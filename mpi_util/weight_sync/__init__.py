@@ -11,7 +11,7 @@ what that imports. Read first: scheme.py, then sender.py and receiver.py.
     publisher.py     writes a version into shared memory and announces it
     connection.py    the messages from there to a receiver and back, none of them a pickle (docs/security.md)
     mpi.py           the scheme between ranks, on one machine or several;  relay.py: forwarding between machines
-    torchrl.py       the scheme as a weight-sync backend of torchrl (optional)
+    torchrl.py       the scheme in torchrl's collectors (optional)
 
 A worker's record at the sender has one of four states (worker.py says what they and the events mean). `Worker.apply`
 makes every change:

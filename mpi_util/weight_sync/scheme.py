@@ -1,7 +1,9 @@
 """The scheme: one sender, which owns a model, and receivers, which have copies of it."""
 
 import contextlib
+import importlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +12,7 @@ from ..errors import UsageError
 from .connection import Address, Deadline
 from .publisher import Publisher
 from .receiver import Receiver, Subscriber
-from .sender import Sender, resolve, worker_indices
+from .sender import Sender, resolve, values_of, worker_indices
 from .worker import Worker, name_of
 
 
@@ -34,6 +36,10 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     _sender: Sender | None = None
     _receiver: Receiver | None = None
     _connected = _closed = False
+    _context: Any = None  # a reference to it
+    model_id: str | None = None
+    worker_idx: int | None = None
+    per_worker_weights = False  # of torchrl: `send` takes them without being told
 
     def __init__(
         self,
@@ -65,6 +71,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         params_map: dict[int, Any] | None = None,
         device_map_fn: Callable[[int, Any], Any] | None = None,
         num_workers: int | None = None,
+        devices: Any = None,
+        ctx: Any = None,
     ) -> None:
         """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
 
@@ -76,19 +84,28 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             params_map: worker -> its own weights. Both exclude all others but `model_id`.
             device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
             num_workers: number of receivers.
+            devices, ctx: as torchrl gives them; the number of devices is that of workers. A model is where its worker
+                has put it.
 
         Raises:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
+        num_workers = len(devices) if num_workers is None and devices is not None else num_workers
         given = {"model_id": model_id, "model": model, "weights": weights, "context": context}
         given |= {"params_map": params_map, "device_map_fn": device_map_fn, "num_workers": num_workers}
         given = {name: value for name, value in given.items() if value is not None}
+        if (torchrl := _torchrl(context)) and model_id is not None:
+            del given["context"]
+            given |= torchrl.sender_arguments(context, model_id)
         workers = {index: Worker(index) for index in worker_indices(given, self._ranks)}
+        self.model_id, self.context = model_id, context
         publisher = self._open_publisher(workers, name_of(model_id))
         self._address = publisher.address
         self._sender = Sender(given, publisher, self._coalesce, self._on_dead, self._wire_dtype)
         weakref.finalize(self, publisher.close).atexit = False  # a scheme that is dropped
+        if torchrl:
+            torchrl.shut_down_with(context, self)
 
     def init_on_receiver(
         self,
@@ -119,9 +136,14 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
                 raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
             if model_id is None:
                 raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
-            model = resolve(context, model_id)
+            torchrl = _torchrl(context)
+            model = torchrl.receiver_model(context, model_id) if torchrl else resolve(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
+        self.model_id, self.worker_idx, self.context = model_id, index, context
+        if torchrl := _torchrl():
+            torchrl.materialise(model)
+            on_update = on_update or torchrl.after_update(self)
         self._receiver = Receiver(index, name, model, share, on_update)
         weakref.finalize(self, self._receiver.close).atexit = False
 
@@ -136,8 +158,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     ) -> None:
         """Phase 2, on both sides: sends the first weights to every receiver.
 
-        With `sync=True` the sender waits for all receivers; otherwise, and by `synchronize_weights()`, they get the
-        weights when they connect.
+        With `sync=True` the sender waits for all receivers; otherwise, with `context=`, and by `synchronize_weights()`,
+        they get the weights when they connect.
 
         Args:
             weights: sender: the first weights, instead of the model's.
@@ -153,13 +175,14 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError("connect() was called already")
         if self._sender is not None:
             self._connected = True
-            self._sender.send(weights, None, self.sync and wait, Deadline(self.timeout))
+            wait = wait and self.sync and self.context is None  # its workers may have yet to start
+            self._sender.send(weights, None, wait, Deadline(self.timeout))
             return
         receiver = self._receiver
         if receiver is None:
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
         if worker_idx is not None:
-            receiver.worker = self._worker_index(worker_idx)
+            receiver.worker = self.worker_idx = self._worker_index(worker_idx)
         address = self._find_publisher(receiver.name)
         receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout, background)
         self._connected = True
@@ -225,13 +248,16 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
         Args: timeout: seconds; 0: apply what is there; None: no limit.
 
-        Returns: the version that the model has now; None: nothing new came in time, or the sender has shut down.
+        Returns: the version that the model has now; None: nothing new came in time, the sender has shut down, or a
+            thread receives.
 
-        Raises: WorkerLeftError: the sender has died. UsageError: not connected, or its thread receives.
+        Raises: WorkerLeftError: the sender has died. UsageError: not connected.
         """
         receiver = self._need_receiver("receive()")
-        if not self._connected or self._closed or receiver.thread is not None:
+        if not self._connected or self._closed:
             raise UsageError("receive() needs connect(background=False) before, and no shutdown()")
+        if receiver.thread is not None:
+            return None
         return receiver.receive(Deadline(timeout))
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
@@ -273,10 +299,60 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     @property
     def model(self) -> Any:
-        """The model of this side."""
+        """The model of this side. A receiver may be given another one, with the same weights."""
         if self._receiver is not None:
             return self._receiver.model
         return self._sender.model() if self._sender is not None else None
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        receiver = self._need_receiver("model")
+        with receiver.lock.writing():
+            receiver.model = model
+
+    # ---- as torchrl's collectors know a scheme
+
+    @property
+    def weights(self) -> Any:
+        """The model's weights: of a torch module a TensorDict of its tensors (a dict where tensordict is missing)."""
+        return values_of(self.model)
+
+    @property
+    def context(self) -> Any:
+        """What was given as `context=`, if it still exists."""
+        return self._context and self._context()
+
+    @context.setter
+    def context(self, context: Any) -> None:
+        try:
+            self._context = None if context is None else weakref.ref(context)
+        except TypeError:  # it has slots
+            self._context = lambda: context
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        """True after `init_on_sender`."""
+        _torchrl()  # it asks this first
+        return self._sender is not None
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        """True after `init_on_receiver`."""
+        return self._receiver is not None
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        """True after the sender's `connect`."""
+        return self._connected and self._sender is not None
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        """True after the receiver's `connect`."""
+        return self._connected and self._receiver is not None
+
+    def create_transport(self, worker_idx: int | None = None) -> "Transport":
+        """The scheme as one worker's transport."""
+        return Transport(self, worker_idx)
 
     def shutdown(self) -> None:
         """Ends this side in order and within seconds; may be called in any state, and again."""
@@ -307,6 +383,41 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         return self._address
 
 
+class Transport:
+    """A scheme with the calls of torchrl's transports; `worker_idx` is whom the sender's go to, None: all.
+
+    `timeout`: seconds, where a call is given none.
+    """
+
+    def __init__(self, scheme: WeightSyncScheme, worker_idx: int | None, timeout: float = 10.0):
+        self._scheme, self._worker, self.timeout = scheme, worker_idx, timeout
+
+    def send_weights(self, weights: Any = None) -> None:
+        """Sends weights and waits for the worker."""
+        self._scheme.send(weights, self._worker, timeout=self.timeout)
+
+    def send_weights_async(self, weights: Any = None, model_id: str | None = None) -> None:
+        """Sends weights; `wait_ack` waits."""
+        self._scheme.send_async(weights, self._worker)
+
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until workers have what was sent last. SyncTimeoutError as `send`."""
+        self._scheme.wait_async(self.timeout if timeout is None else timeout)
+
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any:
+        """Receiver: the weights if new ones have come, which are in its model then; else None."""
+        version = self._scheme.receive(self.timeout if timeout is None else timeout)
+        return None if version is None else self._scheme.weights
+
+
+def _torchrl(context: Any = ()) -> Any:
+    """torchrl.py, if torchrl is loaded (and what is given is one of its collectors); else None."""
+    loaded = "torchrl.weight_update.weight_sync_schemes" in sys.modules
+    if not loaded or (context != () and type(context).__module__.partition(".")[0] != "torchrl"):
+        return None
+    return importlib.import_module(".torchrl", __package__)
+
+
 class MultiProcessWeightSyncScheme(WeightSyncScheme):
     """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
 
@@ -316,7 +427,8 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
     """
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_sender": None, "_receiver": None, "_connected": False, "_closed": False}
+        here = {"_sender": None, "_receiver": None, "_context": None, "_connected": False, "_closed": False}
+        return vars(self) | here
 
     def _start_role(self, call: str) -> None:
         if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process

@@ -63,7 +63,7 @@ def _by_worker(weights: Any) -> bool:
     return isinstance(weights, dict) and bool(weights) and all(type(key) is int for key in weights)
 
 
-def _values(model: Any) -> Any:
+def values_of(model: Any) -> Any:
     """A torch module's weights, as torchrl gives them to device_map_fn: a TensorDict, or a dict without tensordict."""
     if not hasattr(model, "named_parameters") or not hasattr(model, "named_buffers"):
         return model
@@ -162,7 +162,7 @@ class Sender:
         for group in same.values():
             index = group[0].index
             given = own.get(index, thing)
-            yield group, make(index, _values(given)) if make else given
+            yield group, make(index, values_of(given)) if make else given
 
     def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
         """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""

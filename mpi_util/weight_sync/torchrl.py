@@ -1,92 +1,70 @@
-"""The scheme as a weight-sync backend of torchrl, for torchrl's own collectors.
+"""The scheme in torchrl's own collectors.
 
-    from mpi_util.weight_sync.torchrl import TorchRLWeightSyncScheme
-
-    collector = MultiSyncCollector(..., weight_sync_schemes={"policy": TorchRLWeightSyncScheme()})
+    collector = MultiSyncCollector(..., weight_sync_schemes={"policy": MultiProcessWeightSyncScheme()})
     ...
     collector.update_policy_weights_()
 
-The import registers it: `WeightSyncScheme.from_backend("mpi_util")` of torchrl makes one too. A collector in an MPI
-rank needs none: give its policy to an `MPIWeightSyncScheme`, and collect within `frozen()`.
+The import, which a scheme does where torchrl is loaded, also registers it: `WeightSyncScheme.from_backend("mpi_util")`
+of torchrl makes one. A collector in an MPI rank needs none: give its policy to an `MPIWeightSyncScheme`, and collect
+within `frozen()`.
 """
 
 import importlib
-from operator import attrgetter
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from ..arrays.frameworks import framework
-from .scheme import MultiProcessWeightSyncScheme
+from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so
 base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
+base.WeightSyncScheme.register(WeightSyncScheme)  # for isinstance
+base.register_weight_sync_backend("mpi_util")(MultiProcessWeightSyncScheme)
 
 
-@base.register_weight_sync_backend("mpi_util")
-class TorchRLWeightSyncScheme(base.WeightSyncScheme):  # type: ignore[misc]  # it has no types
-    """A `MultiProcessWeightSyncScheme` (attribute `scheme`) behind torchrl's interface; `options`: its arguments."""
-
-    def __init__(self, strategy: str = "tensordict", **options: Any):
-        super().__init__(strategy)
-        self.scheme = MultiProcessWeightSyncScheme(strategy, **options)
-
-    def _init_on_sender_impl(
-        self, *, model_id: Any = None, context: Any = None, devices: Any = None, ctx: Any = None, **given: Any
-    ) -> None:
-        if devices is not None:  # a worker's model is where the worker has put it
-            given.setdefault("num_workers", len(devices))
-        if context is not None:
-            self.context, model = context, base._resolve_model(context, model_id)
-            if model is None and model_id == "policy":  # it has factories, which make those of its workers
-                factories = context.policy_factory
-                if any(factory is not factories[0] for factory in factories):
-                    given["params_map"] = {k: factory() for k, factory in enumerate(factories)}
-                else:
-                    model = factories[0]()
-            given |= {"model": model, "num_workers": context.num_workers}
-        self.model_id = model_id
-        self.scheme.init_on_sender(model_id=model_id, **given)
-
-    def _init_on_receiver_impl(
-        self, *, model_id: str, context: Any = None, worker_idx: int | None = None, model: Any = None, **_: Any
-    ) -> None:
-        self.model_id, self.context = model_id, context
-        if context is not None:
-            model = model if model is not None else base._resolve_model(context, model_id)
-            worker_idx = getattr(context, "worker_idx", worker_idx)
-        self._worker_idx = worker_idx
-        _materialise(model)
-        self.scheme.init_on_receiver(model_id=model_id, worker_idx=worker_idx, model=model, on_update=self._updated)
-
-    @property
-    def model(self) -> Any:
-        """The model of this side; torchrl sets another."""
-        return self.scheme.model
-
-    @model.setter
-    def model(self, model: Any) -> None:
-        receiver = self.scheme._need_receiver("model")
-        with receiver.lock.writing():
-            receiver.model = model
-
-    # `receive` is torchrl's own: without a transport it does nothing, and a thread of the worker applies what arrives
-    _setup_connection_and_weights_on_sender_impl = property(attrgetter("scheme.connect"))
-    _setup_connection_and_weights_on_receiver_impl = property(attrgetter("scheme.connect"))
-    send = property(attrgetter("scheme.send"))
-    send_async = property(attrgetter("scheme.send_async"))
-    wait_async = property(attrgetter("scheme.wait_async"))
-    shutdown = property(attrgetter("scheme.shutdown"))
-
-    def _updated(self, version: int) -> None:
-        """Updates the worker's collector too: it counts policy versions, and may have collectors of its own."""
-        if hasattr(context := self.context, "update_policy_weights_"):
-            weights = self._strategy.extract_weights(self.model)
-            context.update_policy_weights_(model_id=self.model_id or "policy", policy_or_weights=weights)
-
-    def create_transport(self, **_: Any) -> None:
-        """None: the scheme moves the weights itself."""
+def sender_arguments(collector: Any, model_id: str) -> dict[str, Any]:
+    """What `init_on_sender` takes, for a collector."""
+    model, count = base._resolve_model(collector, model_id), collector.num_workers
+    if model is not None or model_id != "policy":
+        return {"model": model, "num_workers": count}
+    factories = collector.policy_factory  # it has these, which make the policies of its workers
+    if any(factory is not factories[0] for factory in factories):
+        return {"params_map": {k: factory() for k, factory in enumerate(factories)}, "num_workers": count}
+    return {"model": factories[0](), "num_workers": count}
 
 
-def _materialise(model: Any) -> None:
+def shut_down_with(collector: Any, scheme: Any) -> None:
+    """From now on the collector's `shutdown` ends the scheme too."""
+    collector_ref, scheme_ref, kind = weakref.ref(collector), weakref.ref(scheme), type(collector)
+
+    def shutdown(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kind.shutdown(collector_ref(), *args, **kwargs)
+        finally:
+            if (scheme := scheme_ref()) is not None:
+                scheme.shutdown()
+
+    collector.shutdown = shutdown
+
+
+def receiver_model(collector: Any, model_id: str) -> Any:
+    """The model of a worker's collector."""
+    return base._resolve_model(collector, model_id)
+
+
+def after_update(scheme: Any) -> Callable[[int], None]:
+    """An `on_update` that updates the worker's collector too: it counts versions, and may have collectors itself."""
+    ref = weakref.ref(scheme)  # the scheme's receiver has this
+
+    def updated(version: int) -> None:
+        if (scheme := ref()) is not None and hasattr(collector := scheme.context, "update_policy_weights_"):
+            collector.update_policy_weights_(model_id=scheme.model_id or "policy", policy_or_weights=scheme.weights)
+
+    return updated
+
+
+def materialise(model: Any) -> None:
     """Gives memory to what torchrl sent without: a worker gets its policy on the device "meta"."""
     torch = framework("torch")
     made: dict[Any, Any] = {}  # tied ones stay tied
