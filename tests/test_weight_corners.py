@@ -282,26 +282,6 @@ class Extra(torch.nn.Module):
         self.count = torch.as_tensor(state["count"]).clone()
 
 
-def test_extra_state_of_the_root_travels():
-    net, mine = Extra(3), Extra(0)
-    with local_receivers(scheme_for(1, net), [mine], "policy"):
-        assert mine.count == 3
-
-
-def test_extra_state_of_a_child_travels():
-    net, mine = torch.nn.Sequential(Extra(3)), torch.nn.Sequential(Extra(0))
-    with local_receivers(scheme_for(1, net), [mine], "policy"):
-        assert mine[0].count == 3
-
-
-def test_extra_state_changes_with_send():
-    net, mine = Extra(3), Extra(0)
-    with local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
-        net.count = torch.tensor(4.0)
-        scheme.send()
-        assert mine.count == 4
-
-
 @pytest.mark.parametrize("nested", [False, True], ids=["root", "child"])
 def test_a_state_dict_with_extra_state_can_be_sent(nested):
     net, mine = Extra(3), Extra(0)
@@ -705,3 +685,54 @@ def test_an_interrupt_once_a_version_is_written_costs_no_worker(monkeypatch):
         assert receiver.receive(5) and value(mine) in (2.0, 3.0)
         scheme.send_async(arrays(4.0))
         assert receiver.receive(5) and value(mine) == 4.0
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_sender_whose_program_ends_without_shutdown(run_ranks, machines):
+    out = run_ranks("weight_unended.py", 3, env={"MPI_UTIL_MACHINES": str(machines)}, timeout=20).out
+    assert sorted(out.splitlines()) == ["well 0", "well 1", "well 2"]
+
+
+def test_threads_that_collectors_start_inside_frozen_go_on():
+    """Two threads play, each with several that read too, while updates arrive all the time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy") as (receiver,):
+        ends, errors, rollouts = time.perf_counter() + 4, [], [0, 0]
+
+        def step(_):
+            with receiver.frozen():
+                time.sleep(1e-3)
+
+        def collect(k):
+            with ThreadPoolExecutor(8) as pool:
+                while time.perf_counter() < ends:
+                    with receiver.frozen():
+                        list(pool.map(step, range(8)))
+                    rollouts[k] += 1
+
+        threads = [threading.Thread(target=keep_error, args=(lambda k=k: collect(k), errors)) for k in range(2)]
+        for thread in threads:
+            thread.start()
+        while time.perf_counter() < ends:
+            scheme.send_async()
+            time.sleep(0.02)
+        for thread in threads:
+            thread.join(30)
+        assert not errors and min(rollouts) > 2, (errors, rollouts)
+        scheme.wait_async()
+
+
+def test_a_model_whose_names_are_numbers():
+    model = {0: np.ones(2), 1: np.zeros(3)}
+    mine = {0: np.zeros(2), 1: np.ones(3)}
+    with local_receivers(scheme := scheme_for(1, model), [mine], "policy"):
+        scheme.send({0: np.full(2, 5.0), 1: np.zeros(3)})
+        assert (mine[0] == 5.0).all()
+
+
+def test_weights_by_worker_that_lack_one():
+    models = [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme := scheme_for(2), models, "policy"), pytest.raises(UsageError, match="worker 1"):
+        scheme.send({0: arrays(1.0)}, worker_ids=[0, 1])

@@ -154,6 +154,8 @@ def kill_processes(job_dir: str) -> None:
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
             _send(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
+    for pid in pids:  # of the last list, which are stopped
+        _send(pid, signal.SIGKILL)
     _remove(files)
 
 

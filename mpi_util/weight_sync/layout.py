@@ -38,8 +38,10 @@ class Weights:
         What holds writable arrays can be written too, all else can only be read.
         """
         if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
-            items = ((key if isinstance(key, str) else "/".join(key), value) for key, value in thing.items(True, True))
-            thing = {key.replace("__extra_state__", "_extra_state"): value for key, value in items}  # torchrl's name
+            items = thing.items(True, True)
+            thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
+        if isinstance(thing, dict) and any(map(_is_extra, thing)):
+            thing = {key: value for key, value in thing.items() if not _is_extra(key)}
         return derived(adapters.slots(thing, read_only=True), cls)
 
     def layout(self, wire_dtype: str | None = None) -> Layout:
@@ -76,6 +78,11 @@ class Weights:
                 pairs.append(check(name, slot, entries.get(tied.get(name, ""))))
         self._plan = Plan(layout, pairs)
         return self._plan
+
+
+def _is_extra(key: Any) -> bool:
+    """True for what a torch module's `get_extra_state` adds to a state dict (torchrl: a TensorDict): it stays here."""
+    return isinstance(key, str) and (key.rpartition(".")[2] == "_extra_state" or key.startswith("__extra_state__"))
 
 
 @functools.lru_cache(maxsize=32)  # of many arrays it takes longer than to send these

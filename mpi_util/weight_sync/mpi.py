@@ -4,7 +4,9 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,8 @@ class Ranks(Publisher):
         self._last: Section | None = None  # that was forwarded
         self._introduction: threading.Thread | None = None
         self._stop = threading.Event()
+        # before MPI ends, which may wait for the workers, and they for this sender
+        self._at_exit = atexit.register(partial(_call, weakref.WeakMethod(self.close)))
         for rank, leader in enumerate(channel.machine):
             if rank == root:
                 continue
@@ -134,7 +138,6 @@ class Ranks(Publisher):
             if self._introduction is None and self._unheard():
                 self._introduction = threading.Thread(target=self._introduce, daemon=True)
                 self._introduction.start()
-                atexit.register(self._stop_introduction)  # before MPI ends
         if forward:
             wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
@@ -227,14 +230,19 @@ class Ranks(Publisher):
                 worker.apply(Event.DIED, 0, f"rank {rank} has ended")
 
     def close(self) -> None:
+        atexit.unregister(self._at_exit)
         if self._relays and not self.closed and self.address.pid == os.getpid():  # not forked from the sender
-            atexit.unregister(self._stop_introduction)
             self._stop_introduction()
             for rank in self._relays:
                 self._line.post(None, rank, DOWN)
             deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: not in_flight() or not deadline.left)
         super().close()
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (call := method()) is not None:
+        call()
 
 
 def _worker_of(rank: int, root: int) -> int:

@@ -25,7 +25,7 @@ from .layout import Weights, unpacked
 
 _CONNECT_S = 10  # for a process that listens at the address and accepts no connection
 _JOIN_S = 5.0
-_PATIENCE_S = 0.1
+_PATIENCE_S, _MOST_PATIENCE_S = 0.1, 20.0
 
 
 class LockClosed(UsageError):
@@ -53,8 +53,10 @@ class ReadersWriterLock:
         """Nothing is written inside. A thread that reads already may enter again."""
         me = threading.get_ident()
         with self._changed:
-            if not self._inside[me] and not self._changed.wait_for(self._may_read, self._patience):
-                self._patience *= 2
+            patience = self._patience
+            if not self._inside[me] and not self._changed.wait_for(self._may_read, patience):
+                self._patience = min(max(self._patience, 2 * patience), _MOST_PATIENCE_S)
+                self._before |= set(self._inside)  # the writer waits for these anyway
                 self._changed.wait_for(lambda: not self._writing)
             self._inside[me] += 1
         try:
@@ -86,6 +88,7 @@ class ReadersWriterLock:
                 self._writing, self._patience = True, _PATIENCE_S
             finally:
                 self._waiting -= 1
+                self._changed.notify_all()
         try:
             yield waited
         finally:

@@ -101,7 +101,7 @@ class Line:
 
     def post(self, thing: Any, rank: int, tag: int) -> Any:
         """Sends an object, which is pickled. Nobody needs to wait for it."""
-        return keep(self.lines.comm.isend(thing, rank, self._first + tag))
+        return keep(self.lines.comm.isend((self.number, thing), rank, self._first + tag))
 
     def post_bytes(self, part: np.ndarray, rank: int, tag: int) -> Any:
         """Sends bytes; they must stay as they are until the request is done."""
@@ -109,7 +109,11 @@ class Line:
 
     def take(self, tag: int, source: int = -1) -> tuple[int, Any] | None:
         """(rank, object) of a message that is there; from any rank if `source` is -1."""
-        return _received(self.lines.comm, source, self._first + tag)
+        while message := _received(self.lines.comm, source, self._first + tag):
+            sender, (number, thing) = message
+            if number == self.number:  # else it is of a scheme that has ended: tags are used again
+                return sender, thing
+        return None
 
     def receive_bytes(self, part: np.ndarray, rank: int, tag: int) -> Any:
         """The request to receive bytes."""

@@ -410,10 +410,14 @@ class Transport:
         return None if version is None else self._scheme.weights
 
 
-def _torchrl(context: Any = ()) -> Any:
+_ANY = object()
+
+
+def _torchrl(context: Any = _ANY) -> Any:
     """torchrl.py, if torchrl is loaded (and what is given is one of its collectors); else None."""
     loaded = "torchrl.weight_update.weight_sync_schemes" in sys.modules
-    if not loaded or (context != () and type(context).__module__.partition(".")[0] != "torchrl"):
+    roots = {cls.__module__.partition(".")[0] for cls in type(context).__mro__}
+    if not loaded or (context is not _ANY and "torchrl" not in roots):
         return None
     return importlib.import_module(".torchrl", __package__)
 

@@ -58,11 +58,6 @@ def resolve(context: Any, model_id: str) -> Any:
         raise UsageError(f"no model '{model_id}' in the context: {error}") from None
 
 
-def _by_worker(weights: Any) -> bool:
-    """True for {worker: its weights}."""
-    return isinstance(weights, dict) and bool(weights) and all(type(key) is int for key in weights)
-
-
 def values_of(model: Any) -> Any:
     """A torch module's weights, as torchrl gives them to device_map_fn: a TensorDict, or a dict without tensordict."""
     if not hasattr(model, "named_parameters") or not hasattr(model, "named_buffers"):
@@ -95,11 +90,21 @@ class Sender:
             return resolve(self._given["context"], self._given["model_id"])
         return self._given.get("model", self._given.get("weights"))
 
+    def _by_worker(self, weights: Any) -> bool:
+        """True for {worker: its weights}."""
+
+        def has_numbers(thing: Any) -> bool:
+            return isinstance(thing, dict) and bool(thing) and all(type(key) is int for key in thing)
+
+        return has_numbers(weights) and not has_numbers(self.model())
+
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
         """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
         self.poll(0)
         self._raise_errors()
-        workers = self._addressed(list(weights) if worker_ids is None and _by_worker(weights) else worker_ids)
+        workers = self._addressed(list(weights) if worker_ids is None and self._by_worker(weights) else worker_ids)
+        if self._by_worker(weights) and (lacking := [w.index for w in workers if w.index not in weights]):
+            raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()
         version = 0
         # the model of phase 1 knows what a state dict leaves out and what is tied in it
@@ -153,7 +158,7 @@ class Sender:
     def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
         """(workers of one layout, what they get), one after another: a copy is freed before the next is made."""
         make = self._given.get("device_map_fn")
-        own = self._given.get("params_map", {}) if weights is None else weights if _by_worker(weights) else {}
+        own = self._given.get("params_map", {}) if weights is None else weights if self._by_worker(weights) else {}
         thing = None if own else self.model() if weights is None else weights
         same: dict[tuple[int, Layout | None], list[Worker]] = {}
         for worker in workers:

@@ -9,7 +9,6 @@ import numpy as np
 from ...errors import WeightsError
 from ..frameworks import framework
 from ..layout import KeptSlots, Slot
-from ..tree import rebuild, walk
 
 _NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 
@@ -123,51 +122,6 @@ def _new_slots(module: Any) -> Iterator[Slot]:
             names.setdefault(tensor, []).append(name)
         for tensor, (name, *aliases) in names.items():
             yield tensor_slot(name, tensor)._replace(aliases=tuple(aliases), optional=name in optional)
-    for prefix, part in module.named_modules():
-        yield from _extra_slots(f"{prefix}._extra_state".lstrip("."), part)
-
-
-def _extra_slots(name: str, part: Any) -> Iterator[Slot]:
-    """The tensors, arrays and numbers of `get_extra_state`, which is asked each time; what else is in it stays."""
-    torch = framework("torch")
-    if type(part).get_extra_state is torch.nn.Module.get_extra_state or not hasattr(type(part), "set_extra_state"):
-        return
-    written: dict[str, np.ndarray] = {}
-    ref = weakref.ref(part)
-
-    def state() -> dict[str, Any]:
-        module = ref()
-        return dict(walk({name: None if module is None else module.get_extra_state()}))
-
-    def flush() -> None:
-        if (module := ref()) is not None and written:
-            old, leaves = module.get_extra_state(), state()
-            leaves |= {path: _like(values, leaves[path]) for path, values in written.items()}
-            written.clear()
-            module.set_extra_state(rebuild({name: old}, leaves)[name])
-
-    for path, leaf in state().items():
-        if isinstance(leaf, (torch.Tensor, np.ndarray, np.number, bool, int, float)):
-            values = _values(leaf)
-
-            def read(out: np.ndarray, path: str = path) -> None:
-                out[...] = _values(state()[path])
-
-            def write(values: np.ndarray, path: str = path) -> None:
-                written[path] = values.copy()
-
-            yield Slot(path, values.dtype, values.shape, None, read, write, flush=flush, optional=True)
-
-
-def _values(leaf: Any) -> np.ndarray:
-    return to_array(leaf) if hasattr(leaf, "detach") else np.asarray(leaf)
-
-
-def _like(values: np.ndarray, old: Any) -> Any:
-    """The values as what they replace is."""
-    if hasattr(old, "detach"):
-        return from_array(values, old).to(old.device)
-    return values if isinstance(old, np.ndarray) else type(old)(values[()])
 
 
 def forget(module: Any) -> None:
