@@ -134,11 +134,12 @@ class Ranks(Publisher):
             forward = [worker for worker in workers if worker.relay in self._heard and worker.waiting is section]
             if forward:
                 self._last = section
-                forwarding, deadline = self._forward(section, forward), Deadline(_PATIENCE_S)
+            forwarding = self._forward(section, forward) if forward else None
             if self._introduction is None and self._unheard():
                 self._introduction = threading.Thread(target=self._introduce, daemon=True)
                 self._introduction.start()
-        if forward:
+        if forwarding:
+            deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: not forwarding.busy() or not deadline.left)
         return section
 
