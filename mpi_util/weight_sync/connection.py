@@ -1,8 +1,8 @@
 """Messages between two processes of one machine, over an abstract Unix socket that keeps them apart (SEQPACKET).
 
 Nothing is unpickled: a message has a header, fixed items, and a text or numbers, each of a length that is checked.
-Before a byte is sent or read each end checks that the other one belongs to its own user. Then each proves, by HELLO,
-CHALLENGE and PROOF, that it has the key, which is never sent.
+Before a byte is sent or read each end asks the kernel whose process the other one is: both must be of one user, and a
+subscriber tells its key, in HELLO, only to the process that made it.
 
 The kernel reports at once when the other process has died. A forked child would keep its parent's end open, so it
 closes the sockets that it inherits.
@@ -10,7 +10,6 @@ closes the sockets that it inherits.
 
 import contextlib
 import enum
-import hmac
 import math
 import os
 import select
@@ -22,10 +21,9 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 FRAME_BYTES = 1 << 16
-_PROTOCOL = 1
+_PROTOCOL = 2
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
 _TEXT_BYTES = FRAME_BYTES - 256  # of a longer text the end is sent
-_TRANSCRIPT = struct.Struct("=10s32s32s3q")
 _MOST = 256  # messages received at once: one that never stops sending delays no other
 _FD_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _READ_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # once: such an `|` takes microseconds
@@ -35,15 +33,13 @@ _inherited: Any = None  # sockets that a forked process has to close
 class Kind(enum.Enum):
     """Number of a message; its fixed items, as in `struct`; what follows them: "s" (text), "q" (numbers) or nothing."""
 
-    HELLO = 1, "32sq", "s"  # subscriber: nonce, worker, name of the model
-    CHALLENGE = 2, "32s32s", ""  # publisher: nonce, proof
-    PROOF = 3, "32s", ""  # subscriber: proof; its eventfd comes with it
-    REFUSED = 4, "", "s"  # publisher: why
-    UPDATE = 5, "4q", "q"  # publisher: version, its section's fd, serial, size; serials of all sections
-    STOP = 6, "", ""  # publisher: shuts down
-    ACK = 7, "q", ""  # subscriber: version
-    ERROR = 8, "qq", "s"  # subscriber: version that failed (0: the first), version that the model has, traceback
-    BYE = 9, "", ""  # subscriber: shuts down
+    HELLO = 1, "32sq", "s"  # subscriber: key, worker, name of the model; its eventfd comes with it
+    REFUSED = 2, "", "s"  # publisher: why
+    UPDATE = 3, "4q", "q"  # publisher: version, its section's fd, serial, size; serials of all sections
+    STOP = 4, "", ""  # publisher: shuts down
+    ACK = 5, "q", ""  # subscriber: version
+    ERROR = 6, "qq", "s"  # subscriber: version that failed (0: the first), version that the model has, traceback
+    BYE = 7, "", ""  # subscriber: shuts down
 
     def __init__(self, number: int, items: str, rest: str):
         self.number, self.items, self.rest = number, struct.Struct("=" + items), rest
@@ -131,15 +127,6 @@ def parse(data: bytes, expected: Collection[Kind]) -> tuple[Any, ...]:
     return kind, *items, rest.decode(errors="replace") if kind.rest == "s" else struct.unpack(f"={extra // 8}q", rest)
 
 
-def proof(address: Address, role: bytes, nonces: tuple[bytes, bytes], subscriber: int, worker: int, name: str) -> bytes:
-    """Shows that the one in `role` (b"publisher" or b"subscriber") has the key, for this connection only.
-
-    Args: nonces: the subscriber's and the publisher's. subscriber: its process id.
-    """
-    content = _TRANSCRIPT.pack(role, *nonces, address.pid, subscriber, worker) + name.encode(errors="replace")
-    return hmac.digest(address.key, content, "sha256")
-
-
 class Connection:
     """One end of a socket. Messages arrive whole and in order.
 
@@ -150,7 +137,7 @@ class Connection:
     Attributes:
         fd: descriptor of the socket.
         pid: of the other end. PermissionError: that belongs to another user.
-        peer_wakeup: the other end's eventfd, which comes with its PROOF; None if it has none.
+        peer_wakeup: the other end's eventfd, which comes with its HELLO; None if it has none.
     """
 
     def __init__(self, sock: socket.socket):
@@ -178,10 +165,10 @@ class Connection:
         """Sends what `frame` made, which may go to several; the caller calls `wake`."""
         self._sock.send(data, socket.MSG_DONTWAIT if self._wakeup is None else 0)
 
-    def send_proof(self, value: bytes) -> None:
-        """Sends a subscriber's PROOF; from now on this end sleeps on an eventfd, which goes with it."""
-        self._wakeup = self._own(os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK))  # 1: something may be there already
-        socket.send_fds(self._sock, [frame(Kind.PROOF, value)], [self._wakeup])
+    def send_hello(self, key: bytes, worker: int, name: str) -> None:
+        """Sends a subscriber's HELLO; from now on this end sleeps on an eventfd, which goes with it."""
+        self._wakeup = self._own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        socket.send_fds(self._sock, [frame(Kind.HELLO, key, worker, name)], [self._wakeup])
 
     def wake(self) -> None:
         """Wakes the other end."""
@@ -197,8 +184,8 @@ class Connection:
             sleeping.register(self._wakeup, select.POLLIN)
         return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))
 
-    def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
-        """Waits up to `timeout` seconds for messages, and returns what is there: (kind, ...).
+    def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
+        """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).
 
         Raises: EOFError: the other end is closed, and everything has been received. ProtocolError: see `parse`.
         """
@@ -210,9 +197,9 @@ class Connection:
             with contextlib.suppress(BlockingIOError):  # the other end is closed
                 os.eventfd_read(self._wakeup)
         messages: list[tuple[Any, ...]] = []
-        while len(messages) < _MOST:
+        while len(messages) < most:
             try:
-                data = self._read(Kind.PROOF in expected)
+                data = self._read(Kind.HELLO in expected)
             except BlockingIOError:
                 return messages
             except ConnectionResetError:  # reported once, before what was sent until then
@@ -227,13 +214,6 @@ class Connection:
         if self._wakeup is not None:
             os.eventfd_write(self._wakeup, 1)  # for the rest
         return messages
-
-    def receive_one(self, kind: Kind, timeout: float) -> tuple[Any, ...]:
-        """The items of the one message that is to come."""
-        messages = self.receive(timeout, (kind,))
-        if len(messages) != 1:
-            raise ProtocolError(f"{len(messages) or 'no'} messages within {timeout:g} s in place of one {kind.name}")
-        return messages[0][1:]
 
     def _read(self, with_wakeup: bool) -> bytes:
         if not with_wakeup:

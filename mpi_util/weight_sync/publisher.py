@@ -23,13 +23,12 @@ import numpy as np
 from ..errors import UsageError
 from ..host.sections import Section
 from ..launch import reap
-from .connection import Address, Connection, Deadline, Kind, ProtocolError, close_in_forks, frame, new_socket, proof
+from .connection import Address, Connection, Kind, ProtocolError, close_in_forks, frame, new_socket
 from .worker import Event, Report, State, Worker, name_of
 
 _ACCEPT_AGAIN_S = 0.05
-_HELLO_S = 30.0  # for a process that connects and sends nothing; others are accepted meanwhile
+_HELLO_S = 10.0  # for a process that connects and sends nothing; others are accepted meanwhile
 _BACKLOG = 4096  # workers that connect before the sender does
-_GUESTS = 128  # such processes at once; the oldest makes room
 _UNREAD = 64  # messages to one worker; a socket holds some 270
 _SPARE = 2  # sections that are kept besides those in use
 _CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers live
@@ -51,7 +50,7 @@ class Publisher:
         self._listener.listen(_BACKLOG)
         self._lock = threading.RLock()
         self._epoll = select.epoll()
-        self._guests: dict[Connection, None] = {}  # those that have not proven who they are, oldest first
+        self._guests: set[Connection] = set()  # those that have not said who they are
         self._by_fd: dict[int, Worker] = {}  # those that have connected
         self._reports: list[Report] = []
         self._sections: list[Section] = []
@@ -72,10 +71,7 @@ class Publisher:
         while not self.closed:
             try:
                 connection = Connection(self._listener.accept()[0])
-                self._guests[connection] = None
-                if len(self._guests) > _GUESTS + len(self.workers):
-                    self._guests.pop(oldest := next(iter(self._guests)), None)
-                    oldest.close()
+                self._guests.add(connection)
                 threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
             except PermissionError as error:
                 self.turned_away = str(error)
@@ -84,21 +80,18 @@ class Publisher:
 
     def _greet(self, connection: Connection) -> None:
         """The handshake, in a thread of its own."""
-        deadline, nonce = Deadline(_HELLO_S), secrets.token_bytes(32)
         try:
-            theirs, index, name = connection.receive_one(Kind.HELLO, deadline.left)
-            known = (theirs, nonce), connection.pid, index, name
-            connection.send(Kind.CHALLENGE, nonce, proof(self.address, b"publisher", *known))
-            (proven,) = connection.receive_one(Kind.PROOF, deadline.left)
-            wanted = proof(self.address, b"subscriber", *known)
-            if not hmac.compare_digest(proven, wanted) or connection.peer_wakeup is None:
+            if not (messages := connection.receive(_HELLO_S, (Kind.HELLO,), 1)):
+                raise ProtocolError(f"it sent nothing within {_HELLO_S:g} s")
+            _, key, index, name = messages[0]
+            if not hmac.compare_digest(key, self.address.key) or connection.peer_wakeup is None:
                 raise ProtocolError("it does not have the key")
             self._admit(connection, index, name)
         except Exception as error:  # a stranger may send anything
             self.turned_away = f"process {connection.pid}: {str(error) or type(error).__name__}"
             connection.close()
         finally:
-            self._guests.pop(connection, None)
+            self._guests.discard(connection)
 
     def _admit(self, connection: Connection, index: int, name: str) -> None:
         with self._lock:

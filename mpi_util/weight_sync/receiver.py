@@ -1,9 +1,6 @@
 """The receiver's side of a scheme: receives where the newest update is, and applies it, whole or not at all."""
 
 import contextlib
-import hmac
-import os
-import secrets
 import socket
 import struct
 import threading
@@ -20,7 +17,7 @@ from ..arrays.layout import Layout, Plan
 from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from ..host.sections import Content, Reader
 from ..host.segments import Ticket
-from .connection import Address, Connection, Deadline, Kind, ProtocolError, new_socket, proof
+from .connection import Address, Connection, Deadline, Kind, ProtocolError, new_socket
 from .layout import Weights, unpacked
 
 _CONNECT_S = 10  # for a process that listens at the address and accepts no connection
@@ -146,17 +143,14 @@ class Update(NamedTuple):
 class Subscriber:
     """Connects to the publisher at `address`. WorkerLeftError: there is none, or another process has taken its place.
 
-    Attributes:
-        proven: both ends have shown that they have the key; only now do updates count.
-        stopped: True if no more updates come: this side or the sender has shut down.
+    Attributes: stopped: True if no more updates come: this side or the sender has shut down.
     """
 
     def __init__(self, address: Address, worker: int, name: str):
-        self._address, self._worker, self._name = address, worker, name
-        self._nonce = secrets.token_bytes(32)
+        self._worker, self._name = worker, name
         self._reader = Reader()
         self._newest: Update | None = None
-        self.proven = self.stopped = False
+        self.stopped = False
         sock = new_socket()
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_S, 0))
@@ -165,7 +159,7 @@ class Subscriber:
             self._connection = Connection(sock)
             if self._connection.pid != address.pid:
                 raise PermissionError(f"process {self._connection.pid} has taken its address")
-            self._connection.send(Kind.HELLO, self._nonce, worker, name)
+            self._connection.send_hello(address.key, worker, name)
         except OSError as error:
             sock.close()
             raise WorkerLeftError(f"worker {worker} finds no sender of {name}: it has ended ({error})") from None
@@ -183,11 +177,8 @@ class Subscriber:
         return update
 
     def _receive(self, timeout: float) -> None:
-        expected = (Kind.UPDATE, Kind.REFUSED, Kind.STOP) if self.proven else (Kind.CHALLENGE,)
         try:
-            messages = self._connection.receive(timeout, expected)
-            if messages and not self.proven:
-                return self._prove(*messages[0][1:])
+            messages = self._connection.receive(timeout, (Kind.UPDATE, Kind.REFUSED, Kind.STOP))
         except (EOFError, OSError):
             if self.stopped:
                 return
@@ -204,23 +195,15 @@ class Subscriber:
             else:
                 self.stopped = True
 
-    def _prove(self, nonce: bytes, theirs: bytes) -> None:
-        known = (self._nonce, nonce), os.getpid(), self._worker, self._name
-        if not hmac.compare_digest(theirs, proof(self._address, b"publisher", *known)):
-            raise ProtocolError("a proof that is not made with the key of this scheme")
-        self._connection.send_proof(proof(self._address, b"subscriber", *known))
-        self.proven = True
-
     def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
         """An update, or a newer one in its place. See `Reader.reading`."""
         self._reader.keep(update.live)
         return self._reader.reading(update.ticket, discard)
 
     def answer(self, kind: Kind, *content: object) -> None:
-        """Sends ACK, ERROR or BYE, once it has proven who it is."""
+        """Sends ACK, ERROR or BYE."""
         with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
-            if self.proven:
-                self._connection.send(kind, *content)
+            self._connection.send(kind, *content)
 
     def close(self) -> None:
         """Leaves in order. Wakes a thread that waits in `next`."""
