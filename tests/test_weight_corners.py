@@ -736,3 +736,12 @@ def test_weights_by_worker_that_lack_one():
     models = [arrays(0.0), arrays(0.0)]
     with local_receivers(scheme := scheme_for(2), models, "policy"), pytest.raises(UsageError, match="worker 1"):
         scheme.send({0: arrays(1.0)}, worker_ids=[0, 1])
+
+
+def test_weights_by_worker_of_which_one_does_not_fit():
+    models, wrong = [arrays(0.0), arrays(0.0)], {"layer": {"w": np.ones(2)}}
+    with local_receivers(scheme := scheme_for(2), models, "policy"):
+        before = [value(model) for model in models]
+        with pytest.raises(WeightsError):
+            scheme.send({0: arrays(5.0), 1: wrong})
+        assert [value(model) for model in models] == before and scheme.version == 1

@@ -106,13 +106,9 @@ class Sender:
         if self._by_worker(weights) and (lacking := [w.index for w in workers if w.index not in weights]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()
-        version = 0
-        # the model of phase 1 knows what a state dict leaves out and what is tied in it
-        model = None if weights is None else self.model()
-        for group, thing in self._shares(weights, workers):
-            own, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
-            layout = group[0].layout or own.layout(self._wire_dtype)  # a worker's first weights determine it
-            plan = own.plan(layout, "the weights given", "the model of init_on_sender", base)
+        version, plans = 0, self._plans(weights, workers)
+        # made one after another, each copy is freed before the next is made; others are compared before any is sent
+        for group, layout, plan in plans if "device_map_fn" in self._given else list(plans):
             while not version or group[0].sent < version:
                 if not self._coalesce:
                     self.wait(group, deadline)
@@ -124,6 +120,15 @@ class Sender:
         if sync:
             self.wait(workers, deadline)
         return version or self.version
+
+    def _plans(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Layout, Plan]]:
+        """(workers that get the same, its layout, its values)."""
+        # the model of phase 1 knows what a state dict leaves out and what is tied in it
+        model = None if weights is None else self.model()
+        for group, thing in self._shares(weights, workers):
+            own, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
+            layout = group[0].layout or own.layout(self._wire_dtype)  # a worker's first weights determine it
+            yield group, layout, own.plan(layout, "the weights given", "the model of init_on_sender", base)
 
     def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan) -> int:
         """Returns the version; 0: a new one. Who has been sent a newer one meanwhile needs no more."""
@@ -156,7 +161,7 @@ class Sender:
         return workers
 
     def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
-        """(workers of one layout, what they get), one after another: a copy is freed before the next is made."""
+        """(workers of one layout, what they get)."""
         make = self._given.get("device_map_fn")
         own = self._given.get("params_map", {}) if weights is None else weights if self._by_worker(weights) else {}
         thing = None if own else self.model() if weights is None else weights
