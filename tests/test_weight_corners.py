@@ -270,26 +270,79 @@ def test_two_schemes_without_sync(run_ranks, machines, form):
 
 
 class Extra(torch.nn.Module):
-    def __init__(self, count=0):
+    def __init__(self, **state):
         super().__init__()
         self.layer = torch.nn.Linear(2, 1)
-        self.count = torch.tensor(float(count))  # no buffer
+        self.state, self.sets = state, 0
 
     def get_extra_state(self):
-        return {"count": self.count}
+        return self.state
 
     def set_extra_state(self, state):
-        self.count = torch.as_tensor(state["count"]).clone()
+        if "bad" in state:
+            raise ValueError("bad state")
+        self.state, self.sets = state, self.sets + 1
 
 
+STATE = {
+    "count": 3,
+    "none": None,
+    "pair": (1.5, [float("inf"), "text\n"]),
+    7: np.arange(6, dtype="f4").reshape(2, 3),
+    "scalar": torch.tensor(2.5),
+    "half": torch.arange(3, dtype=torch.bfloat16),
+    "empty": torch.zeros(0, 4, dtype=torch.int64),
+}
+
+
+def same_state(one, other) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("what", ["model", "state_dict", "device_map_fn", "weights without it"])
 @pytest.mark.parametrize("nested", [False, True], ids=["root", "child"])
-def test_a_state_dict_with_extra_state_can_be_sent(nested):
-    net, mine = Extra(3), Extra(0)
-    if nested:
-        net, mine = torch.nn.Sequential(net), torch.nn.Sequential(mine)
-    with local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
-        scheme.send(net.state_dict())
-        assert scheme.versions == {0: 2}
+def test_extra_state_travels(nested, what, share):
+    extra, mine = Extra(), Extra()
+    net, model = (torch.nn.Sequential(extra), torch.nn.Sequential(mine)) if nested else (extra, mine)
+    scheme = MultiProcessWeightSyncScheme(timeout=20)
+    more = {"device_map_fn": lambda worker, weights: weights} if what == "device_map_fn" else {}
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=1, **more)
+    with local_receivers(scheme, [model], "policy", share=share):
+        extra.state, before = STATE, mine.sets
+        plain = {name: value for name, value in net.state_dict().items() if not name.endswith("_extra_state")}
+        weights = {"state_dict": net.state_dict(), "weights without it": plain}.get(what)
+        scheme.send(weights)
+        assert same_state(mine.state, STATE) and mine.sets == before + 1
+        mine.state["count"] = 4
+        scheme.send(weights)
+        assert mine.state["count"] == 4  # it has not changed at the sender
+        extra.state = {"count": None}  # another type
+        scheme.send()
+        assert mine.state == {"count": None}
+
+
+def test_extra_state_that_is_refused_leaves_all_as_it_was():
+    net, mine = torch.nn.Sequential(Extra(a=1), Extra(a=2)), torch.nn.Sequential(Extra(), Extra())
+    scheme = MultiProcessWeightSyncScheme(timeout=20)
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=1)
+    with local_receivers(scheme, [mine], "policy"):
+        before = mine[0].layer.weight.clone()
+        net[0].state, net[1].state = {"a": 5}, {"bad": 1}
+        net[0].layer.weight.data += 1
+        with pytest.raises(WorkerError, match="bad state"):
+            scheme.send()
+        assert mine[0].state == {"a": 1} and mine[1].state == {"a": 2} and torch.equal(mine[0].layer.weight, before)
+        net[1].state = {"a": object()}
+        with pytest.raises(WeightsError, match=r"1\._extra_state.*object.*can be sent"):
+            scheme.send()
+        net[1].state = {"a": 3}
+        scheme.send()
+        assert mine[1].state == {"a": 3} and scheme.versions == {0: 3}
 
 
 # ---- 6. refusals, and the end

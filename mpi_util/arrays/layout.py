@@ -62,10 +62,14 @@ class Slot(NamedTuple):
 
 
 class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, as long as the model has the same tensors in place."""
+    """The slots of a model: the same list from call to call, as long as the model has the same tensors in place.
 
-    def __init__(self, found: Iterable[Slot]):
+    Args: stateful: (name, weak reference) of the parts of a torch module that have a `get_extra_state`.
+    """
+
+    def __init__(self, found: Iterable[Slot], stateful: Iterable[tuple[str, Any]] = ()):
         super().__init__(found)
+        self.stateful = [*stateful]
         self.derived: dict[Any, Any] = {}
 
 

@@ -7,7 +7,7 @@ what that imports. Read first: scheme.py, then sender.py and receiver.py.
     scheme.py        the two phases and the calls; the scheme between processes of one machine
     sender.py        makes a version, delivers it, waits for the answers;  worker.py: the record of each worker
     receiver.py      applies what arrives, or points a torch module at it; `frozen()`
-    layout.py        a model's weights by name, in a block of bytes and back
+    layout.py        a model's weights by name, in a block of bytes and back;  extra.py: what else a torch module keeps
     publisher.py     writes a version into shared memory and announces it
     connection.py    the messages from there to a receiver and back, none of them a pickle (docs/security.md)
     mpi.py           the scheme between ranks, on one machine or several;  relay.py: forwarding between machines

@@ -16,6 +16,7 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from ..arrays import adapters
 from ..arrays.layout import NARROW, Entry, Layout, Plan, Slot, derived, portable
 from ..errors import WeightsError
+from . import extra
 
 
 class Weights:
@@ -30,6 +31,8 @@ class Weights:
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self.named = {alias: self.slots[name] for alias, name in self.aliases.items()} | self.slots
         self._plan = Plan(Layout(), [])  # the last one
+        self._stateful = getattr(found, "stateful", ())
+        self._states: dict[str, Any] = {}  # what a state dict has of these
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
@@ -40,9 +43,21 @@ class Weights:
         if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
             items = thing.items(True, True)
             thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
-        if isinstance(thing, dict) and any(map(_is_extra, thing)):
+        states = {key: thing[key] for key in thing if _is_extra(key)} if isinstance(thing, dict) else {}
+        if states:
             thing = {key: value for key, value in thing.items() if not _is_extra(key)}
-        return derived(adapters.slots(thing, read_only=True), cls)
+        weights = derived(adapters.slots(thing, read_only=True), cls)
+        weights._states |= states
+        return weights
+
+    @property
+    def parts(self) -> list[tuple[str, Any]]:
+        """The parts of a torch module that have more than tensors, by its names in a state dict."""
+        return [(name, part) for name, ref in self._stateful if (part := ref()) is not None]
+
+    def extra(self) -> bytes:
+        """What else the weights have, for another process; b"": nothing."""
+        return extra.packed(self._states or {name: part.get_extra_state() for name, part in self.parts})
 
     def layout(self, wire_dtype: str | None = None) -> Layout:
         """The layout in which these weights travel."""
@@ -81,7 +96,7 @@ class Weights:
 
 
 def _is_extra(key: Any) -> bool:
-    """True for what a torch module's `get_extra_state` adds to a state dict (torchrl: a TensorDict): it stays here."""
+    """True for what a torch module's `get_extra_state` adds to a state dict; or to a TensorDict: that stays here."""
     return isinstance(key, str) and (key.rpartition(".")[2] == "_extra_state" or key.startswith("__extra_state__"))
 
 

@@ -18,6 +18,7 @@ from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from ..host.sections import Content, Reader
 from ..host.segments import Ticket
 from .connection import Address, Connection, Deadline, Kind, ProtocolError, new_socket
+from .extra import holding
 from .layout import Weights, unpacked
 
 _CONNECT_S = 10  # for a process that listens at the address and accepts no connection
@@ -229,6 +230,8 @@ class Receiver:
         self.thread: threading.Thread | None = None  # that receives
         self._on_update = on_update
         self._layout: Layout | None = None  # the sender's, which comes with the first update
+        self._described = 0  # bytes that describe it
+        self._extra = b""  # what else the sender's model had last
         self._sharing = Sharing(model) if share else None
         self._held = contextlib.ExitStack()  # of the block that the model's tensors point into
 
@@ -243,7 +246,7 @@ class Receiver:
         except BaseException:  # it may connect once more
             subscriber.close()
             self._let_go(subscriber)
-            self._subscriber, self._layout, self.version = None, None, 0
+            self._subscriber, self._layout, self._described, self._extra, self.version = None, None, 0, b"", 0
             self.ended.clear()
             raise
         if background:  # a thread receives, asleep until something comes
@@ -295,19 +298,23 @@ class Receiver:
             raise WeightsError(
                 f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
             )
+        text = bytes(content.description[self._described :])
         if self._layout is None:
-            layout = unpacked(bytes(content.description), len(block))
+            described, _, text = text.partition(b"\n")
+            layout = unpacked(described, len(block))
             if self.model is None:
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
             self._plan(layout)
             if self._sharing is not None and any(entry.narrow for entry in layout.entries):
                 raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
-            self._layout = layout
-        if self._sharing is None:
-            self._plan(self._layout).take(block, undo=True)
-        else:
-            self._sharing.point_into(self._layout, block)
-        self.version = version
+            self._layout, self._described = layout, len(described) + 1
+        parts = Weights.of(self.model).parts if text != self._extra else []  # or it would undo what these do here
+        with holding(parts, text):
+            if self._sharing is None:
+                self._plan(self._layout).take(block, undo=True)
+            else:
+                self._sharing.point_into(self._layout, block)
+        self.version, self._extra = version, text
 
     def apply(self, weights: Any) -> None:
         """Sets the model's values to `weights`, whole or not at all; the version stays."""

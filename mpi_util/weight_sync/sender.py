@@ -108,29 +108,30 @@ class Sender:
         self._forget_unreported()
         version, plans = 0, self._plans(weights, workers)
         # made one after another, each copy is freed before the next is made; others are compared before any is sent
-        for group, layout, plan in plans if "device_map_fn" in self._given else list(plans):
+        for group, layout, plan, more in plans if "device_map_fn" in self._given else list(plans):
             while not version or group[0].sent < version:
                 if not self._coalesce:
                     self.wait(group, deadline)
                 with self._lock:  # of several threads that send
                     if self._coalesce or not any(worker.owes(worker.sent) for worker in group):
-                        version = self._publish(group, version, layout, plan)
+                        version = self._publish(group, version, layout, plan, more)
             if sync and len(group) < len(workers):
                 self._await(group, deadline)
         if sync:
             self.wait(workers, deadline)
         return version or self.version
 
-    def _plans(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Layout, Plan]]:
-        """(workers that get the same, its layout, its values)."""
+    def _plans(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Layout, Plan, bytes]]:
+        """(workers that get the same, its layout, its values, what else the model has)."""
         # the model of phase 1 knows what a state dict leaves out and what is tied in it
-        model = None if weights is None else self.model()
+        model = None if weights is None and "device_map_fn" not in self._given else self.model()
         for group, thing in self._shares(weights, workers):
             own, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
             layout = group[0].layout or own.layout(self._wire_dtype)  # a worker's first weights determine it
-            yield group, layout, own.plan(layout, "the weights given", "the model of init_on_sender", base)
+            plan = own.plan(layout, "the weights given", "the model of init_on_sender", base)
+            yield group, layout, plan, own.extra() or (base.extra() if base else b"")
 
-    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan) -> int:
+    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan, more: bytes) -> int:
         """Returns the version; 0: a new one. Who has been sent a newer one meanwhile needs no more."""
         if self._publishing:
             raise UsageError("send within send: by a signal's handler, or while the weights are read")
@@ -141,7 +142,7 @@ class Sender:
             group = [worker for worker in group if worker.sent < version]
             for worker in group:
                 worker.layout = layout
-            self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
+            self.publisher.publish(group, version, layout.nbytes, packed(layout) + b"\n" + more, plan.write_all)
         finally:
             self._publishing = False
         return version

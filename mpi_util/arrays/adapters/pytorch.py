@@ -108,7 +108,7 @@ def _module_slots(module: Any) -> list[Slot]:
         return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
     watch, found = _kept.get(module, (None, KeptSlots(())))
     if watch is None or not watch.unchanged():
-        found = KeptSlots(_new_slots(module))
+        found = KeptSlots(_new_slots(module), _stateful(module))
         _kept[module] = _Watch(module), found
     return found
 
@@ -122,6 +122,12 @@ def _new_slots(module: Any) -> Iterator[Slot]:
             names.setdefault(tensor, []).append(name)
         for tensor, (name, *aliases) in names.items():
             yield tensor_slot(name, tensor)._replace(aliases=tuple(aliases), optional=name in optional)
+
+
+def _stateful(module: Any) -> Iterator[tuple[str, Any]]:
+    for name, part in module.named_modules():
+        if type(part).get_extra_state is not framework("torch").nn.Module.get_extra_state:
+            yield f"{name}._extra_state".lstrip("."), weakref.ref(part)
 
 
 def forget(module: Any) -> None:
