@@ -495,6 +495,17 @@ def test_a_worker_whose_connect_failed_may_try_again(why):
         scheme.shutdown()
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_another_model_takes_the_place_of_a_receivers(share):
+    net, before, after = (torch.nn.Linear(3, 2) for _ in range(3))
+    with local_receivers(scheme := scheme_for(1, net), [before], "policy", share=share) as (receiver,):
+        receiver.model, first = after, net.weight.detach().clone()
+        for _ in range(4):  # through all memory that the sender uses
+            net.weight.data += 1
+            scheme.send()
+            assert torch.equal(after.weight, net.weight) and torch.equal(before.weight, first)
+
+
 @pytest.mark.parametrize("background", [True, False])
 def test_shutdown_while_another_thread_sends(background):
     scheme, mine, found = scheme_for(2, timeout=None), [arrays(0.0), arrays(0.0)], []

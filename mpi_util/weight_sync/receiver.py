@@ -326,6 +326,14 @@ class Receiver:
         with self.lock.writing():
             self._plan(self._layout).take(block, undo=True)
 
+    def replace(self, model: Any) -> None:
+        """From now on `model` gets the weights."""
+        with self.lock.writing():
+            sharing = Sharing(model) if self._sharing is not None else None
+            if self._sharing is not None and self.version:
+                self._sharing.part()
+            self.model, self._sharing = model, sharing
+
     def _listen(self) -> None:
         while self._subscriber is not None and not self._subscriber.stopped:
             try:

@@ -306,9 +306,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     @model.setter
     def model(self, model: Any) -> None:
-        receiver = self._need_receiver("model")
-        with receiver.lock.writing():
-            receiver.model = model
+        self._need_receiver("model").replace(model)
 
     # ---- as torchrl's collectors know a scheme
 
