@@ -27,6 +27,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
         wire_dtype: "bfloat16": float32 is sent in half the bytes, rounded to the nearest (relative error at most
             2**-9). Other dtypes, and the sender's own values, stay as they are.
+        per_worker_weights: of TorchRL; not needed, as `send` always takes weights by worker.
 
     A receiver that shuts down in order leaves the scheme: `send` to all continues without it.
     """
@@ -39,7 +40,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     _context: Any = None  # a reference to it
     model_id: str | None = None
     worker_idx: int | None = None
-    per_worker_weights = False  # of torchrl: `send` takes them without being told
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         coalesce: bool = True,
         on_dead: str = "raise",
         wire_dtype: str | None = None,
+        per_worker_weights: bool = False,
     ):
         for name, value, known in (
             ("strategy", strategy, ("state_dict", "tensordict")),
@@ -58,7 +59,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         ):
             if value not in known:
                 raise UsageError(f"{name}={value!r}; use one of {', '.join(map(repr, known))}")
-        self.strategy, self.sync, self.timeout = strategy, sync, timeout
+        self.strategy, self.sync, self.timeout, self.per_worker_weights = strategy, sync, timeout, per_worker_weights
         self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
 
     def init_on_sender(
