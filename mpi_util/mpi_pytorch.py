@@ -11,13 +11,10 @@ The names are those of Spinning Up's `mpi_pytorch`. See `rank0_bcast_wts` for th
 All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
 """
 
-import functools
 from typing import Any
 
-import numpy as np
-
 from .arrays.frameworks import framework
-from .collectives.averaging import Description, Summands, reduce
+from .collectives.averaging import Arrays, average
 from .collectives.weights import rank0_bcast_wts
 from .errors import BatchError
 from .host import threads
@@ -51,91 +48,35 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
     Raises RankMismatchError on every rank: a parameter has a gradient on some ranks only, or the modules differ.
     """
     torch = framework("torch")
-    with torch.no_grad():
-        reduce("mpi_avg_grads", _Gradients(torch, module), divide=True, comm=comm)
+    copied: list[tuple[list[Any], Any, Any]] = []  # gradients that are not NumPy's; as one tensor; that in host memory
 
-
-class _Gradients(Summands):
-    """The gradients of a module. Those of a GPU are copied to pinned memory, as one piece for each dtype.
-
-    Attributes:
-        _grads: in host memory, the gradients or their copies.
-        _runs: of each piece the gradients, all of them as one tensor, and its copy. Empty if all are in host memory.
-    """
-
-    def __init__(self, torch: Any, module: Any):
-        self._torch, self._module = torch, module
-
-    def describe(self) -> Description:
-        description: list[tuple[str, np.dtype | None, tuple[int, ...] | None]] = []
-        self._grads, self._runs = list[Any](), list[tuple[list[Any], Any, Any]]()
-        on_host = self.adds_up = True
-        for name, parameter in self._module.named_parameters():
+    def make() -> Arrays:
+        arrays: Arrays = {}
+        elsewhere: dict[Any, dict[str, Any]] = {}  # gradients by name, of each dtype and device
+        for name, parameter in module.named_parameters():
             if (grad := parameter.grad) is None:
-                description.append((name, None, None))
+                arrays[name] = None
                 continue
-            if grad.layout != self._torch.strided:
-                raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is sparse; use sparse=False")
-            dtype, note = _sum_dtype(grad.dtype)
-            if dtype is None:
-                raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is {grad.dtype}, which cannot be averaged")
-            description.append((name + note, dtype, tuple(grad.shape)))
-            on_host &= grad.is_cpu
-            self.adds_up &= on_host and not note
-            self._grads.append(grad)
-        if not on_host:
-            self._stage()
-        return tuple(description)
+            try:
+                arrays[name] = grad.numpy()  # over its memory
+            except (TypeError, RuntimeError):  # of a GPU, or of a dtype that NumPy lacks
+                if grad.layout != torch.strided:
+                    raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is sparse; use sparse=False") from None
+                grad = parameter.grad = grad.resolve_conj().resolve_neg()
+                name += f" ({str(grad.dtype).removeprefix('torch.')})" * (grad.dtype.itemsize < 4)
+                arrays[name] = None  # its place
+                elsewhere.setdefault((grad.dtype, grad.device), {})[name] = grad
+        for (dtype, _), named in elsewhere.items():
+            grads = list(named.values())
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            wide = torch.float32 if dtype.itemsize < 4 else dtype
+            values = torch.empty(flat.shape, dtype=wide, pin_memory=flat.is_cuda).copy_(flat)
+            copied.append((grads, flat, values))
+            views = torch._utils._unflatten_dense_tensors(values, grads)
+            arrays |= {name: view.numpy() for name, view in zip(named, views)}
+        return arrays
 
-    def _stage(self) -> None:
-        kinds = [(grad.dtype, grad.device) for grad in self._grads]
-        for kind in dict.fromkeys(kinds):
-            numbers = [i for i, other in enumerate(kinds) if other == kind]
-            run = [self._grads[i] for i in numbers]
-            flat = self._torch.cat([grad.reshape(-1) for grad in run])
-            pinned = self._torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
-            pinned.copy_(flat, non_blocking=flat.is_cuda)
-            self._runs.append((run, flat, pinned))
-            for i, view in zip(numbers, self._torch._utils._unflatten_dense_tensors(pinned, run)):
-                self._grads[i] = view
-        self._synchronize()
-
-    def _synchronize(self) -> None:
-        for device in {flat.device for _, flat, _ in self._runs if flat.is_cuda}:
-            self._torch.cuda.synchronize(device)
-
-    def wrap(self, views: list[np.ndarray]) -> list[Any]:
-        return [self._torch.from_numpy(view) for view in views]
-
-    def write(self, views: list[Any]) -> None:
-        if self._grads:
-            self._torch._foreach_copy_(views, self._grads)
-
-    def read(self, views: list[Any]) -> None:
-        if self._grads:
-            self._torch._foreach_copy_(self._grads, views)
-        for run, flat, pinned in self._runs:
-            flat.copy_(pinned, non_blocking=flat.is_cuda)
-            self._torch._foreach_copy_(run, self._torch._utils._unflatten_dense_tensors(flat, run))
-        self._synchronize()  # before the pinned memory is given up
-
-    def add_up(self, ranks: list[list[Any]], own: int) -> None:
-        """Straight into the gradients, in rank order; for two ranks that is either order."""
-        torch = self._torch
-        if not self._grads:
-            return
-        if len(ranks) > 2 and own:
-            torch._foreach_copy_(self._grads, ranks[0])
-        for other in [ranks[1 - own]] if len(ranks) == 2 else ranks[1:]:
-            torch._foreach_add_(self._grads, other)
-        torch._foreach_div_(self._grads, torch.tensor(float(len(ranks))))  # by a number it takes three times as long
-
-
-@functools.cache
-def _sum_dtype(dtype: Any) -> tuple[np.dtype | None, str]:
-    """(dtype in which gradients of a torch dtype are added up, what a message says of it behind the name)."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return None, ""
-    if dtype.itemsize < 4:
-        return np.dtype("f4"), f" ({str(dtype).removeprefix('torch.')})"
-    return framework("torch").empty(0, dtype=dtype).numpy().dtype, ""
+    with torch.no_grad():
+        average("mpi_avg_grads", make, comm=comm)
+        for grads, flat, values in copied:
+            torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat.copy_(values), grads))

@@ -130,6 +130,26 @@ class OnDevice(torch.Tensor):
         return tree_map(torch.Tensor, cls, result) if not in_place else args[0] if result is not None else None
 
 
+def check_a_sum_of_the_same_layout_before(comm, rank, size):
+    """Views of the shared memory are kept by layout: those of a NumPy array `x` are not to be taken for a tensor's."""
+    net = torch.nn.Module()
+    net.x = torch.nn.Parameter(torch.zeros(6))
+    for _ in range(3):
+        assert mpi_util.all_mean(torch.full((6,), rank + 1.0), comm=comm)[0] == (size + 1) / 2
+        net.x.grad = torch.full((6,), rank + 2.0)
+        mpi_avg_grads(net, comm=comm)
+        assert net.x.grad[0] == (size + 3) / 2
+
+
+def check_gradients_that_autograd_has_not_evaluated(comm, rank, size):
+    """The gradient of a complex parameter may come as a conjugate that is yet to be taken, or with a graph."""
+    net = torch.nn.Module()
+    net.a, net.b = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64)), torch.nn.Parameter(torch.ones(3))
+    net.a.grad, net.b.grad = torch.full((3,), rank + 1j).conj(), net.b * (rank + 1)
+    mpi_avg_grads(net, comm=comm)
+    assert (net.a.grad == (size - 1) / 2 - 1j).all() and (net.b.grad == (size + 1) / 2).all()
+
+
 def check_gradients_of_a_device(comm, rank, size):
     dtypes = [torch.float32, torch.bfloat16, torch.float64]
     for width in (8, 100_000):
