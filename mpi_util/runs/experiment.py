@@ -28,11 +28,10 @@ from ..launch.identity import under_launcher
 from .to_json import convert_json
 
 _MARKER = "finished.json"
-# What the subprocess runs. sys.path is set first: this package need not be installed.
-# Without "", or a file of the current directory would be imported in place of json.
-_START = "import sys; sys.path[:] = filter(None, sys.path); import importlib, json; "
-_START += "sys.path[:] = json.loads(sys.argv[3]); "
-_START += "importlib.import_module(sys.argv[1]).run_packed(sys.argv[2])"
+# What the subprocess runs. sys.path is set first: this package need not be installed, and a file of the current
+# directory is not to be imported in place of importlib.
+_START = "import sys; _, module, job, *sys.path[:] = sys.argv; import importlib; "
+_START += "importlib.import_module(module).run_packed(job)"
 _POLL_S = 0.05
 _GRACE_S = 10.0  # time to save its work for a run that is asked to stop
 _LAST_GRACE_S = 3.0  # after it was asked again
@@ -122,12 +121,12 @@ class Experiment:
         os.fchmod(self._job.fileno(), 0o600)
         self._job.write(pickle.dumps((self.num_cpu, self._packed)))
         self._job.flush()
-        path = json.dumps([os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)])
+        path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
         job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
         self._began = time.monotonic()
         with open(self.output, "ab") if self.output else contextlib.nullcontext() as file:
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter
-                [sys.executable, "-c", _START, __name__, job, path],
+                [sys.executable, "-c", _START, __name__, job, *path],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file and subprocess.STDOUT,

@@ -5,7 +5,7 @@ import itertools
 import json
 import operator
 import os
-import string
+import re
 from collections import Counter
 from typing import Any
 
@@ -14,8 +14,6 @@ from ..launch import failure
 from .experiment import Experiment, Result, Schedule, Thunk, setup_logger_kwargs
 from .logger import colored
 from .to_json import convert_json
-
-_WORD = string.ascii_letters + string.digits
 
 
 def call_experiment(
@@ -93,7 +91,7 @@ class ExperimentGrid:
                 raise UsageError(f"ExperimentGrid.add: '{key}' and '{other}' set the same argument")
         self.keys.append(key)
         self.vals.append(vals)
-        default = "-".join("".join(c for c in part[:3] if c in _WORD) for part in key.split(":"))
+        default = "-".join(re.sub("[^a-zA-Z0-9]", "", part[:3]) for part in key.split(":"))
         self.shs.append(default if shorthand is None else shorthand)
         self.in_names.append(in_name)
 
@@ -188,4 +186,4 @@ def valid_str(v: Any) -> str:
     v = getattr(v, "__name__", v)
     if isinstance(v, (tuple, list)):
         return "-".join(map(valid_str, v))
-    return "".join(c if c in _WORD + "-_" else "-" for c in str(v).lower())
+    return re.sub("[^a-z0-9_-]", "-", str(v).lower())

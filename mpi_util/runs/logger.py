@@ -211,11 +211,11 @@ class Logger:
 
         def write() -> None:
             try:
-                replace_file(self._folder / f"vars{number}.pkl", pickle.dumps(state_dict))
-            except OSError:
-                raise
-            except Exception as error:  # an environment may raise anything when it is pickled
+                content = pickle.dumps(state_dict)
+            except Exception as error:  # an environment may raise anything
                 self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
+            else:
+                replace_file(self._folder / f"vars{number}.pkl", content)
             for save in self._savers.values():
                 self._warn(save(self._folder, number))
 
