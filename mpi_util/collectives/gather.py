@@ -13,7 +13,7 @@ from ..host import threads
 from ..launch.identity import Comm
 from .channel import Channel, channel_of
 from .gather_plan import Header, Joined, Plan, check_segments, pack
-from .transport import Broadcast, Place, finish, lease, places, put, write
+from .transport import Place, broadcast, finish, lease, places, put, write
 
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
@@ -94,7 +94,7 @@ def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> 
 
     Args, Raises: as `rank0_accum_batches`.
     """
-    return _GatherToAll(channel_of(comm), "all_accum_batches", batch, index).run()
+    return _Gather(channel_of(comm), "all_accum_batches", batch, index).run_for_all()
 
 
 def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
@@ -170,31 +170,28 @@ class _Gather:
                 leaves[path] = adapter_for(like).from_array(leaves[path], like)
         return tree.rebuild(example, leaves)
 
+    def run_for_all(self) -> Any:
+        """Collective. Returns: the joined batch on every rank, in the order of its own keys."""
+        channel, at_rank0 = self._channel, self.run()
+        if channel.size == 1:
+            return at_rank0
+
+        def decide(described: list[None]) -> tuple[int, Any]:
+            return len(self.block), (self.plan.joined, _skeleton(self.segments[0]) if self.segments else self.example)
+
+        def write(block: np.ndarray) -> Iterator[int]:
+            np.copyto(block, self.block)
+            yield len(block)
+
+        def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+            wait_for(len(block))
+            self.block = block.copy()
+
+        joined, self.example = broadcast(channel, self.op, lambda: None, decide, write, take)
+        return self._joined(joined) if channel.rank else at_rank0
+
 
 def _skeleton(segment: Any) -> Any:
     """The structure of a batch with something small for each leaf, from which another rank can build the same."""
     leaves = {path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in tree.walk(segment)}
     return tree.rebuild(segment, leaves)
-
-
-class _GatherToAll(_Gather, Broadcast):
-    """A gather, after which rank 0's block is sent to all ranks, which rebuild the batch in the order of their keys."""
-
-    def decide(self, channel: Channel, described: list[None]) -> tuple[int, Any]:
-        return len(self.block), (self.plan.joined, _skeleton(self.segments[0]) if self.segments else self.example)
-
-    def write(self, block: np.ndarray) -> Iterator[int]:
-        np.copyto(block, self.block)
-        yield len(block)
-
-    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        wait_for(len(block))
-        self.block = block.copy()
-
-    def run(self) -> Any:
-        """Collective. Returns: the joined batch on every rank."""
-        at_rank0 = super().run()
-        if self._channel.size == 1:
-            return at_rank0
-        joined, self.example = self.send(self._channel)
-        return self._joined(joined) if self._channel.rank else at_rank0

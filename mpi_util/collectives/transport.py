@@ -1,7 +1,7 @@
 """Moves bulk bytes between rank 0 and the others: through shared memory on one machine, through MPI between machines.
 
 Two directions. To rank 0 (`lease`, `places`, `put`, `finish`): every rank writes its pieces straight to their final
-place in one block. From rank 0 (`Broadcast`): it fills one block and every rank takes from it; between machines the
+place in one block. From rank 0 (`broadcast`): it fills one block and every rank takes from it; between machines the
 block travels along a tree of their leaders. Both begin with `Channel.agree`, so all ranks are there and know the plan.
 """
 
@@ -48,11 +48,12 @@ def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
 def places(channel: Channel, ticket: Ticket | None, plans: Sequence[Any]) -> list[Place]:
     """Rank 0's answers to all ranks; those of other machines get no ticket."""
     live = channel.pool.live
-    made: dict[tuple[bool, int], Place] = {}  # equal answers are one object, which is then pickled once
-    keys = [(channel.machine[k] == channel.machine[0], id(plan)) for k, plan in enumerate(plans)]
-    for (here, _), plan, key in zip(keys, plans, keys):
-        made.setdefault(key, Place(ticket if here else None, live, plan))
-    return [made[key] for key in keys]
+    made: dict[tuple[int, bool], Place] = {}  # equal answers are one object, which is then pickled once
+    here = [leader == channel.machine[0] for leader in channel.machine]
+    return [
+        made.setdefault((id(plan), shares), Place(ticket if shares else None, live, plan))
+        for plan, shares in zip(plans, here)
+    ]
 
 
 def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) -> None:
@@ -110,76 +111,64 @@ def _blocks(pieces: Iterable[tuple[int, int]]) -> Iterator[list[Any]]:
         kind.Free()
 
 
-class Broadcast:
-    """A block of bytes that rank 0 sends to all ranks. Subclasses say what is in it, in four steps.
+def broadcast(
+    channel: Channel,
+    op: str,
+    describe: Callable[[], Any],
+    decide: Callable[[list[Any]], tuple[int, Any]],
+    write: Callable[[np.ndarray], Iterator[int]],
+    take: Callable[[np.ndarray, Callable[[int], None]], None],
+) -> Any:
+    """Collective: rank 0 sends a block of bytes to all ranks.
 
-    Attributes:
+    Args:
         op: name of the collective call.
+        describe: every rank: something small and picklable, for rank 0. What it raises is raised on every rank.
+        decide: rank 0: what all have described -> (number of bytes, answer for all ranks); raises an MpiUtilError if
+            the ranks do not fit together. Where the number of bytes is 0 only the answer is sent.
+        write: rank 0: fills the block, uint8, from its start on; yields now and then how many bytes are there.
+        take: the others: reads the block, which is valid only now. It gets a function too, to be called with the number
+            of bytes to read up to; that returns when they have arrived.
+
+    Returns: the answer of rank 0, on every rank.
     """
+    block, streams = np.empty(0, np.uint8), False
 
-    op: str
-    _block = np.empty(0, np.uint8)
-    _streams = False
+    def write_all() -> None:
+        progress = _progress(block)
+        for progress[0] in write(block[:-ALIGN]):
+            pass
+        progress[0] = len(block)
 
-    def describe(self) -> Any:
-        """Every rank: something small and picklable, for rank 0. What it raises is raised on every rank."""
-        return None
-
-    def decide(self, channel: Channel, described: list[Any]) -> tuple[int, Any]:
-        """Rank 0: (number of bytes, answer for all ranks); raises an MpiUtilError if the ranks do not fit together.
-
-        Where the number of bytes is 0 only the answer is sent.
-        """
-        raise NotImplementedError
-
-    def write(self, block: np.ndarray) -> Iterator[int]:
-        """Rank 0: fills the block, uint8, from its start on; yields now and then how many bytes are there."""
-        raise NotImplementedError
-
-    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        """The others: reads the block, which is valid only now.
-
-        Args:
-            wait_for: called with the number of bytes to read up to; returns when they have arrived.
-        """
-        raise NotImplementedError
-
-    def send(self, channel: Channel) -> Any:
-        """Collective: takes the steps. Returns the answer of rank 0, on every rank."""
-        try:
-            place = channel.agree(self.op, self.describe, partial(self._places, channel))
-            if self._streams:
-                self._write_all()
-        except BaseException:
-            if self._streams:
-                _progress(self._block)[0] = _FAILED
-            raise
-        nbytes, answer = place.plan
-        if nbytes and channel.rank == 0:
-            to = [*([] if place.ticket else channel.members), *_neighbours(channel)[1]]
-            _wait_until_sent(channel, _send_parts(channel, self._block, to))
-        elif nbytes:
-            block = _arrived(channel, place, nbytes + ALIGN)
-            self.take(block[:-ALIGN], partial(_wait_for_bytes, channel, _progress(block)))
-        return answer
-
-    def _places(self, channel: Channel, described: list[Any]) -> list[Place]:
-        nbytes, answer = self.decide(channel, described)
+    def places_of_all(described: list[Any]) -> list[Place]:
+        nonlocal block, streams
+        nbytes, answer = decide(described)
         ticket = None
         if nbytes:
-            self._block, ticket = lease(channel, nbytes + ALIGN)
+            block, ticket = lease(channel, nbytes + ALIGN)
             # the others copy what is there while rank 0 writes the rest: pays where every rank has a core
-            self._streams = bool(ticket) and STORES_IN_ORDER and nbytes >= _STREAM_BYTES and channel.core_each
-            _progress(self._block)[0] = 0
-            if not self._streams:
-                self._write_all()
+            streams = bool(ticket) and STORES_IN_ORDER and nbytes >= _STREAM_BYTES and channel.core_each
+            _progress(block)[0] = 0
+            if not streams:
+                write_all()
         return places(channel, ticket, [(nbytes, answer)] * channel.size)
 
-    def _write_all(self) -> None:
-        progress = _progress(self._block)
-        for progress[0] in self.write(self._block[:-ALIGN]):
-            pass
-        progress[0] = len(self._block)
+    try:
+        place = channel.agree(op, describe, places_of_all)
+        if streams:
+            write_all()
+    except BaseException:
+        if streams:
+            _progress(block)[0] = _FAILED
+        raise
+    nbytes, answer = place.plan
+    if nbytes and channel.rank == 0:
+        to = [*([] if place.ticket else channel.members), *_neighbours(channel)[1]]
+        _wait_until_sent(channel, _send_parts(channel, block, to))
+    elif nbytes:
+        block = _arrived(channel, place, nbytes + ALIGN)
+        take(block[:-ALIGN], partial(_wait_for_bytes, channel, _progress(block)))
+    return answer
 
 
 def _progress(block: np.ndarray) -> np.ndarray:

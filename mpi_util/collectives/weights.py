@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,14 +11,12 @@ from ..arrays.adapters import slots
 from ..arrays.layout import Plan, derived
 from ..errors import rank_mismatch
 from ..launch.identity import Comm
-from . import barrier
+from .barrier import SMALL, Exchange, Page, possible
 from .channel import Channel, channel_of
 from .gather import rank0_accum_batches
-from .transport import Broadcast
+from .transport import broadcast
 
 T = TypeVar("T")
-
-_DIFFERENT = -1  # in place of a version
 
 
 def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
@@ -60,7 +57,7 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     """
     channel = channel_of(comm)
     own = _Model("all_avg_wts", model, graph)
-    own.compare(channel)
+    own.exchange(channel)
     found = [slot for _, slot in own.plan.pairs]
     stacked = rank0_accum_batches({slot.name: slot.numbers()[None] for slot in found}, comm=comm)
     if channel.rank == 0:
@@ -105,40 +102,28 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     Raises:
         RankMismatchError: on every rank, if an array's dtype or shape differs.
     """
-    value: T = _Copy(x).send(channel_of(comm))
-    return value
+    channel, in_place = channel_of(comm), isinstance(x, np.ndarray) and not x.dtype.hasobject
+    array: Any = x
 
+    def describe() -> tuple[Any, ...] | None:
+        return (array.dtype, array.shape) if in_place else None
 
-class _Copy(Broadcast):
-    """Sends rank 0's array, or within the agreement any other object."""
-
-    op = "bcast"
-
-    def __init__(self, x: Any):
-        self._x = x
-        self._in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject
-
-    def describe(self) -> tuple[Any, ...] | None:
-        return (self._x.dtype, self._x.shape) if self._in_place else None
-
-    def decide(self, channel: Channel, described: list[Any]) -> tuple[int, Any]:
+    def decide(described: list[Any]) -> tuple[int, Any]:
         all_same("bcast", described)
-        return (self._x.nbytes, None) if self._in_place else (0, self._x)
+        return (array.nbytes, None) if in_place else (0, x)
 
-    def write(self, block: np.ndarray) -> Iterator[int]:
-        np.copyto(self._view(block), self._x)
-        yield self._x.nbytes
+    def write(block: np.ndarray) -> Iterator[int]:
+        np.copyto(np.ndarray(array.shape, array.dtype, block), array)
+        yield array.nbytes
 
-    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        wait_for(self._x.nbytes)
-        np.copyto(self._x, self._view(block))
+    def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
+        wait_for(array.nbytes)
+        np.copyto(array, np.ndarray(array.shape, array.dtype, block))
 
-    def _view(self, block: np.ndarray) -> np.ndarray:
-        return np.ndarray(self._x.shape, self._x.dtype, block)
-
-    def send(self, channel: Channel) -> Any:
-        value = super().send(channel)
-        return self._x if self._in_place or channel.rank == 0 else value
+    value: T = broadcast(
+        channel, "bcast", lambda: (array.dtype, array.shape) if in_place else None, decide, write, take
+    )
+    return x if in_place or channel.rank == 0 else value
 
 
 def all_same(op: str, found: list[Any]) -> None:
@@ -147,8 +132,11 @@ def all_same(op: str, found: list[Any]) -> None:
         raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
 
 
-class _Model:
-    """A model to send. Its weights are looked up within the agreement, so that an error there reaches all ranks."""
+class _Model(Exchange):
+    """A model to send. Its weights are looked up within the agreement, so that an error there reaches all ranks.
+
+    The exchange compares the models on the barrier page, and sends what is small there.
+    """
 
     def __init__(self, op: str, model: Any, graph: Any):
         self.op, self._model, self._graph = op, model, graph
@@ -159,63 +147,37 @@ class _Model:
         return derived(slots(self._model, self._graph), Plan.of)
 
     @property
-    def small(self) -> bool:
-        """True if they fit on the barrier page."""
-        return self.plan.layout.nbytes <= barrier.SMALL
+    def _small(self) -> bool:
+        return self.plan.layout.nbytes <= SMALL
+
+    def describe(self) -> tuple[bytes, int, Any]:
+        layout = self.plan.layout
+        return tree.digest(self.op, layout.signature), 0, layout.kinds
+
+    def write(self, page: Page) -> None:
+        if page.rank == 0 and self._small:
+            self.plan.write_all(page.small(ahead=1)[0])
 
     def send(self, channel: Channel) -> int:
         """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
-        if barrier.possible(channel):
-            page = _OnPage(self).exchange(channel)
-            if page is not None and self.small:
+        if possible(channel):
+            page = self.exchange(channel)
+            if page is not None and self._small:
                 if channel.rank:
                     self.plan.take(page.small()[0])
                 return channel.version + 1
-        version: int = _InBlock(self).send(channel)
-        if version == _DIFFERENT:
-            self.compare(channel)
+
+        def decide(signatures: list[bytes]) -> tuple[int, int]:
+            return (self.plan.layout.nbytes, channel.version + 1) if len(set(signatures)) == 1 else (0, 0)
+
+        version: int = broadcast(
+            channel,
+            self.op,
+            lambda: self.plan.layout.signature,
+            decide,
+            lambda block: self.plan.write(block),
+            lambda block, wait_for: self.plan.take(block, wait_for),
+        )
+        if not version:
+            self.exchange(channel)  # raises the error that names the first array that differs
         return version
-
-    def compare(self, channel: Channel) -> None:
-        """Collective: the RankMismatchError that names the first array that differs, if there is one."""
-        if barrier.possible(channel):
-            _OnPage(self).exchange(channel)
-        else:
-            channel.agree(self.op, lambda: self.plan.layout.kinds, partial(barrier.check_same, self.op))
-
-
-class _OnPage(barrier.Exchange):
-    """Compares the models on the barrier page, and sends what is small there."""
-
-    def __init__(self, model: _Model):
-        self.op, self._model = model.op, model
-
-    def describe(self) -> tuple[bytes, int, Any]:
-        layout = self._model.plan.layout
-        return tree.digest(self.op, layout.signature), 0, layout.kinds
-
-    def write(self, page: barrier.Page) -> None:
-        if page.rank == 0 and self._model.small:
-            self._model.plan.write_all(page.small(ahead=1)[0])
-
-
-class _InBlock(Broadcast):
-    """Sends the values as one block. Returns the version, or `_DIFFERENT`: then the ranks have to send their names."""
-
-    def __init__(self, model: _Model):
-        self.op, self._model = model.op, model
-
-    def describe(self) -> bytes:
-        return self._model.plan.layout.signature
-
-    def decide(self, channel: Channel, described: list[Any]) -> tuple[int, int]:
-        layout = self._model.plan.layout
-        if any(signature != layout.signature for signature in described):
-            return 0, _DIFFERENT
-        return layout.nbytes, channel.version + 1
-
-    def write(self, block: np.ndarray) -> Iterator[int]:
-        return self._model.plan.write(block)
-
-    def take(self, block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        self._model.plan.take(block, wait_for)
