@@ -43,12 +43,17 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays
     Raises:
         RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """
-    return _Reduction(op, make, channel_of(comm), divide=True).run(comm)
+    return combine(op, make, np.add, True, comm)
 
 
 def add(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
     """Collective: `average`, but the sum instead of the mean; integers too."""
-    return _Reduction(op, make, channel_of(comm), divide=False).run(comm)
+    return combine(op, make, np.add, False, comm)
+
+
+def combine(op: str, make: Callable[[], Arrays], function: np.ufunc, divide: bool, comm: Comm) -> Arrays:
+    """Collective: `average`, but with any NumPy function of two arrays; `divide`: by the number of ranks at the end."""
+    return _Reduction(op, make, function, divide, channel_of(comm)).run(comm)
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,15 +71,14 @@ def _copy(arrays: list[np.ndarray], into: list[np.ndarray]) -> None:
 class _Reduction(Exchange):
     """One sum or mean: the ranks write their arrays on the barrier page, and add them up there."""
 
-    def __init__(self, op: str, make: Callable[[], Arrays], channel: Channel, divide: bool):
-        self.op, self._make, self._channel, self._divide = op, make, channel, divide
+    def __init__(self, op: str, make: Callable[[], Arrays], function: np.ufunc, divide: bool, channel: Channel):
+        self.op, self._make, self._function, self._divide, self._channel = op, make, function, divide, channel
 
     def describe(self) -> tuple[bytes, int, Description]:
         self._made = self._make()
-        kinds, verb = ("fc", "averaged; use a float dtype") if self._divide else ("iufc", "added up")
         for name, array in self._made.items():
-            if array is not None and array.dtype.kind not in kinds:
-                raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be {verb}")
+            if array is not None and self._divide and array.dtype.kind not in "fc":
+                raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be averaged; use a float dtype")
         made = self._made.items()
         self._there = [array for _, array in made if array is not None]
         description = tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
@@ -110,9 +114,9 @@ class _Reduction(Exchange):
     def _add(self, runs: list[tuple[np.ndarray, ...]]) -> None:
         """Of each run adds up all arrays but the last, in their order, into the last."""
         for first, second, *rest, out in runs:
-            np.add(first, second, out)
+            self._function(first, second, out=out)
             for row in rest:
-                np.add(out, row, out)
+                self._function(out, row, out=out)
             if self._divide:
                 np.divide(out, self._channel.size, out)
 

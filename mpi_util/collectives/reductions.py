@@ -7,15 +7,12 @@ import numpy as np
 
 from ..arrays.adapters import adapter_for
 from ..launch.identity import Comm
-from .averaging import Arrays, add, average
+from .averaging import Arrays, combine
 from .channel import channel_of
-from .gather import rank0_accum_batches
-from .weights import all_same, bcast
+from .weights import all_same
 
 T = TypeVar("T")
 Array = TypeVar("Array", bound=Iterable[Any])  # of any framework: no number is iterable
-
-_SMALL = 2048  # bytes; an array up to this is sent within the agreement itself
 
 
 @overload
@@ -38,7 +35,7 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
     Raises:
         RankMismatchError: on every rank, if dtypes or shapes differ.
     """
-    return _sum("all_sum", x, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, False, comm)
+    return _combine("all_sum", x, np.add, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, comm)
 
 
 @overload
@@ -52,7 +49,7 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
     Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
     """
-    return _sum("all_mean", x, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), True, comm)
+    return _combine("all_mean", x, np.add, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), comm, True)
 
 
 def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
@@ -62,53 +59,36 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
         RankMismatchError: on every rank, if dtypes, shapes or functions differ.
         MpiUtilError: on every rank, if the function does not accept such an array.
     """
-    return _reduce(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype, comm)
+    return _combine(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype, comm)
 
 
-def _sum(op: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], divide: bool, comm: Comm) -> Any:
-    """A number is sent within an agreement; an array is added up as gradients are, which takes a third of the time."""
-    try:
-        array = adapter_for(x).to_numbers(x)
-    except Exception:  # raised again within the agreement, and so on every rank
-        array = np.empty(())
-    if not array.ndim or array.dtype.kind not in "biufc":
-        return _reduce(op, x, np.add, result_dtype, comm, divide)
-
-    def make() -> Arrays:
-        return {"x": array.astype(result_dtype(array.dtype))}
-
-    total: Any = (average if divide else add)(f"{op} of an array", make, comm=comm)["x"]
-    return adapter_for(x).from_numbers(total, x)
-
-
-def _reduce(
+def _combine(
     name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False
 ) -> Any:
-    """Collective: one reduction. Small arrays travel within the agreement; larger ones are gathered on rank 0."""
-    channel = channel_of(comm)
+    """A number is sent within an agreement; arrays are combined as gradients are, which takes a third of the time."""
+    channel, adapter = channel_of(comm), adapter_for(x)
+    try:
+        array = adapter.to_numbers(x)
+    except Exception:  # raised again within the agreement, and so on every rank
+        array = np.empty(())
 
-    def describe() -> tuple[np.dtype, tuple[int, ...], np.ndarray | None]:
-        array = adapter_for(x).to_numbers(x)
-        return array.dtype, array.shape, array if array.nbytes <= _SMALL else None
+    def make() -> Arrays:
+        made = array.astype(result_dtype(array.dtype))
+        op(made[:0], made[:0], out=made[:0])  # if it does not accept such an array, all ranks raise that
+        return {"x": made}
 
-    def combine(arrays: Iterable[np.ndarray]) -> np.ndarray:
-        first, *others = arrays
+    def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
+        all_same(name, [(number.dtype, number.shape) for number in numbers])
+        first, *others = numbers
         dtype = result_dtype(first.dtype)
         total = first.astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
-        for array in others:
-            op(total, array, out=total)
-        return np.asarray(total / channel.size if divide else total).astype(dtype, copy=False)
+        for number in others:
+            op(total, number, out=total)
+        return [np.asarray(total / channel.size if divide else total).astype(dtype)] * channel.size
 
-    def decide(described: list[Any]) -> list[np.ndarray | None]:
-        all_same(name, [found[:2] for found in described])
-        arrays = [values for *_, values in described]
-        if arrays[0] is not None:
-            return [combine(arrays)] * len(arrays)
-        combine([np.empty(0, described[0][0])] * 2)  # if `op` rejects such an array, all ranks raise that
-        return [None] * len(arrays)
-
-    result = channel.agree(name, describe, decide)
-    if result is None:
-        result = combine(rank0_accum_batches(adapter_for(x).to_numbers(x)[None], comm=comm))
-        bcast(result, comm=comm)  # the others have combined only their own
-    return adapter_for(x).from_numbers(result, x)
+    total: Any
+    if array.ndim:
+        total = combine(f"{name} of an array", make, op, divide, comm)["x"]
+    else:
+        total = channel.agree(name, lambda: adapter.to_numbers(x), decide)
+    return adapter.from_numbers(total, x)
