@@ -1,5 +1,6 @@
 """Gathers batches of every rank to rank 0; each row is copied once, directly to its final place."""
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
@@ -128,7 +129,7 @@ class _Gather:
         channel = self._channel
         place = channel.agree(self.op, self._describe, self._plan_all)
         starts, sends_example = place.plan
-        pieces = [piece for arrays, offsets in zip(self._arrays, starts) for piece in zip(arrays, offsets)]
+        pieces = list(zip(itertools.chain(*self._arrays), starts))
         if channel.rank:
             put(channel, place, pieces)
             if sends_example:
@@ -159,7 +160,7 @@ class _Gather:
         """Rank 0: where each rank's rows go to."""
         self.plan = Plan(self.op, headers)
         self.block, ticket = lease(self._channel, self.plan.joined.layout.nbytes)
-        plans = [(starts, k == self.plan.example_from) for k, starts in enumerate(self.plan.starts)]
+        plans = [([start for start, _ in own], k == self.plan.example_from) for k, own in enumerate(self.plan.pieces)]
         return places(self._channel, ticket, plans)
 
     def _joined(self, joined: Joined) -> Any:
