@@ -103,7 +103,7 @@ class Page:
         while bytes(posts) != same:
             tests -= 1
             if not tests:
-                self._wait(op, posts, same)
+                self._wait(op, posts)
                 break
         sleepers = bytes(self._asleep)  # the rank that finds that all have come wakes them
         for k, asleep in enumerate(sleepers) if any(sleepers) else ():
@@ -112,19 +112,16 @@ class Page:
                 self.channel.peers.wake(k)
         return bytes(posts) == same
 
-    def _wait(self, op: str, posts: memoryview, same: bytes) -> None:
+    def _wait(self, op: str, posts: memoryview) -> None:
         """Waits until all have come, and looks for messages that say why one does not."""
         quiet_tests, notice = _QUIET_TESTS, time.perf_counter() + _NOTICE_S
 
         def came() -> list[bool]:
             return [number == self.number for number, _ in _ENTRY.iter_unpack(posts)]
 
-        def all_came() -> bool:
-            return bytes(posts) == same or all(came())
-
         def over() -> bool:
             nonlocal quiet_tests, notice
-            if all_came():
+            if all(came()):
                 return True
             quiet_tests -= 1
             if quiet_tests < 0:
@@ -134,9 +131,9 @@ class Page:
                     self.channel.report_waiting(op)
             return False
 
-        wait_until(over, partial(self.nap, all_came), process.of(Watchdog))
+        wait_until(over, partial(self._nap, lambda: all(came())), process.of(Watchdog))
 
-    def nap(self, ready: Callable[[], bool], seconds: float) -> bool:
+    def _nap(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Sleeps until woken, unless `ready`. True if it is worth looking again at once.
 
         Which ranks sleep is seen on the page: no rank wakes one that is awake.
