@@ -39,8 +39,7 @@ class Spec:
         obs_dim: length of one flat observation.
         act_dim: components of a Box action, or the number of Discrete actions.
         discrete: True for Discrete actions.
-        policy_hid: width of each hidden layer of the policy, first to last.
-        valfunc_hid: the same for the value function.
+        policy_hid, valfunc_hid: width of each hidden layer, first to last.
         network: module:function that makes other networks, in torch; "": the built-in ones.
     """
 
@@ -63,12 +62,9 @@ class Spec:
         return (self.obs_dim, *self.valfunc_hid, 1)
 
     def shapes(self, net: str) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of one network's parameters, in the order of a flat vector of all of them.
+        """Names and shapes of one network's parameters, in the order of a flat vector of all of them. Args: as `sizes`.
 
         Weights come first, so that they start on whole cache lines when the widths are multiples of 16.
-
-        Args:
-            net: "policy" or "value".
         """
         layers = list(enumerate(zip(self.sizes(net), self.sizes(net)[1:])))
         shapes: dict[str, tuple[int, ...]] = {f"{net}/{i}/weight": pair for i, pair in layers}
@@ -107,14 +103,7 @@ def parse_hid_list(text: str, obs_dim: int, act_dim: int, kind: str) -> tuple[in
 
 
 def init_params(spec: Spec, rng: np.random.Generator, log_std: float = INIT_LOG_STD) -> dict[str, Array]:
-    """Initial parameters, orthogonal weights and zero biases, from which the learners and every actor start.
-
-    Args:
-        log_std: initial value of every ``policy/log_std``.
-
-    Returns:
-        dict of str to float32 array: the table in the module's docstring.
-    """
+    """Initial parameters, as in the module's table: orthogonal weights, zero biases, and every log_std as given."""
     params = {}
     for net, out_gain in (("policy", POLICY_OUT_GAIN), ("value", VALUE_OUT_GAIN)):
         last = len(spec.sizes(net)) - 2
@@ -140,10 +129,10 @@ class Actor:
 
     `output` multiplies one row at once and `outputs` always the same number, so that a row's bits never depend on what
     else is being collected, on this rank or on another; those of `output` and `outputs` differ. The bits of the other
-    batched methods depend only on the rows and their number, as long as BLAS runs on one thread.
+    batched methods depend only on the rows and their number, as long as BLAS runs on one thread. Observations are
+    float32, scaled: (obs_dim,), or T of them as (T, obs_dim).
 
     Attributes:
-        spec: the Spec.
         height: rows of a product of `outputs`, by which several environments are to be stepped together; 0: they are
             not. The size of the policy decides it, and how BLAS multiplies; never the number of environments or ranks.
     """
@@ -151,9 +140,8 @@ class Actor:
     height = 0
 
     def __init__(self, spec: Spec, params: dict[str, Array]):
-        """Args: spec: the Spec. params: as `init_params` returns them; kept, not copied."""
-        self.spec = spec
-        self.params = params
+        """Args: params: as `init_params` returns them; kept, not copied."""
+        self.spec, self.params = spec, params
         self._nets = {net: layers(params, net) for net in ("policy", "value")}
         self._outs = {net: buffers(of_net, 0) for net, of_net in self._nets.items()}
         self._row = buffers(self._nets["policy"])
@@ -177,22 +165,11 @@ class Actor:
         return rng.standard_normal((n, self.spec.act_dim), dtype=np.float32)
 
     def output(self, obs: Array) -> Array:
-        """Means or logits for one row, float32 (act_dim,), which the next call overwrites.
-
-        Args:
-            obs: float32 (obs_dim,), scaled.
-        """
+        """Means or logits for one observation: float32 (act_dim,), which the next call overwrites."""
         return forward(self._nets["policy"], obs, self._row)
 
     def outputs(self, obs: Sequence[Array]) -> list[Array]:
-        """`output` for several rows, in products of one fixed height, which are filled up with zeros.
-
-        Args:
-            obs: any number of float32 (obs_dim,), scaled.
-
-        Returns:
-            As many new float32 (act_dim,).
-        """
+        """`output` for any number of them, as new arrays: in products of one fixed height, filled up with zeros."""
         found: list[Array] = []
         rows, outs = self._together
         for first in range(0, len(obs), self.height):
@@ -209,11 +186,7 @@ class Actor:
         return all(np.array_equal(first, other) for other in others)
 
     def sample(self, out: Array, noise: Any) -> Any:
-        """Draws one action.
-
-        Args:
-            out: what `output` returned, or one of `outputs`.
-            noise: one row of `noise`.
+        """Draws one action. Args: out: what `output` returned, or one of `outputs`. noise: one row of `noise`.
 
         Returns:
             Box: a new float32 (act_dim,) array, mean + std * noise. Discrete: int, by the inverse of the cumulative
@@ -231,19 +204,11 @@ class Actor:
         return int(out.argmax()) if self.spec.discrete else out.copy()
 
     def value(self, obs: Array) -> Array:
-        """State values. Args: obs: float32 (T, obs_dim), scaled. Returns: float32 (T,)."""
+        """State values, float32 (T,), of T observations."""
         return self._forward("value", obs)[:, 0]
 
     def logp(self, obs: Array, act: Array) -> Array:
-        """Log-probability (Box: log-density) of actions that were taken.
-
-        Args:
-            obs: float32 (T, obs_dim), scaled.
-            act: Box: float32 (T, act_dim). Discrete: integers (T,).
-
-        Returns:
-            float32 (T,).
-        """
+        """Log-probabilities (Box: log-densities), float32 (T,), of T actions. Args: act: as `sample` returns them."""
         out = self._forward("policy", obs)
         if self.spec.discrete:
             out -= out.max(axis=1, keepdims=True)

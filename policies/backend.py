@@ -127,20 +127,14 @@ class Net(ABC):
     def step(self, grad: Any, lr: float) -> None:
         """One step of Adam. A gradient that is not finite leaves parameters that are not.
 
-        Args:
-            grad: float32 (P,); it may be overwritten. lr: step size; that of a Gaussian's deviations is
-                `hyper.log_std_lr` times as long.
+        Args: grad: float32 (P,), may be overwritten. lr: step size; `hyper.log_std_lr` times it for the deviations.
         """
 
     @abstractmethod
     def loss_gradient(self, rows: Rows, minibatch: Array, n: int) -> Any:
-        """Gradient of a loss on some rows: of the clipped surrogate objective, or of the squared errors.
+        """Gradient of the clipped surrogate loss, or of the squared errors: float32 (P,), until the next call.
 
-        Args:
-            minibatch: int64, positions in the rows. n: number by which the sum is divided.
-
-        Returns:
-            float32 (P,), which the next call may overwrite.
+        Args: minibatch: int64, positions in the rows. n: number by which the sum over them is divided.
         """
 
     def descend(self, rows: Rows, minibatches: Iterable[Minibatch], lr: float) -> None:
@@ -165,12 +159,7 @@ class PolicyNet(Net):
     def rows(self, obs: Array, act: Array, adv: Array, logp: Array | None) -> Rows:
         """Copies a batch to the device, with the distributions of the policy as it is now.
 
-        Args:
-            obs: float32 (N, obs_dim). act: float32 (N, act_dim), or integers (N,). adv: float32 (N,), normalised.
-            logp: float32 (N,), of the actions when they were drawn; None: by the policy as it is now.
-
-        Raises:
-            ValueError: an array has another shape.
+        Args and raises: as policies.policy.Policy.update; adv: normalised.
         """
         spec, n = self.spec, len(adv)
         x = self.field(obs, (n, spec.obs_dim))
@@ -191,8 +180,7 @@ class PolicyNet(Net):
     def fisher(self, rows: Rows, n: int) -> Callable[[Array], Any]:
         """The Fisher matrix: the second derivative of the sum of KL divergences over these rows, divided by `n`.
 
-        Returns:
-            Function that multiplies it with a float32 (P,) array; the next call may overwrite the product.
+        Returns: function that multiplies it with a float32 (P,) array; the next call may overwrite the product.
         """
 
 
@@ -202,7 +190,7 @@ class ValueNet(Net):
     name = "value"
 
     def rows(self, obs: Array, ret: Array) -> Rows:
-        """Copies a batch to the device. Args: obs: float32 (N, obs_dim). ret: float32 (N,). Raises: as PolicyNet's."""
+        """Copies a batch to the device. Args and raises: as policies.learners.ValueFunction.fit."""
         n = len(ret)
         return Rows((self.field(obs, (n, self.spec.obs_dim)), self.field(ret, (n,))))
 
@@ -226,11 +214,8 @@ def as_array(vector: Any) -> Array:
 
 
 def n_threads(available: int, rows: int, n_params: int) -> int:
-    """Number of threads that the largest matrix product of an update can use, 1 to `available`.
+    """Number of threads that a matrix product of so many rows and parameters can use, 1 to `available`.
 
     It depends on the size of the work only: with a measurement the bits would vary from run to run.
-
-    Args:
-        rows: rows of the largest product. n_params: parameters of the network.
     """
     return max(1, min(available, int(rows * n_params / WORK_PER_THREAD)))

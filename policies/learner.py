@@ -103,12 +103,9 @@ class Learner:
         self.updates += 1
 
     def state(self) -> State:
-        """Everything that later updates depend on, so that a resumed run has the same bits.
+        """Everything that later updates depend on: (arrays, numbers), by names that begin with the network's name.
 
-        Returns:
-            (arrays, scalars): dict of str to array, with the parameters under the actor's names, and dict of str to
-            number, the same for every backend. All names begin with the network's name, so those of two learners can
-            share a dict.
+        They are the same for every backend; the parameters have the actor's names.
         """
         name, ((vector, m, v), steps) = self.net.name, self.snapshot()
         arrays = self.net.by_name(vector) | {f"{name}/adam/m": m, f"{name}/adam/v": v}
@@ -116,14 +113,9 @@ class Learner:
         return arrays, {f"{name}/adam/steps": steps, f"{name}/updates": self.updates} | adaptive
 
     def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
-        """Restores what `state` returned; other names in the dicts are ignored.
+        """Restores what `state` returned; other names are ignored.
 
-        Args:
-            arrays, scalars: as `state` returned them, from a learner of the same Spec.
-
-        Raises:
-            ValueError: the parameters do not fit this network.
-            KeyError: a name is missing.
+        Raises: ValueError: the parameters do not fit this network. KeyError: a name is missing.
         """
         name, net = self.net.name, self.net
         net.load(arrays)
@@ -135,10 +127,7 @@ class Learner:
 
 
 def stream(seed: int, learner: int, update: int) -> np.random.Generator:
-    """Random generator of an update's minibatches, the same for every framework.
-
-    Args: seed: of the run. learner: POLICY_STREAM or VALUE_STREAM. update: its number.
-    """
+    """Random generator of an update's minibatches. Args: learner: POLICY_STREAM or VALUE_STREAM. update: its number."""
     return np.random.default_rng((seed, learner, update))
 
 
@@ -150,14 +139,9 @@ def n_minibatches(hyper: Hyper, n_rows: int) -> int:
 def shuffled(rng: np.random.Generator, part: Part, n_parts: int) -> Iterator[Minibatch]:
     """One pass over the whole batch in random order, in minibatches whose sizes differ by one at most.
 
-    A single one is in the batch's own order, as that of a sum does not matter.
+    A single one is in the batch's own order, as that of a sum does not matter. Args: rng: the same for each learner.
 
-    Args:
-        rng: the same for each learner. n_parts: number of minibatches.
-
-    Returns:
-        iterator over (rows, n): int64 array, positions in `part` of its rows of the minibatch, each row once per pass;
-        and the number of rows of the whole minibatch.
+    Returns: for each minibatch, int64 positions in `part` of its rows, and the number of rows of the whole minibatch.
     """
     if n_parts == 1:
         return iter([(np.arange(len(part)), part.total)])

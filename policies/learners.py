@@ -43,20 +43,13 @@ class ValueFunction(Learner):
     def fit(self, obs: Array, ret: Array, part: Part | None = None) -> dict[str, float]:
         """One fit on one batch, and on the batch before it where the algorithm replays that.
 
-        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
+        Collective, obs, part and raises: as Policy.update.
 
-        Args:
-            obs: float32 (N, obs_dim), scaled.
-            ret: float32 (N,), targets: discounted sums of rewards, or advantages plus values (TD(lambda) returns).
-            part: which rows of the whole batch these are; None: all.
+        Args: ret: float32 (N,), targets: discounted sums of rewards, or advantages plus values (TD(lambda) returns).
 
         Returns:
             What to log: ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant) and LossV (mean
             squared error on this batch after the fit, squared unit of the targets).
-
-        Raises:
-            ValueError: an array has another shape than the above.
-            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
         """
         hyper, net = self.hyper, self.net
         part = Part.whole(len(obs)) if part is None else part
@@ -112,9 +105,6 @@ class Learners:
     They share nothing, so the bits are the same either way. On small networks a second thread of one of them costs more
     than it gains, and with both in a thread each they wait for Python's lock: so the fit is made in a child of this
     process, where the backend allows that. If the child is killed, the fit is made here.
-
-    Attributes:
-        policy: Policy. value: ValueFunction.
     """
 
     def __init__(
@@ -148,18 +138,7 @@ class Learners:
     def learn(
         self, obs: Array, act: Array, adv: Array, ret: Array, part: Part | None = None, logp: Array | None = None
     ) -> dict[str, float]:
-        """One update of each.
-
-        Args:
-            obs, act, adv, logp: as Policy.update takes them. ret: as ValueFunction.fit takes it.
-            part: which rows of the whole batch these are; None: all.
-
-        Returns:
-            What both log, the policy first.
-
-        Raises:
-            FloatingPointError, ValueError: as the learners raise them.
-        """
+        """One update of each. Args and raises: as Policy.update and ValueFunction.fit. Returns: what both log."""
         n_rows, hyper = len(obs) if part is None else part.total, self.value.hyper
         threads = max(learner.n_threads(n_rows) for learner in (self.policy, self.value))
         steps = hyper.vf_epochs * n_minibatches(hyper, n_rows + self.value.last_part.total)
@@ -185,11 +164,11 @@ class Learners:
         return policy.by_name(policy.vector()) | value.by_name(value.vector())
 
     def state(self) -> State:
-        """Collective among the learners: everything that later updates depend on. Returns: as Learner.state."""
+        """Collective among the learners: as Learner.state."""
         (arrays, scalars), (more_arrays, more_scalars) = self.policy.state(), self.value.state()
         return arrays | more_arrays, scalars | more_scalars
 
     def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
-        """Restores what `state` returned. Raises: as Learner.load_state."""
+        """As Learner.load_state."""
         self.policy.load_state(arrays, scalars)
         self.value.load_state(arrays, scalars)

@@ -23,14 +23,9 @@ def buffers(layers: Sequence[Layer], n: int | None = None, shared: bool = False)
 
 
 def forward(layers: Sequence[Layer], x: Array, outs: Sequence[Array]) -> Array:
-    """Outputs of a network with tanh hidden layers and a linear output.
+    """Outputs of a network with tanh hidden layers and a linear output: the last of `outs`.
 
-    Args:
-        x: float32 (inputs,), or (N, inputs).
-        outs: what `buffers` returned, or the first N rows of each; overwritten.
-
-    Returns:
-        The last of `outs`: float32 (outputs,), or (N, outputs).
+    Args: x: float32 (inputs,), or (N, inputs). outs: what `buffers` returned, or the first N rows of each; overwritten.
     """
     *hidden, last = zip(layers, outs)
     for (weight, bias), out in hidden:
@@ -45,8 +40,7 @@ def forward(layers: Sequence[Layer], x: Array, outs: Sequence[Array]) -> Array:
 def aligned(shape: tuple[int, ...], dtype: type = np.float32, shared: bool = False) -> Array:
     """An array at the start of a cache line. Where memory begins elsewhere, BLAS may sum in another order.
 
-    Args:
-        shared: with children made by fork, which then change the same array instead of a copy of each page.
+    Args: shared: with children made by fork, which then change the same array instead of a copy of each page.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if shared and size:

@@ -45,13 +45,9 @@ class Policy(Learner):
     net: PolicyNet
 
     def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
-        """Changes the policy's parameters. Args: rng: of this update.
+        """Changes the policy's parameters. Returns: the policy afterwards, compared with the one before; what to log.
 
-        Where several learners share the batch, gradients and logged numbers are of the whole batch, and each learner
-        makes the same calls in the same order.
-
-        Returns:
-            The policy afterwards, compared with the one before, and numbers to log.
+        Each learner that shares the batch makes the same calls in the same order.
         """
         raise NotImplementedError
 
@@ -105,22 +101,13 @@ class Policy(Learner):
     def gradient(self, batch: Batch, now: Compared, kl: float = 0.0) -> Any:
         """Collective among the learners: gradient of the mean surrogate loss over the whole batch, less the entropy's.
 
-        Args:
-            now: the policy as it is, on this batch; taken once.
-            kl: weight of the divergence, which is added.
-
-        Returns:
-            float32 (P,), of all learners.
+        Args: now: the policy as it is; taken once. kl: weight of the divergence, which is added. Returns: (P,).
         """
         weights = (weight / batch.part.total for weight in (kl, -self.hyper.ent_coef, 1.0))
         return self.summed(now.outcome.gradient(*weights))
 
     def fisher(self, batch: Batch) -> Callable[[Array], Array]:
-        """The damped Fisher matrix of the batch at the current parameters.
-
-        Returns:
-            Function, collective among the learners, that multiplies it with a float64 (P,) array.
-        """
+        """The damped Fisher matrix: a function, collective among the learners, that multiplies it with float64 (P,)."""
         undamped = self.net.fisher(batch.rows, batch.part.total)
 
         def product(vector: Array) -> Array:

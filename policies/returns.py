@@ -1,8 +1,4 @@
-"""Advantages of one trajectory: a pure function, float64 inside, float32 out.
-
-Time runs over t = 0 .. T-1. ``last_val`` is the value of the observation that follows the last step: 0 where the
-episode terminated, the value function's estimate where it was truncated or cut at the end of a segment.
-"""
+"""Advantages of one trajectory: a pure function, float64 inside, float32 out."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,14 +10,12 @@ def gae(rew: ArrayLike, val: ArrayLike, last_val: float, gamma: float, lam: floa
     adv[t] = sum over k of (gamma * lam)^k * delta[t + k], delta[t] = rew[t] + gamma * val[t + 1] - val[t].
 
     Args:
-        rew: rewards, shape (T,).
-        val: values of the observations before each step, shape (T,).
-        last_val: value after the last step; 0 where the episode terminated.
-        gamma: discount of one step, in [0, 1].
-        lam: weight of longer estimates, in [0, 1].
+        rew, val: shape (T,): rewards, and values of the observations before each step.
+        last_val: value of the observation after the last step: 0 where the episode terminated, the estimate where it
+            was truncated or cut at the end of a segment.
+        gamma, lam: discount of one step, and weight of longer estimates, in [0, 1].
 
-    Returns:
-        float32 (T,).
+    Returns: float32 (T,).
     """
     val = np.append(np.asarray(val, np.float64), last_val)
     delta = np.asarray(rew, np.float64) + gamma * val[1:] - val[:-1]

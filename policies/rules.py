@@ -152,13 +152,10 @@ def conjugate_gradients(
     """Solves A x = b for a symmetric positive definite A (Hestenes and Stiefel 1952).
 
     Args:
-        product: function that multiplies A by a vector like `b`.
-        b: float64 (P,).
-        iters: most products to compute.
+        product: multiplies A by a vector like `b`, float64 (P,); at most `iters` times.
         tolerance: of the squared residual, relative to the first one.
 
-    Returns:
-        (x, residual b - A x): like `b`. The residual is not finite if any number was not.
+    Returns: (x, residual b - A x). The residual is not finite if any number was not.
     """
     x, residual, p = 0.0 * b, b, b
     squared = first = float(b @ b)

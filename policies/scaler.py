@@ -23,7 +23,6 @@ class Scaler:
     """
 
     def __init__(self, obs_dim: int, name: str = "scaler"):
-        """Args: obs_dim: length of one observation. name: of this scaler."""
         self.name = name
         self.arrays: dict[str, Array] = {
             f"{name}/mean": np.zeros(obs_dim, np.float32),
@@ -66,12 +65,9 @@ class Scaler:
     def scale(self, obs: Array, out: Array | None = None) -> Array:
         """Normalises observations elementwise, so a row's bits are the same alone and in any batch.
 
-        Args:
-            obs: unscaled, float32 or float64, shape (obs_dim,) or (N, obs_dim).
-            out: float32 of the same shape to write into; by default a new array.
+        Args: obs: float32 or float64, (obs_dim,) or (N, obs_dim). out: float32, to write into; None: a new array.
 
-        Returns:
-            float32, the shape of `obs`, within +-10.
+        Returns: float32, the shape of `obs`, within +-10.
         """
         if out is None:
             out = np.empty(obs.shape, np.float32)
@@ -81,10 +77,7 @@ class Scaler:
 
 
 def _moments(obs: Array) -> Array:
-    """Size, means and sums of squared deviations of a sample, (N, obs_dim), which may have no rows.
-
-    Returns: float64 (1 + 2 * obs_dim,); not finite if `obs` is not.
-    """
+    """Size, means and sums of squared deviations of a sample: float64 (1 + 2 * obs_dim,); not finite if it is not."""
     if not len(obs):
         return np.zeros(1 + 2 * obs.shape[1])
     # Deviations from the first row keep their digits where the mean is far from 0.

@@ -16,9 +16,7 @@ Array = np.ndarray
 class Share:
     """What several learners that update synchronously do together; this base is that of a single learner.
 
-    Attributes:
-        n_learners: their number.
-        index: of this learner, 0 to n_learners - 1.
+    Attributes: n_learners: their number. index: of this learner, 0 to n_learners - 1.
     """
 
     n_learners = 1

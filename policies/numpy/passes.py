@@ -63,11 +63,7 @@ class Worker:
         return self.dist
 
     def backward(self, grad_out: Array) -> None:
-        """Writes the gradient of a loss, for the batch of the last `forward`, but for a Gaussian's log deviations.
-
-        Args:
-            grad_out: float32 (N, outputs), derivative of the loss by `forward`'s result.
-        """
+        """Writes the gradient of a loss, but for a Gaussian's log deviations. Args: grad_out: by `forward`'s result."""
         n = len(grad_out)
         for i in range(len(self._layers) - 1, -1, -1):
             weight_grad, bias_grad = self._grads[i]
@@ -84,11 +80,7 @@ class Worker:
         return np.subtract(1.0, slope, slope)
 
     def jvp(self, direction: Array) -> Array:
-        """Derivative of the last `forward`'s result along a direction of the parameters: new float32 (N, outputs).
-
-        Args:
-            direction: float32 (P,).
-        """
+        """Derivative of the last `forward`'s result along a direction, (P,), of the parameters: new (N, outputs)."""
         (d_weight, d_bias), *later = mlp.layers(self._net.by_name(direction), self._net.name)
         d_out = self._inputs[0].dot(d_weight) + d_bias
         for i, (d_weight, d_bias) in enumerate(later, 1):
