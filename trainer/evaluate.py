@@ -51,15 +51,8 @@ def open_policy(path: Path, args: argparse.Namespace) -> Runner:
     for name, array in scaler.arrays.items():
         array[:] = arrays.pop(name)
     arguments = json.loads(notes["env_kwargs"]) | ({"render_mode": "human"} if args.render else {})
-    env = make_env(notes["env"], arguments, quiet=True)
-    return Runner(
-        env,
-        networks(spec).Actor(spec, arrays),
-        scaler,
-        Config(env=notes["env"], seed=args.seed),
-        Control(1.0),
-        greedy=True,
-    )
+    env, actor = make_env(notes["env"], arguments, quiet=True), networks(spec).Actor(spec, arrays)
+    return Runner(env, actor, scaler, Config(env=notes["env"], seed=args.seed), Control(1.0), greedy=True)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,8 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     numbers: Iterable[int] = [0]
     if config.batch_steps:
         apart = config.overlap and mpi_util.nworkers > 1  # rank 0 updates while the others collect
-        numbers = (
-            range(mpi_util.rank - apart, config.num_envs, mpi_util.nworkers - apart) if mpi_util.rank >= apart else ()
-        )
+        collecting, first = mpi_util.nworkers - apart, mpi_util.rank - apart
+        numbers = range(first, config.num_envs, collecting) if first >= 0 else ()
     envs = {e: make_env(config.env, arguments, quiet=not is_root or e > 0) for e in numbers}
     env = next(iter(envs.values()), None) or make_env(config.env, arguments, quiet=not is_root)
     obs_dim = env.observation_space.shape[0]
@@ -69,9 +68,7 @@ def build_training(run: Run) -> None:
     from trainer.record import Record  # here, because of what they load, which ranks that only collect never do
     from trainer.training import Training
 
-    share, n_learners = (Ranks(), mpi_util.nworkers) if run.average else (ALONE, 1)
-    threads = max(1, run.config.threads // n_learners)
-    run.training = Training(run.config, run.spec, run.actor.params, share, threads)
+    run.training = Training(run.config, run.spec, run.actor.params, Ranks() if run.average else ALONE)
     run.training.publish(run.weights)
     if is_root:
         run.record = Record(run.config, run.spec, run.training.resumed)

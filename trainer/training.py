@@ -31,17 +31,12 @@ class Training:
         episodes: arrays of the resumed checkpoint for SegmentCollector; {}: none.
     """
 
-    def __init__(self, config: Config, spec: Spec, params: dict[str, np.ndarray], share: Share, threads: int):
-        """Makes the learners, and loads the checkpoint of a resumed run.
+    def __init__(self, config: Config, spec: Spec, params: dict[str, np.ndarray], share: Share):
+        """Makes the learners, which divide the threads, and loads the checkpoint of a resumed run.
 
-        Args:
-            params: as policies.actor.init_params returns them; copied.
-            share: of the learners that share a batch, as policies.share.ALONE.
-            threads: number of cores that the updates may use.
+        Args: params: as policies.actor.init_params returns them; copied. share: of the learners that share a batch.
 
-        Raises:
-            ValueError: one line: the device or the checkpoint cannot be used.
-            ImportError: the framework is not installed.
+        Raises: ValueError: one line: device or checkpoint cannot be used. ImportError: the framework is not installed.
         """
         self.config, self.spec, self.share = config, spec, share
         self.episodes: dict[str, np.ndarray] = {}
@@ -52,6 +47,7 @@ class Training:
         self._before: State | None = None
         self._scaled = aligned((0, spec.obs_dim))
         backend = importlib.import_module(f"policies.{config.framework}")
+        threads = max(1, config.threads // share.n_learners)
         try:
             self.learners = Learners(backend, spec, params, config, threads, config.device, share)
         except RuntimeError as error:
