@@ -208,18 +208,13 @@ class Runner:
             yield from self.actor.noise(rng, NOISE_ROWS)
 
     def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> Result:
-        """Steps to the end of the episode, or for `n_steps`.
-
-        Args:
-            n_steps: most steps; None: the whole episode.
-            stop: as of `alone`; True drops the episode.
+        """Steps to the end of the episode, or `n_steps` at most. Args: stop: as of `alone`; True drops the episode.
 
         Returns:
             (batch, True if the episode ended). (None, False): it was dropped. (None, True): the environment failed, and
             the episode could not be replayed in a new one.
 
-        Raises:
-            NotFinite: an observation, action, reward or advantage is not finite; one line that says which.
+        Raises: NotFinite: an observation, action, reward or advantage is not finite; one line that says which.
         """
         return alone(self.steps(n_steps), self.actor, stop) or (None, False)
 
@@ -292,8 +287,7 @@ class Runner:
 def alone(steps: Steps, actor: Actor, stop: Callable[[], bool]) -> Any:
     """Steps one environment. Args: stop: called before a step, and again after some milliseconds.
 
-    Returns:
-        What `steps` returns; None: `stop` was True.
+    Returns: what `steps` returns; None: `stop` was True.
     """
     due = 0.0
     with QUIETLY():
@@ -312,8 +306,7 @@ def alone(steps: Steps, actor: Actor, stop: Callable[[], bool]) -> Any:
 def together(steps: dict[int, Steps], actor: Actor, stop: Callable[[], bool], during: Callable[[int], Any]) -> None:
     """Steps several environments in turn, with the outputs of `Actor.outputs`, until all have ended or `stop` is True.
 
-    Args:
-        during: a context for the steps of an environment, which is given.
+    Args: during: a context for the steps of an environment, which is given.
     """
     outs: dict[int, Any] = dict.fromkeys(steps)  # what begins a generator is None
     with QUIETLY():

@@ -25,14 +25,9 @@ class RunFolder:
     """A run's folder. Files are written under another name, synced, renamed: a crash leaves the last complete one."""
 
     def __init__(self, path: Path, new: bool):
-        """Opens the folder.
+        """Opens the folder, which is created if it is missing. Args: new: it must not hold a run yet; else it must.
 
-        Args:
-            path: of the folder; created if it is missing.
-            new: True: it must not hold a run yet. False: it must hold one, to resume.
-
-        Raises:
-            ValueError: one line: not writable, or it holds a run already, or none.
+        Raises: ValueError: one line: not writable, or it holds a run already, or none.
         """
         self.path = path
         holds_run = bool(checkpoints(path))
@@ -57,12 +52,9 @@ class RunFolder:
         return next(path for path in itertools.chain([base], numbered) if not path.exists())
 
     def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any], keep: int = 1) -> None:
-        """Writes arrays and a description as one safetensors file.
+        """Writes arrays, by name, and notes, in the header and as JSON, as one safetensors file.
 
-        Args:
-            arrays: by name.
-            notes: what JSON can store; written to the file's header.
-            keep: number of checkpoints to keep: this one, and those before it as checkpoint-1.safetensors, -2, ...
+        Args: keep: number of checkpoints to keep: this one, and those before it as checkpoint-1.safetensors, -2, ...
         """
         whole = {key: np.ascontiguousarray(arrays[key]) for key in sorted(arrays)}
         content = save(whole, {META: json.dumps(notes | {"checksum": NO_CHECKSUM.decode()}, sort_keys=True)})
