@@ -81,11 +81,9 @@ def parse_hid_list(text: str, obs_dim: int, act_dim: int, kind: str) -> tuple[in
         text: "64,64" or "[64, 64]", or "auto" for Patrick Coady's sizing (github.com/pat-coady/trpo): three layers,
             the first 10 times the observation, the last 10 times the action (value function: 5), the middle one their
             geometric mean.
-        obs_dim: length of one observation. act_dim: components of an action.
         kind: "policy" or "value".
 
-    Raises:
-        ValueError: the string is neither a list of positive integers nor "auto"; one line.
+    Raises: ValueError: the string is neither a list of positive integers nor "auto"; one line.
     """
     if text.strip() == "auto":
         first = obs_dim * 10
@@ -155,11 +153,7 @@ class Actor:
             self._std = np.exp(self.params["policy/log_std"])
 
     def noise(self, rng: np.random.Generator, n: int) -> Array:
-        """The random numbers of `n` calls of `sample`, drawn at once.
-
-        Returns:
-            Box: float32 (n, act_dim), standard normal. Discrete: float64 (n,), uniform on [0, 1).
-        """
+        """For `n` calls of `sample`: float32 (n, act_dim), standard normal; or float64 (n,), uniform on [0, 1)."""
         if self.spec.discrete:
             return rng.random(n)
         return rng.standard_normal((n, self.spec.act_dim), dtype=np.float32)

@@ -86,11 +86,7 @@ class Net(ABC):
         """Makes the network and the optimizer."""
 
     def load(self, params: Params) -> None:
-        """Copies parameters into the network. Args: params: dict with at least this network's names, float32 arrays.
-
-        Raises:
-            ValueError: a name is missing or a shape differs; nothing was changed.
-        """
+        """Copies this network's parameters into it. ValueError: one is missing or of another shape; nothing changed."""
         for key, shape in self.shapes.items():
             found = params[key].shape if key in params else "nothing"
             if found != shape:

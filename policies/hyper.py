@@ -69,11 +69,7 @@ class Hyper:
 
     @classmethod
     def of(cls, algo: str = "ppo", **given: Any) -> Any:
-        """The algorithm's settings, but for those that are given and not None.
-
-        Raises:
-            ValueError: `algo` is unknown; it lists those known.
-        """
+        """The algorithm's settings, but for those that are given and not None. ValueError: `algo` is unknown."""
         if algo not in DEFAULTS:
             raise ValueError(f"algo {algo!r} is not one of: {', '.join(sorted(DEFAULTS))}")
         own = {key: value for key, value in DEFAULTS[algo].items() if key in cls.__dataclass_fields__}

@@ -81,11 +81,8 @@ class Learner:
     def updating(self, n_rows: int) -> Iterator[dict[str, float]]:
         """Context of one update of `n_rows` rows, with a fitting number of threads; undone if it fails.
 
-        It gives a dict for what the update logs, whose numbers become Python floats.
-
-        Raises:
-            FloatingPointError: one of these or a parameter is not finite. After this or any other exception in the
-                block, network and optimizer are as before.
+        It gives a dict for what the update logs, whose numbers become Python floats. After any exception network and
+        optimizer are as before; FloatingPointError: one of these or a parameter is not finite.
         """
         net, log = self.net, dict[str, float]()
         with net.using(self.n_threads(n_rows)), np.errstate(all="ignore"):

@@ -120,14 +120,10 @@ class Learners:
         """Copies the parameters.
 
         Args:
-            backend: policies.numpy, policies.torch or policies.tf.
-            params: dict of float32 arrays as policies.actor.init_params returns.
-            threads: number of cores that an update may use.
-            device: "cpu", or "cuda", "cuda:0" and so on; TensorFlow: "gpu:0" too.
+            backend: policies.numpy, policies.torch or policies.tf. params: as policies.actor.init_params returns them.
+            threads: number of cores that an update may use. device: "cpu", "cuda", "cuda:0"; TensorFlow: "gpu:0" too.
 
-        Raises:
-            ValueError: the parameters do not fit `spec`.
-            RuntimeError: there is no such device.
+        Raises: ValueError: the parameters do not fit `spec`. RuntimeError: there is no such device.
         """
         made = spec, params, hyper, threads, device
         self.policy: Policy = RULES[hyper.algo](backend.PolicyNet(*made), share)

@@ -36,12 +36,9 @@ class Scaler:
     def update(self, obs: Array, share: Share = ALONE) -> None:
         """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
 
-        Args:
-            obs: unscaled observations, float32 or float64 (N, obs_dim). May have no rows.
-            share: of the learners; their parts are merged in their order.
+        Args: obs: float32 or float64 (N, obs_dim), unscaled. share: the learners; merged in their order.
 
-        Raises:
-            FloatingPointError: an observation is not finite; the state is unchanged.
+        Raises: FloatingPointError: an observation is not finite; the state is unchanged.
         """
         parts = np.zeros((share.n_learners, 1 + 2 * obs.shape[1]))
         parts[share.index] = _moments(obs)

@@ -76,8 +76,7 @@ class Net(backend.Net):
     def shared(self, call: Callable[[Any, Any], Any], rows: int | Array) -> list[Any]:
         """`call(worker, part)` for the parts of a batch, at once where it is large. Returns: the results, in order.
 
-        Args:
-            rows: int64, positions of rows, of which each worker gets some; or their number, of which it gets a slice.
+        Args: rows: int64, positions of rows, of which each worker gets some; or their number: each gets a slice.
         """
         n = rows if isinstance(rows, int) else len(rows)
         k = self.n_threads(n)

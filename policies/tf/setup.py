@@ -39,10 +39,9 @@ tf, keras = _load()
 
 
 def configure(threads: int) -> None:
-    """Settings of the whole process: deterministic, full float32, a fixed number of threads.
+    """Settings of the whole process: deterministic, full float32, a fixed number of threads of one operation.
 
-    Args:
-        threads: of one operation. TensorFlow cannot change it after its first operation; then there is a warning.
+    TensorFlow cannot change that after its first operation; then there is a warning.
     """
     tf.config.experimental.enable_op_determinism()
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -55,11 +54,7 @@ def configure(threads: int) -> None:
 
 
 def device_name(device: str) -> str:
-    """TensorFlow's name, such as "/GPU:0", of "gpu:0" or "cuda"; as Learners takes it.
-
-    Raises:
-        RuntimeError: there is no such device; one line.
-    """
+    """TensorFlow's name, such as "/GPU:0", of "gpu:0" or "cuda". RuntimeError: there is no such device; one line."""
     found = re.fullmatch(r"(cpu|gpu|cuda)(?::(\d+))?", device.lower())
     kind, number = ("CPU" if found[1] == "cpu" else "GPU", int(found[2] or 0)) if found else (None, 0)
     if not found or number >= len(tf.config.list_physical_devices(kind)):
