@@ -44,15 +44,10 @@ class Outcome:
 
 
 class Rows(NamedTuple):
-    """A learner's rows of a batch, on the device.
+    """A learner's rows of a batch, on the device."""
 
-    Attributes:
-        fields: obs, act, adv and log-probabilities when the actions were drawn; or obs and ret.
-        old: distributions of actions before the update, of the backend's own kind; None for a value function.
-    """
-
-    fields: tuple[Any, ...]
-    old: Any = None
+    fields: tuple[Any, ...]  # obs, act, adv and log-probabilities when the actions were drawn; or obs and ret
+    old: Any = None  # distributions of actions before the update, of the backend's own kind; None: a value function's
 
 
 class Net(ABC):

@@ -12,17 +12,11 @@ from trainer.rollout import empty_batch
 
 
 class Pooled(NamedTuple):
-    """An iteration's steps, as one rank has them.
+    """An iteration's steps, as one rank has them."""
 
-    Attributes:
-        batch: what this rank learns from; None: nothing, as it only collects, or the run was stopped.
-        part: which rows of the whole batch these are.
-        work: float64 (4,), as in Runner's batches, summed over all ranks; zeros without a batch.
-    """
-
-    batch: dict[str, np.ndarray] | None
-    part: Part
-    work: np.ndarray
+    batch: dict[str, np.ndarray] | None  # what it learns from; None: it only collects, or the run was stopped
+    part: Part  # which rows of the whole batch these are
+    work: np.ndarray  # float64 (4,), as in Runner's batches, summed over all ranks; zeros without a batch
 
 
 NOTHING = Pooled(None, Part.whole(0), np.zeros(4))
