@@ -54,7 +54,7 @@ class MissingFrameworkError(MpiUtilError, AttributeError):  # so that hasattr(mp
     status = 2
 
 
-class UsageError(MpiUtilError, RuntimeError, ValueError):  # which of the two, other libraries do not agree on
+class UsageError(MpiUtilError, RuntimeError, TypeError, ValueError):  # other libraries do not agree on which
     """A call that makes no sense as it stands, such as a key logged twice in a row, or an empty grid of experiments."""
 
     status = 2

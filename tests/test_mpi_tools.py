@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_util.collectives import moments
@@ -88,6 +88,7 @@ def test_names_and_arguments_are_spinning_ups(name):
 floats = st.floats(-1e6, 1e6)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(floats, max_size=6), min_size=1, max_size=4), st.sampled_from([0.0, 1e8]))
 def test_merged_moments_are_those_of_all_samples_together(parts, offset):
     parts = [np.array(part, float) + offset for part in parts]

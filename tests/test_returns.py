@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.returns import gae
@@ -45,6 +45,7 @@ def test_empty_trajectory():
     assert gae([], [], 1.0, 0.9, 0.9).shape == (0,)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30), NUMBERS, RATES, RATES)
 def test_gae_is_its_definition(steps, last_val, gamma, lam):
     rew, val = [r for r, _ in steps], [v for _, v in steps]
@@ -55,6 +56,7 @@ def test_gae_is_its_definition(steps, last_val, gamma, lam):
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=30), NUMBERS, RATES)
 def test_gae_at_lambda_1_is_return_minus_value(steps, last_val, gamma):
     rew, val = (np.array(column) for column in zip(*steps))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.scaler import CLIP, Scaler
@@ -13,6 +13,7 @@ def test_identity_before_the_first_update():
     np.testing.assert_array_equal(Scaler(2).scale(obs), obs)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.floats(-1e6, 1e6), st.floats(0.01, 1e3))
 def test_moments_do_not_depend_on_how_rows_are_dealt(sizes, mean, std):
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """Corners of weight_sync; each test fails where the package is wrong."""
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -247,6 +248,19 @@ def test_weights_of_each_worker_by_torchrl():
         assert all(torch.equal(a.weight, b.weight) for a, b in zip(mine, nets))
         scheme.send({1: own[0]})
         assert torch.equal(mine[1].weight, nets[0].weight) and scheme.versions == {0: 2, 1: 3}
+
+
+def test_a_torchrl_policy_without_weights_is_refused():
+    scheme = torchrl_scheme(per_worker_weights=True)
+    from torchrl.collectors import MultiSyncCollector, RandomPolicy
+    from torchrl.envs import GymEnv
+
+    make_env = functools.partial(GymEnv, "Pendulum-v1")
+    policy = functools.partial(RandomPolicy, make_env().action_spec)
+    with pytest.raises(TypeError, match="requires an nn.Module policy; a RandomPolicy has no weights"):
+        MultiSyncCollector(
+            [make_env], policy_factory=policy, frames_per_batch=10, weight_sync_schemes={"policy": scheme}
+        )
 
 
 def test_weights_of_each_worker_in_the_scheme_itself():

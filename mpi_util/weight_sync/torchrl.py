@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..arrays.frameworks import framework
+from ..errors import UsageError
 from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so
@@ -26,12 +27,14 @@ base.register_weight_sync_backend("mpi_util")(MultiProcessWeightSyncScheme)
 def sender_arguments(collector: Any, model_id: str) -> dict[str, Any]:
     """What `init_on_sender` takes, for a collector."""
     model, count = base._resolve_model(collector, model_id), collector.num_workers
-    if model is not None or model_id != "policy":
-        return {"model": model, "num_workers": count}
-    factories = collector.policy_factory  # it has these, which make the policies of its workers
-    if any(factory is not factories[0] for factory in factories):
-        return {"params_map": {k: factory() for k, factory in enumerate(factories)}, "num_workers": count}
-    return {"model": factories[0](), "num_workers": count}
+    if model is None and model_id == "policy":
+        factories = collector.policy_factory  # it has these, which make the policies of its workers
+        if any(factory is not factories[0] for factory in factories):
+            return {"params_map": {k: factory() for k, factory in enumerate(factories)}, "num_workers": count}
+        model = factories[0]()
+    if not isinstance(model, framework("torch").nn.Module):
+        raise UsageError(f"a scheme requires an nn.Module policy; a {type(model).__name__} has no weights to send")
+    return {"model": model, "num_workers": count}
 
 
 def shut_down_with(collector: Any, scheme: Any) -> None:
