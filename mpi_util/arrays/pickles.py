@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import BatchError
 from ..host.segments import align
 
-_SMALL = 1 << 16  # bytes; what is not larger is copied, so that an object does not keep a whole block
+SMALL = 1 << 16  # bytes; a leaf or an object up to this is copied, so that keeping it does not keep the whole block
 
 
 def pack(op: str, items: list[Any]) -> np.ndarray:
@@ -38,7 +38,7 @@ def unpack(packed: np.ndarray) -> list[Any]:
         start, parts = start + align(header.itemsize * (1 + len(sizes))), []
         for size in sizes:
             part = packed[start : start + size].data
-            parts.append(part if size > _SMALL else memoryview(bytearray(part)))
+            parts.append(part if size > SMALL else memoryview(bytearray(part)))
             start += align(size)
         items += pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301  # from a rank of this job
     return items

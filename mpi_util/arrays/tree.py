@@ -57,12 +57,9 @@ def walk(tree: Any) -> Iterator[tuple[str, Any]]:
 def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:
     """The same containers as `tree`, in its own key order, with the leaves replaced by `leaves[path]`."""
     if isinstance(tree, dict):
-        items = {key: rebuild(item, leaves, f"{path}/{key}" if path else str(key)) for key, item in tree.items()}
-        if type(tree) is dict:
-            return items
-        copy = tree.copy()  # a mapping of its own class, such as OrderedDict or defaultdict
-        for key, item in items.items():  # not update: a Counter's adds
-            copy[key] = item
+        copy = tree.copy()  # of its own class, such as OrderedDict or defaultdict
+        for key, item in tree.items():
+            copy[key] = rebuild(item, leaves, f"{path}/{key}" if path else str(key))
         return copy
     if isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
         rows = [rebuild(item, leaves, f"{path}/{i}" if path else str(i)) for i, item in enumerate(tree)]

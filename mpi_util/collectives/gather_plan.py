@@ -12,8 +12,6 @@ from ..arrays.adapters import adapter_for
 from ..arrays.layout import Layout, portable
 from ..errors import BatchError, rank_mismatch
 
-_SMALL = 1 << 16  # bytes; a leaf up to this is copied, so that keeping it does not keep the whole block
-
 
 class Leaf(NamedTuple):
     """A leaf without its rows."""
@@ -117,7 +115,7 @@ class Joined(NamedTuple):
         for leaf, entry in zip(self.kinds, self.layout.entries):
             array = entry.view(block)
             if leaf.kind == "array":
-                found[leaf.path] = array if array.nbytes > _SMALL else array.copy()
+                found[leaf.path] = array if array.nbytes > pickles.SMALL else array.copy()
             else:
                 found[leaf.path] = pickles.unpack(array) if leaf.kind == "list" else None
         return found

@@ -142,24 +142,20 @@ def tensor_slot(name: str, tensor: Any) -> Slot:
     on_host = bits.device.type == "cpu" and bits.is_contiguous()
     host: np.ndarray | None = bits.view(-1).numpy() if on_host else None
     dtype = host.dtype if host is not None else torch.empty(0, dtype=bits.dtype).numpy().dtype
-
-    def read(out: np.ndarray) -> None:
-        torch.from_numpy(out).copy_(bits)
-
-    def write(values: np.ndarray) -> None:
-        bits.copy_(torch.from_numpy(values))
-
+    slot = Slot(
+        name,
+        dtype,
+        tuple(bits.shape),
+        host,
+        read=lambda out: torch.from_numpy(out).copy_(bits),
+        write=lambda values: bits.copy_(torch.from_numpy(values)),
+    )
     if not _travels_as_bits(tensor):
-        return Slot(name, dtype, tuple(bits.shape), host, read, write)
-
-    def number(values: np.ndarray) -> np.ndarray:
-        numbers: np.ndarray = torch.from_numpy(values).view(tensor.dtype).float().numpy()
-        return numbers
-
-    def as_bits(numbers: np.ndarray) -> np.ndarray:
-        return to_array(torch.from_numpy(numbers).to(tensor.dtype))
-
-    return Slot(name, dtype, tuple(bits.shape), host, read, write, number, as_bits)
+        return slot
+    return slot._replace(
+        number=lambda values: torch.from_numpy(values).view(tensor.dtype).float().numpy(),
+        bits=lambda numbers: to_array(torch.from_numpy(numbers).to(tensor.dtype)),
+    )
 
 
 def _travels_as_bits(tensor: Any) -> bool:

@@ -48,13 +48,12 @@ class _Values:
     def read(self) -> list[np.ndarray]:
         """The values of all variables."""
         tf = framework("tensorflow")
-        values = self.values
-        if values is None:
+        if self.values is None:
             try:
-                self.values = values = list(self.session.run(self.variables))
+                self.values = list(self.session.run(self.variables))
             except tf.errors.FailedPreconditionError:
                 raise WeightsError("the session's variables have no values yet: run their initializer first") from None
-        return values
+        return self.values
 
     def flush(self) -> None:
         """Sets the variables that have been written."""
