@@ -46,13 +46,8 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays
     return combine(op, make, np.add, True, comm)
 
 
-def add(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
-    """Collective: `average`, but the sum instead of the mean; integers too."""
-    return combine(op, make, np.add, False, comm)
-
-
 def combine(op: str, make: Callable[[], Arrays], function: np.ufunc, divide: bool, comm: Comm) -> Arrays:
-    """Collective: `average`, but with any NumPy function of two arrays; `divide`: by the number of ranks at the end."""
+    """Collective: `average`, but with any NumPy function of two arrays, and of integers too if it does not `divide`."""
     return _Reduction(op, make, function, divide, channel_of(comm)).run(comm)
 
 
@@ -69,7 +64,7 @@ def _copy(arrays: list[np.ndarray], into: list[np.ndarray]) -> None:
 
 
 class _Reduction(Exchange):
-    """One sum or mean: the ranks write their arrays on the barrier page, and add them up there."""
+    """One sum, mean or other reduction: the ranks write their arrays on the barrier page, and combine them there."""
 
     def __init__(self, op: str, make: Callable[[], Arrays], function: np.ufunc, divide: bool, channel: Channel):
         self.op, self._make, self._function, self._divide, self._channel = op, make, function, divide, channel
@@ -112,7 +107,7 @@ class _Reduction(Exchange):
         return list(zip(*(self._layout.runs(row) for row in rows)))
 
     def _add(self, runs: list[tuple[np.ndarray, ...]]) -> None:
-        """Of each run adds up all arrays but the last, in their order, into the last."""
+        """Of each run combines all arrays but the last, in their order, into the last."""
         for first, second, *rest, out in runs:
             self._function(first, second, out=out)
             for row in rest:

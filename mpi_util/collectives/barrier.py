@@ -52,7 +52,7 @@ class Page:
     """
 
     def __init__(self, channel: Channel, memory: np.ndarray, room: int):
-        """Args: channel: of the ranks. memory: uint8, `_nbytes` of it, zeros at first. room: bytes for each rank."""
+        """Args: channel: of the ranks. memory: uint8, all `_sizes`, zeros at first. room: bytes for each rank."""
         self.channel, self.rank, self.room = channel, channel.rank, room
         self.scratch = np.empty(SMALL, np.uint8)
         self._kept: dict[Any, Any] = {}
