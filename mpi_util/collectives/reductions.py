@@ -6,6 +6,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from ..arrays.adapters import adapter_for
+from ..errors import MpiUtilError
 from ..launch.identity import Comm
 from .averaging import Arrays, combine
 from .channel import channel_of
@@ -72,10 +73,16 @@ def _combine(
     except Exception:  # raised again within the agreement, and so on every rank
         array = np.empty(())
 
+    def accepted(found: np.ndarray) -> np.ndarray:
+        nothing = np.empty(0, result_dtype(found.dtype))
+        try:
+            op(nothing, nothing, out=nothing)
+        except TypeError as error:
+            raise MpiUtilError(f"{name}: {error}") from None
+        return found
+
     def make() -> Arrays:
-        made = array.astype(result_dtype(array.dtype))
-        op(made[:0], made[:0], out=made[:0])  # if it does not accept such an array, all ranks raise that
-        return {"x": made}
+        return {"x": accepted(array).astype(result_dtype(array.dtype))}
 
     def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
         all_same(name, [(number.dtype, number.shape) for number in numbers])
@@ -90,5 +97,5 @@ def _combine(
     if array.ndim:
         total = combine(f"{name} of an array", make, op, divide, comm)["x"]
     else:
-        total = channel.agree(name, lambda: adapter.to_numbers(x), decide)
+        total = channel.agree(name, lambda: accepted(adapter.to_numbers(x)), decide)
     return adapter.from_numbers(total, x)
