@@ -9,15 +9,11 @@ import numpy as np
 
 
 def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
-    """A Gymnasium environment with flat observations.
+    """A Gymnasium environment with flat observations; `module:Env-v0` imports the module first.
 
-    Args:
-        env_id: Gymnasium id; `module:Env-v0` imports the module first.
-        arguments: keyword arguments of the environment.
-        quiet: suppress its warnings, which are the same on every rank.
+    Args: arguments: keywords of the environment. quiet: suppress its warnings, which are the same on every rank.
 
-    Raises:
-        ValueError: the environment is unknown, cannot be built, or its action space is not supported.
+    Raises: ValueError: the environment is unknown, cannot be built, or its action space is not supported.
     """
     with warnings.catch_warnings():
         if quiet:
