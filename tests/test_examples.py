@@ -203,9 +203,24 @@ def test_the_program_before_adopting_learns_too(tmp_path):
     assert returns[-1] >= 40 > returns[0]
 
 
+def test_an_evaluator_beside_training_returns_each_result_with_its_version():
+    runs = [start("async_evaluator", "--iterations", 6, "--episodes", 30, "--eval_episodes", n) for n in (5, 5, 200)]
+    found = [
+        re.findall(r"^evaluation of version (\d+): return (\S+); the newest is version (\d+)$", out, re.MULTILINE)
+        for out in runs
+    ]
+    for results in found:
+        versions = [int(version) for version, _, _ in results]
+        assert versions == sorted(set(versions)) and versions[-1] == 7
+        assert all(int(version) <= int(newest) for version, _, newest in results)
+    once, again, slow = ({version: ret for version, ret, _ in results} for results in found)
+    assert all(once[version] == again[version] for version in once.keys() & again.keys())
+    assert len(slow) < 7 and float(slow["7"]) > 100
+
+
 def test_every_program_is_tried_and_in_the_readme():
     shared = {"core", "core_tf1", "core_torch", "two_branch"}  # test_train_modes.py trains with the last one
-    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo"}
+    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo", "async_evaluator"}
     adopted = {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
     assert programs == adopted | set(TEACHING) and set(SHORT) == set(TEACHING)
     readme = (EXAMPLES / "README.md").read_text()
