@@ -65,7 +65,7 @@ def main() -> int:
         if control.stop == DROPPED:
             break
         with phases("evaluate"):
-            tests = evaluator.evaluate() if control.evaluate else {}
+            tests = evaluator.evaluate() if evaluator and control.iteration > updates else {}
         seconds = phases.take()
         with phases("record"):
             if control.iteration > updates:  # not so in the first iteration with --overlap
@@ -74,6 +74,8 @@ def main() -> int:
             if control.save:
                 run.save(collector)
 
+    if config.eval_async and evaluator and (tests := evaluator.evaluate()):
+        run.report_late(tests)
     run.save(collector)
     if is_root:
         record.finish("stopped" if run.stop else "done", control.iteration, control.steps, not run.logger.unsaved)

@@ -297,8 +297,7 @@ def test_the_best_policy_is_written_again_where_it_was_removed(tmp_path):
     record = Record(Config(env="Hopper-v4", run_dir=str(tmp_path / "run")), Spec(11, 3, False, (), ()), {})
     best = tmp_path / "run" / "best.safetensors"
     for test_ret, kept in ((1.0, 1.0), (3.0, 3.0), (2.0, 3.0)):
-        record.row = {"AverageTestEpRet": test_ret}
-        record.keep_best({"weights": np.full(3, test_ret)})
+        record.keep_best({"weights": np.full(3, test_ret)}, test_ret)
         record.save({}, {"evaluate": np.zeros(1)}, {})
         assert load(best)[0]["weights"][0] == load(best)[1]["test_ret"] == kept
         before = best.stat().st_mtime_ns

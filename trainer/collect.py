@@ -1,7 +1,7 @@
-"""Which rank runs which episodes: whole ones, dealt to the ranks; segments of fixed length; evaluations."""
+"""Which rank runs which episodes: whole ones, dealt to the ranks; segments of fixed length."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple
@@ -16,15 +16,22 @@ from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, Work, alone, 
 
 
 class Collected(NamedTuple):
-    """What one rank collected.
+    """What one rank collected."""
 
-    Attributes:
-        batches: one per episode, or part of an episode, as Runner makes them.
-        places: of each batch, its position in the order of all ranks' batches.
-    """
+    batches: list[dict[str, np.ndarray]]  # one per episode, or part of an episode, as Runner makes them
+    places: list[int]  # of each batch, its position in the order of all ranks' batches
 
-    batches: list[dict[str, np.ndarray]]
-    places: list[int]
+
+def play(
+    runner: Runner, work: Work, phase: str, key: tuple[int, ...], stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any] | None:
+    """A whole episode, with what it took. Args and returns: as Runner.run; phase: for messages."""
+    with mpi_util.during(phase, episode=key[-1]):
+        work.start()
+        runner.start(Episode(key))
+        if (batch := runner.run(stop=stop)[0]) is not None:
+            batch["work"] += work.take()
+    return batch
 
 
 class EpisodeCollector:
@@ -61,13 +68,8 @@ class EpisodeCollector:
 
         collected = Collected([], [])
         for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if self.in_turn else deal:
-            with mpi_util.during(self.phase, episode=keys[i][-1]):
-                self.work.start()
-                self.runner.start(Episode(keys[i]))
-                batch, _ = self.runner.run(stop=stopped)
-            if batch is None:
+            if (batch := play(self.runner, self.work, self.phase, keys[i], stopped)) is None:
                 break
-            batch["work"] += self.work.take()
             collected.batches.append(batch)
             collected.places.append(i)
         return collected
@@ -120,8 +122,7 @@ class SegmentCollector:
     def collect(self) -> Collected:
         """Steps each environment, one after the other; in turn where the actor multiplies rows together.
 
-        Returns:
-            A batch for each part of an episode, places in the order of environments and time.
+        Returns: a batch for each part of an episode, places in the order of environments and time.
         """
         collected, self.before = Collected([], []), dict(self.episodes)
         self.work.start()
@@ -157,26 +158,3 @@ class SegmentCollector:
         arrays = mpi_util.rank0_accum_batches(packed, index=list(episodes))
         mpi_util.bcast(None)  # a gather gives rank 0 all cores; with several threads its next actions had other bits
         return arrays if mpi_util.rank == 0 else {}
-
-
-class Evaluator(EpisodeCollector):
-    """Evaluates the policy, with a runner of deterministic actions, on episodes that training does not use."""
-
-    phase = "evaluate"
-
-    def evaluate(self) -> dict[str, np.ndarray]:
-        """Collective: `eval_episodes` episodes with the current weights.
-
-        Returns:
-            On rank 0 ep_ret, ep_len and work of all episodes, as Runner's, in their order; {} elsewhere, and where the
-            run was stopped before: `control.evaluate` then stays set on rank 0.
-        """
-        self.runner.actor.refresh()
-        keys = [(self.control.iteration, i) for i in range(self.config.eval_episodes)]
-        batches, places = self.run(keys)
-        results: Any = [{key: batch[key] for key in ("ep_ret", "ep_len", "work")} for batch in batches]
-        results = mpi_util.rank0_accum_batches(results, index=places)
-        if mpi_util.rank:
-            return {}
-        self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)
-        return {} if self.control.evaluate else results

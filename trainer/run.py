@@ -1,5 +1,6 @@
 """What each rank holds of a run, and the steps of an iteration that need more than one line."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,11 @@ from mpi_util.logx import EpochLogger
 from policies.actor import Actor, Spec
 from policies.scaler import Scaler
 from trainer.advice import PHASES, Advice
-from trainer.collect import EpisodeCollector, Evaluator, SegmentCollector
+from trainer.collect import EpisodeCollector, SegmentCollector
 from trainer.config import Config
 from trainer.control import DROPPED, Control
 from trainer.environment import make_env
+from trainer.evaluator import Beside, Evaluator
 from trainer.rollout import Runner
 from trainer.sharing import NOTHING, Pooled, gather, keep_own
 
@@ -80,32 +82,28 @@ class Run:
 
     def collector(self) -> EpisodeCollector | SegmentCollector:
         """Collective: what collects this rank's part of an iteration; made after the first broadcast."""
-        runners = {e: self.runner(env) for e, env in self.envs.items()}
+        runners = {e: Runner(env, self.actor, self.scaler, self.config, self.control) for e, env in self.envs.items()}
         if self.config.batch_steps:
             saved = mpi_util.bcast(self.training.episodes if self.training is not None else {})
             return SegmentCollector(self.config, self.control, self.actor, runners, self.stop, saved)
         return EpisodeCollector(runners[0], self.stop, in_turn=self.average)
 
-    def evaluator(self) -> Evaluator | None:
-        """What evaluates the policy, if the run is to."""
-        if not self.config.eval_every:
+    def evaluator(self) -> Evaluator | Beside | None:
+        """What evaluates the policy, on the ranks that do; made after the first broadcast."""
+        config, training = self.config, self.training
+        if config.eval_async and self.record is not None:
+            return Beside(config, self.spec, self.control, self.weights, training.asked, self.stop, self.report_late)
+        if config.eval_async or not config.eval_every:
             return None
-        env = make_env(self.config.env, self.config.env_arguments, quiet=True)
-        return Evaluator(self.runner(env, greedy=True), self.stop)
-
-    def runner(self, env: Any, greedy: bool = False) -> Runner:
-        """Steps an environment with this run's policy; greedy: with deterministic actions."""
-        return Runner(env, self.actor, self.scaler, self.config, self.control, greedy)
+        env = make_env(config.env, config.env_arguments, quiet=True)
+        return Evaluator(Runner(env, self.actor, self.scaler, config, self.control, greedy=True), self.stop)
 
     def report(
         self, data: Pooled, tests: dict[str, np.ndarray], log: dict[str, float], seconds: dict[str, float]
     ) -> None:
         """Collective: writes a row of progress.txt.
 
-        Args:
-            data: what this rank learned from.
-            tests: as `report_tests` takes them.
-            log: of the learners. seconds: of the phases. Those of rank 0 are written.
+        Args: data: what this rank learned from. log: of the learners; seconds: of the phases: rank 0's are written.
         """
         logger, control = self.logger, self.control
         columns: dict[str, float] = {}
@@ -124,11 +122,9 @@ class Run:
         self.report_tests(tests, int(data.work[3]))
 
     def report_tests(self, tests: dict[str, np.ndarray], restarts: int) -> None:
-        """Collective: completes the row, and keeps the policy if it was evaluated as the best so far.
+        """Collective: completes the row, and keeps the policy that was evaluated, if it is the best so far.
 
-        Args:
-            tests: what Evaluator.evaluate returned; {} where there was no evaluation.
-            restarts: of environments, in training.
+        Args: tests: what the evaluator returned; {}: nothing. restarts: of environments, in training.
         """
         logger = self.logger
         if tests:
@@ -136,18 +132,30 @@ class Run:
         if self.config.eval_every:
             logger.log_tabular("TestEpRet", with_min_and_max=True)
             logger.log_tabular("TestEpLen", average_only=True)
+        if self.config.eval_async:
+            logger.log_tabular("TestIteration", tests["iteration"] if tests else math.nan)
         if self.config.on_env_error == "restart":
             logger.log_tabular("EnvRestarts", restarts + (int(tests["work"][:, 3].sum()) if tests else 0))
         logger.dump_tabular()
-        if self.record is not None:
-            self.record.keep_best(self.actor.params | self.scaler.arrays)
+        if self.record is not None and tests:
+            self._keep_best(tests, self.record.row["AverageTestEpRet"])
 
-    def evaluate_owed(self, evaluator: Evaluator) -> None:
+    def report_late(self, tests: dict[str, np.ndarray]) -> None:
+        """On rank 0: prints a result that belongs to no row. Args: tests: as Beside.evaluate returns them."""
+        test_ret = float(tests["ep_ret"].mean())
+        self.record.display.say(f"evaluation of iteration {int(tests['iteration'][0])}: return {test_ret:.1f}")
+        self._keep_best(tests, test_ret)
+
+    def _keep_best(self, tests: dict[str, np.ndarray], test_ret: float) -> None:
+        policy = self.actor.params | self.scaler.arrays
+        self.record.keep_best({name: tests.get(name, array) for name, array in policy.items()}, test_ret)
+
+    def evaluate_owed(self, evaluator: Evaluator | Beside | None) -> None:
         """Collective: makes the evaluation that a stop has left undone, and writes its row again."""
         row = dict(self.record.row) if self.record is not None else {}
         restarts = int(row.pop("EnvRestarts", 0))
-        self.logger.log_current_row = {key: value for key, value in row.items() if "TestEp" not in key}
-        self.report_tests(evaluator.evaluate(), restarts)
+        self.logger.log_current_row = {key: value for key, value in row.items() if "Test" not in key}
+        self.report_tests(evaluator.evaluate() if evaluator else {}, restarts)
 
     def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
         """On rank 0: adds the seconds of this iteration's phases, and prints the advice when it is complete."""

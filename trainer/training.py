@@ -29,6 +29,7 @@ class Training:
         ready: the batch of the next update; NOTHING: there is none yet.
         arrays: what is saved beside the learners, by name; overwritten in place.
         episodes: arrays of the resumed checkpoint for SegmentCollector; {}: none.
+        asked: as of trainer.evaluator.Beside, which changes it; on rank 0.
     """
 
     def __init__(self, config: Config, spec: Spec, params: dict[str, np.ndarray], share: Share):
@@ -40,6 +41,7 @@ class Training:
         """
         self.config, self.spec, self.share = config, spec, share
         self.episodes: dict[str, np.ndarray] = {}
+        self.asked: dict[str, np.ndarray] = {}
         self.scaler, self.returns = Scaler(spec.obs_dim), Scaler(1, "returns")
         self.control = Control(config.first_rew_scale)
         self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays
@@ -55,11 +57,7 @@ class Training:
         self.resumed = self._load_checkpoint(Path(config.resume)) if config.resume else {}
 
     def take(self, data: Pooled, rew_scale: np.ndarray) -> None:
-        """Collective among the learners: the batch of the next update.
-
-        Args:
-            data: of all ranks, or this learner's rows of it. rew_scale: with which it was collected.
-        """
+        """Collective among the learners: the batch of the next update. Args: rew_scale: with which it was collected."""
         self.ready, control = data, self.control
         data.batch["rew_scale"] = rew_scale.copy()
         control.episodes += int(self.share.sum(np.array([len(data.batch["ep_ret"])], float))[0])
@@ -72,11 +70,7 @@ class Training:
         self.control.stop = LAST if any(limit is not None and n >= limit for n, limit in limits) else 0
 
     def learn(self) -> tuple[dict[str, float], Pooled]:
-        """Collective among the learners: one update.
-
-        Returns:
-            What the learners log, dict of column to number, and the batch; {} and NOTHING if there is no batch yet.
-        """
+        """Collective among the learners: one update. Returns: their log and the batch; {} and NOTHING: none yet."""
         if self.ready.batch is None:
             return {}, NOTHING
         if self.config.overlap:
@@ -123,7 +117,9 @@ class Training:
             return self._before
         arrays, scalars = self.learners.state()
         arrays |= {name: array.copy() for name, array in self.arrays.items()}
-        return arrays | {f"ready/{name}": array for name, array in (self.ready.batch or {}).items()}, scalars
+        for part, more in (("ready", self.ready.batch or {}), ("asked", self.asked)):
+            arrays |= {f"{part}/{name}": array for name, array in more.items()}
+        return arrays, scalars
 
     def _load_checkpoint(self, path: Path) -> dict[str, Any]:
         """Restores the last checkpoint that is not damaged; returns what Record has kept in it."""
@@ -137,6 +133,7 @@ class Training:
         except KeyError as error:
             raise ValueError(f"{path}: its checkpoint has no {error}") from None
         self.episodes = {name: array for name, array in arrays.items() if name.startswith("episodes/")}
+        self.asked = {name[6:]: array for name, array in arrays.items() if name.startswith("asked/")}
         if ready := {name[6:]: array for name, array in arrays.items() if name.startswith("ready/")}:
             self.ready = Pooled(ready, Part.whole(len(ready["obs"])), ready["work"].sum(axis=0))
         self._set_last(self.control.steps + self.ready.part.total)
