@@ -156,7 +156,7 @@ def mpi_util_names(path: Path) -> set[str]:
 
 
 def test_trainer_and_train_use_public_names_and_point_one_way():
-    public = {*mpi_util.__all__, "mpi_util.logx", "mpi_util.mpi_pytorch"}
+    public = {*mpi_util.__all__, "mpi_util.logx", "mpi_util.mpi_pytorch", "mpi_util.weight_sync"}
     folder = sorted((ROOT / "trainer").glob("*.py"))
     for path in [*folder, ROOT / "train.py"]:
         assert mpi_util_names(path) <= public, path

@@ -1,4 +1,4 @@
-"""Which rank runs which episodes: whole ones, dealt to the ranks; segments of fixed length."""
+"""Which rank runs which episodes: whole ones, dealt to the ranks; segments of fixed length; evaluations."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +13,8 @@ from policies.actor import Actor
 from trainer.config import Config
 from trainer.control import DROPPED, Control
 from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, Work, alone, together
+
+RESULT = ("ep_ret", "ep_len", "work")  # what the result of an evaluation has of Runner's batches
 
 
 class Collected(NamedTuple):
@@ -158,3 +160,33 @@ class SegmentCollector:
         arrays = mpi_util.rank0_accum_batches(packed, index=list(episodes))
         mpi_util.bcast(None)  # a gather gives rank 0 all cores; with several threads its next actions had other bits
         return arrays if mpi_util.rank == 0 else {}
+
+
+def episodes_of(runner: Runner) -> list[tuple[int, ...]]:
+    """The keys of the episodes of an evaluation after this iteration."""
+    return [(runner.control.iteration, i) for i in range(runner.config.eval_episodes)]
+
+
+class Evaluator(EpisodeCollector):
+    """Evaluates the policy, with a runner of deterministic actions, on episodes that training does not use."""
+
+    phase = "evaluate"
+
+    def evaluate(self) -> dict[str, np.ndarray]:
+        """Collective: `eval_episodes` episodes with the current weights, if an evaluation is due.
+
+        Returns:
+            On rank 0 ep_ret, ep_len and work of all episodes, as Runner's, in their order; {} elsewhere, and where the
+            run was stopped before: `control.evaluate` then stays set on rank 0.
+        """
+        if not self.control.evaluate:
+            return {}
+        self.runner.actor.refresh()
+        keys = episodes_of(self.runner)
+        batches, places = self.run(keys)
+        results: Any = [{key: batch[key] for key in RESULT} for batch in batches]
+        results = mpi_util.rank0_accum_batches(results, index=places)
+        if mpi_util.rank:
+            return {}
+        self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)
+        return {} if self.control.evaluate else results

@@ -1,8 +1,8 @@
-"""Evaluations of a run: shared by all processes, which training waits for; or beside training, in a process of its own.
+"""Evaluations beside training, in a process of its own, which rank 0 starts.
 
-That process gets the policy, with the observation scale and the run's counters, as one version of `weight_sync`. It
-plays the newest one, then the next that is the newest by then, and returns each result with the policy it belongs to:
-bytes of safetensors through a pipe. The episodes are those of a shared evaluation, and so are the results' bits.
+It gets the policy, with the observation scale and the run's counters, as one version of `weight_sync`, plays the newest
+one, and then the one that is the newest by then. It returns each result with the policy that it belongs to: bytes of
+safetensors through a pipe. The episodes are those of `collect.Evaluator`, and so are the results' bits.
 """
 
 import atexit
@@ -24,45 +24,14 @@ from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from policies.actor import Spec
 from policies.forked import LIBC, PR_SET_PDEATHSIG, STOPS
 from policies.scaler import Scaler
-from trainer.collect import EpisodeCollector, play
+from trainer.collect import RESULT, episodes_of, play
 from trainer.config import Config
 from trainer.control import STOP, Control
 from trainer.environment import make_env
 from trainer.rollout import Runner, Work, networks
 
-NAMES = ("ep_ret", "ep_len", "work")  # what a result has of Runner's batches
 LOOK_S = 0.1  # between two looks for a stop, where rank 0 waits
 DEATHS = 2  # of the process, one after the other without a result between them, that end the run
-
-
-def episodes_of(runner: Runner) -> list[tuple[int, ...]]:
-    """The keys of the episodes of an evaluation after this iteration."""
-    return [(runner.control.iteration, i) for i in range(runner.config.eval_episodes)]
-
-
-class Evaluator(EpisodeCollector):
-    """Evaluates the policy, with a runner of deterministic actions, on episodes that training does not use."""
-
-    phase = "evaluate"
-
-    def evaluate(self) -> dict[str, np.ndarray]:
-        """Collective: `eval_episodes` episodes with the current weights, if an evaluation is due.
-
-        Returns:
-            On rank 0 ep_ret, ep_len and work of all episodes, as Runner's, in their order; {} elsewhere, and where the
-            run was stopped before: `control.evaluate` then stays set on rank 0.
-        """
-        if not self.control.evaluate:
-            return {}
-        self.runner.actor.refresh()
-        keys = episodes_of(self.runner)
-        batches, places = self.run(keys)
-        results: Any = [{key: batch[key] for key in NAMES} for batch in batches]
-        results = mpi_util.rank0_accum_batches(results, index=places)
-        if mpi_util.rank:
-            return {}
-        self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)
-        return {} if self.control.evaluate else results
 
 
 @dataclass
@@ -175,7 +144,7 @@ def _evaluate(scheme: MultiProcessWeightSyncScheme, results: Connection, config:
         while not scheme.ended:
             actor.refresh()
             batches: Any = [play(runner, Work(), "evaluate", key) for key in episodes_of(runner)]
-            found = {name: np.concatenate([batch[name] for batch in batches]) for name in NAMES}
+            found = {name: np.concatenate([batch[name] for batch in batches]) for name in RESULT}
             results.send_bytes(save(found | policy | {"iteration": control.arrays["iteration"]}))
             scheme.receive()
     except mpi_util.WorkerLeftError:  # the run has ended

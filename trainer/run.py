@@ -11,17 +11,17 @@ from mpi_util.logx import EpochLogger
 from policies.actor import Actor, Spec
 from policies.scaler import Scaler
 from trainer.advice import PHASES, Advice
-from trainer.collect import EpisodeCollector, SegmentCollector
+from trainer.collect import EpisodeCollector, Evaluator, SegmentCollector
 from trainer.config import Config
 from trainer.control import DROPPED, Control
 from trainer.environment import make_env
-from trainer.evaluator import Beside, Evaluator
 from trainer.rollout import Runner
 from trainer.sharing import NOTHING, Pooled, gather, keep_own
 
 COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's collection, and of what goes on beside it
 
 if TYPE_CHECKING:  # they load what ranks that only collect do without
+    from trainer.evaluator import Beside
     from trainer.record import Record
     from trainer.training import Training
 
@@ -88,10 +88,12 @@ class Run:
             return SegmentCollector(self.config, self.control, self.actor, runners, self.stop, saved)
         return EpisodeCollector(runners[0], self.stop, in_turn=self.average)
 
-    def evaluator(self) -> Evaluator | Beside | None:
+    def evaluator(self) -> "Evaluator | Beside | None":
         """What evaluates the policy, on the ranks that do; made after the first broadcast."""
         config, training = self.config, self.training
         if config.eval_async and self.record is not None:
+            from trainer.evaluator import Beside
+
             return Beside(config, self.spec, self.control, self.weights, training.asked, self.stop, self.report_late)
         if config.eval_async or not config.eval_every:
             return None
@@ -150,7 +152,7 @@ class Run:
         policy = self.actor.params | self.scaler.arrays
         self.record.keep_best({name: tests.get(name, array) for name, array in policy.items()}, test_ret)
 
-    def evaluate_owed(self, evaluator: Evaluator | Beside | None) -> None:
+    def evaluate_owed(self, evaluator: "Evaluator | Beside | None") -> None:
         """Collective: makes the evaluation that a stop has left undone, and writes its row again."""
         row = dict(self.record.row) if self.record is not None else {}
         restarts = int(row.pop("EnvRestarts", 0))

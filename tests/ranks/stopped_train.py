@@ -8,7 +8,7 @@ import time
 
 import mpi_util
 import train
-from trainer.evaluator import Evaluator
+from trainer.collect import Evaluator
 from trainer.training import Training
 
 PLACE, ITERATION = os.environ.get("STOP_AT", "nowhere 0").split()
