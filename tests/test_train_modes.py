@@ -176,6 +176,15 @@ def test_with_overlap_each_row_has_the_time_that_its_batch_took(tmp_path):
         assert row["StepsPerSecond"] == pytest.approx(400 / spent, rel=0.01)
 
 
+def test_with_overlap_a_row_counts_the_episodes_that_it_shows(tmp_path):
+    run(tmp_path / "run", "Pendulum-v1", "--total_steps", 1500, "--batch_steps", 150, "--num_envs", 1, "--overlap")
+    lines = [line.split("\t") for line in (tmp_path / "run" / "progress.txt").read_text().splitlines()]
+    found = [dict(zip(lines[0], map(float, line))) for line in lines[1:]]
+    assert found[-1]["Episodes"] == 7  # of 200 steps each
+    for before, row in zip(found, found[1:]):
+        assert (row["Episodes"] > before["Episodes"]) == (not np.isnan(row["AverageEpRet"])), row
+
+
 BAD = {
     "no such framework": (["--framework", "jax"], "jax"),
     "a lag with rows that never meet": (["--parallel", "average", "--overlap", "--nprocs", 2], "--overlap collects"),

@@ -115,7 +115,8 @@ class Run:
         if data.batch is not None:
             logger.store(EpRet=data.batch["ep_ret"], EpLen=data.batch["ep_len"])
         logger.log_tabular("Iteration", control.iteration)
-        logger.log_tabular("Episodes", control.episodes)
+        ready = self.training.ready.batch if self.training is not None else None  # with --overlap: of the next row
+        logger.log_tabular("Episodes", control.episodes - (0 if ready is None else len(ready["ep_ret"])))
         logger.log_tabular("TotalEnvInteracts", control.steps)
         logger.log_tabular("EpRet", with_min_and_max=True)
         logger.log_tabular("EpLen", average_only=True)
