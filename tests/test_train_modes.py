@@ -1,5 +1,7 @@
 """train.py's algorithms, frameworks and ways to share the work: the same bits, and one result whichever is taken."""
 
+import itertools
+
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -181,7 +183,7 @@ def test_with_overlap_a_row_counts_the_episodes_that_it_shows(tmp_path):
     lines = [line.split("\t") for line in (tmp_path / "run" / "progress.txt").read_text().splitlines()]
     found = [dict(zip(lines[0], map(float, line))) for line in lines[1:]]
     assert found[-1]["Episodes"] == 7  # of 200 steps each
-    for before, row in zip(found, found[1:]):
+    for before, row in itertools.pairwise(found):
         assert (row["Episodes"] > before["Episodes"]) == (not np.isnan(row["AverageEpRet"])), row
 
 
