@@ -23,35 +23,41 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 
 FILES = ("test/test_collectors.py", "test/collectors/test_evaluator.py")
 NAMES = re.compile(
     r"weight_sync|WeightSync|update_policy_weights|update_weights|receive_weights|weight_updater|weights="
 )
-REPLACED = ("MultiProcessWeightSyncScheme", "SharedMemWeightSyncScheme")
-BACKENDS = ("multiprocessing", "process", "shared", "thread")  # their names in `WeightSyncScheme.from_backend`
+BACKENDS = dict.fromkeys(("multiprocessing", "process"), "MultiProcessWeightSyncScheme")  # of `from_backend`
+BACKENDS |= dict.fromkeys(("shared", "thread"), "SharedMemWeightSyncScheme")
 OURS = "MPI_UTIL_TORCHRL_SUITE"  # set in the second run
 INTERNALS = {  # pattern of test ids -> why they test torchrl's internals
     r"TestCollectorGeneric::test_update_weights\[": "workers are to see a change before the update: shared memory",
 }
 
 
+class SharedMemWeightSyncScheme(MultiProcessWeightSyncScheme):
+    """The same, by the other's name, which is in test ids."""
+
+
+REPLACED = {cls.__name__: cls for cls in (MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme)}
+
+
 def pytest_configure(config: Any) -> None:
     """This module is also the plugin of both runs."""
     if not os.environ.get(OURS):
         return
-    from mpi_util.weight_sync import MultiProcessWeightSyncScheme
-
     package = importlib.import_module("torchrl.weight_update")
     importlib.import_module("torchrl.collectors")
-    theirs = [getattr(package, name) for name in REPLACED]
+    theirs = {name: getattr(package, name) for name in REPLACED}
     schemes = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
-    for backend in BACKENDS:
-        schemes.register_weight_sync_backend(backend)(MultiProcessWeightSyncScheme)
+    for backend, name in BACKENDS.items():
+        schemes.register_weight_sync_backend(backend)(REPLACED[name])
     for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "torchrl"]:
-        for name in REPLACED:
-            if getattr(module, name, None) in theirs:
-                setattr(module, name, MultiProcessWeightSyncScheme)
+        for name, ours in REPLACED.items():
+            if getattr(module, name, None) is theirs[name]:
+                setattr(module, name, ours)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
@@ -60,7 +66,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 def main() -> None:
-    parser = record.command_line(__doc__, repeats=1)
+    parser = record.command_line(str(__doc__), repeats=1)
     parser.add_argument("checkout", type=Path, help="folder of a checkout of pytorch/rl")
     parser.add_argument("--tests", default="", help="only those that match, as pytest's -k")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each test (default: 120)")
@@ -74,7 +80,7 @@ def main() -> None:
     theirs, ours = (outcomes(args, replaced) for replaced in (False, True))
     passing = [test for test, text in theirs.items() if not text]
     listed = {test: why for test in passing for pattern, why in INTERNALS.items() if re.search(pattern, test)}
-    failing = {test: ours[test] for test in passing if ours[test]}
+    failing = {test: text for test in passing if (text := ours.get(test, "was not run"))}
     for test in sorted(failing.keys() ^ listed.keys()):
         print(f"{test}\n    {'passes, but is listed' if test in listed else failing[test]}")
     wrong = len(failing.keys() ^ listed.keys())
