@@ -5,6 +5,7 @@
     python train.py Humanoid-v4 --nprocs 2 --batch_steps 4000 --num_envs 20
     python train.py Hopper-v4 --nprocs 2 --algo trpo --framework tf
     python train.py Hopper-v4 --nprocs 2 --parallel average
+    python train.py Humanoid-v4 --hosts h1:10,h2:10
     python train.py --resume runs/Humanoid-v4/20260101-120000-s0
 
 For one seed and configuration the result has the same bits for every --nprocs. See --help.
@@ -21,7 +22,7 @@ if __name__ == "__main__":  # the imports take a second, in which Ctrl-C and SIG
 
 import mpi_util
 from trainer.advice import Advice
-from trainer.config import parse
+from trainer.config import LAUNCH, parse
 from trainer.control import DROPPED, NotFinite
 from trainer.startup import set_up
 
@@ -29,7 +30,8 @@ from trainer.startup import set_up
 def main() -> int:
     """One run, on every rank. Returns the exit status."""
     config = parse()
-    if mpi_util.mpi_fork(config.nprocs, threads=config.threads, max_restarts=config.max_restarts) == "parent":
+    launch = {name: getattr(config, name) for name in LAUNCH}
+    if mpi_util.mpi_fork(config.nprocs, **launch) == "parent":
         return 0
     config = config.again(mpi_util.last_saved)
     is_root = mpi_util.rank == 0

@@ -31,6 +31,7 @@ from .collectives.start import mpi_fork
 from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .errors import (
     BatchError,
+    HostError,
     LaunchError,
     MissingFrameworkError,
     MpiUtilError,
@@ -63,7 +64,7 @@ last_saved: Any  # what `saved` was given last before that, or None
 tf_config: Any  # a tf.compat.v1.ConfigProto
 
 __all__ = [
-    "BatchError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases", "RankLeftError",
+    "BatchError", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases", "RankLeftError",
     "RankMismatchError", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError", "WorkerError",
     "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum", "deal",
     "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nworkers", "print0", "rank",

@@ -20,6 +20,20 @@ class LaunchError(MpiUtilError):
     """The ranks could not be started: no MPI library, no launcher that belongs to it, or a bad rank count."""
 
 
+class HostError(LaunchError):
+    """Hosts cannot be used; the message has a line for each.
+
+    Attributes:
+        hosts: what is wrong with each, by its name.
+    """
+
+    status = 2
+
+    def __init__(self, hosts: dict[str, str]):
+        super().__init__("\n".join(["these hosts cannot be used:", *(f"  {name}: {hosts[name]}" for name in hosts)]))
+        self.hosts = hosts
+
+
 class RankMismatchError(MpiUtilError):
     """Ranks brought different things to one collective call (keys, dtypes, shapes, models, or another call)."""
 

@@ -194,26 +194,24 @@ def open_memory(pipe, ticket, path):
 def test_another_user_cannot_open_shared_memory_nor_the_jobs_folder():
     segment, job = Segment(1000), Job(2)
     try:
-        job._open_fifos()
         with as_nobody(open_memory, segment.ticket, f"{job.folder}/alive-0") as pipe:
             assert [pipe.recv(), pipe.recv()] == ["refused"] * 2
     finally:
         segment.close()
-        job._close()
+        job.close()
 
 
 def test_permissions_of_shared_memory_and_of_the_jobs_folder():
     before = os.umask(0)
     segment, job = Segment(1000), Job(2)
     try:
-        job._open_fifos()
         assert stat.S_IMODE(os.fstat(segment.ticket.fd).st_mode) == 0o600
         assert stat.S_IMODE(os.stat(job.folder).st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in Path(job.folder).iterdir()} == {0o600}
     finally:
         os.umask(before)
         segment.close()
-        job._close()
+        job.close()
 
 
 @needs_root

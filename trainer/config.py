@@ -10,6 +10,8 @@ from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import mpi_util
+from mpi_util.launch.hosts import nslots
 from policies.actor import INIT_LOG_STD, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 
@@ -28,6 +30,7 @@ def _kind(option: Field[Any]) -> Any:
     return (get_args(option.type) or [option.type])[0]
 
 
+LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir")  # what mpi_fork is given
 FREE, BATCH, NETS = "the run: these may change on --resume", "the batch", "the networks"
 
 
@@ -46,6 +49,10 @@ class Config(Hyper):
     )
 
     nprocs: int = setting(FREE, "number of processes; the result does not depend on it (but: --parallel)", 1)
+    hosts: str | None = setting(FREE, "hosts that ssh reaches, as h1:4,h2:4: 4 processes on each", metavar="LIST")
+    hostfile: str | None = setting(FREE, "the same as a file, a line for each host", metavar="FILE")
+    tag_output: bool = setting(FREE, "begin each line with its process, as [0] or [0@h1]", False)
+    log_dir: str | None = setting(FREE, "folder for a file of each process with what it prints", metavar="DIR")
     eval_async: bool = setting(
         FREE, "evaluate in a further process, beside training, which goes on; TestIteration says which policy", False
     )
@@ -117,7 +124,7 @@ class Config(Hyper):
             "with --batch_steps": ("batch_size",) * segments,
             "without --eval_every": ("eval_episodes", "eval_async") * (self.eval_every is None),
             "with --watchdog 0": ("watchdog_kill",) * (self.watchdog == 0),
-            "with --nprocs 1": ("watchdog_kill",) * (self.nprocs == 1),
+            "with --nprocs 1": ("watchdog_kill", "tag_output", "log_dir") * (self.nprocs == 1),
             f"with --minibatches {self.minibatches}": ("minibatch_rows",) * bool(self.minibatches),
             f"with --network {self.network}": ("policy_hid_list", "valfunc_hid_list") * bool(self.network),
             f"with --algo {algo}": ("clip",) * (algo != "ppo")
@@ -224,6 +231,8 @@ def parse(arguments: list[str] | None = None) -> Config:
     if ("env" in given) == ("resume" in given):
         parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
     try:
+        if "nprocs" not in given and (slots := nslots(given.get("hosts"), given.get("hostfile"))):
+            given["nprocs"] = slots
         config = (_resumed(given) if "resume" in given else Config.of(**given)).check()
         if config.framework == "auto":
             on_cpu = config.device == "cpu" and not config.network
@@ -231,7 +240,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         for name in sorted(set(config.unused) & set(given)):
             raise ValueError(f"--{name} has no effect {config.unused[name]}; leave it out")
         return config
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, mpi_util.LaunchError) as error:
         parser.error(str(error))
 
 
@@ -244,7 +253,8 @@ def _resumed(given: dict[str, Any]) -> Config:
     saved = _read(Path(given["resume"]) / "config.json")
     if "total_steps" in given and saved.lr_schedule != "constant":
         raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
-    return replace(saved, **{key: value for key, value in given.items() if key != "env"})
+    here = {"hosts": None, "hostfile": None}  # where it ran then is nothing of the run
+    return replace(saved, **here | {key: value for key, value in given.items() if key != "env"})
 
 
 def _read(path: Path) -> Config:

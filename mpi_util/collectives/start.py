@@ -1,5 +1,6 @@
 """`mpi_fork` as programs call it: starts the ranks, and in each of them prepares failure, channel and threads."""
 
+import os
 from typing import Literal
 
 from ..errors import LaunchError
@@ -13,7 +14,15 @@ from .channel import channel_of
 
 
 def mpi_fork(
-    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None, max_restarts: int = 0
+    n: int | None = None,
+    gpu_pct: float = 0.0,
+    bind_to_core: bool = False,
+    threads: int | None = None,
+    max_restarts: int = 0,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    tag_output: bool = False,
+    log_dir: str | os.PathLike[str] | None = None,
 ) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
@@ -37,7 +46,8 @@ def mpi_fork(
     raises its soft limit of open files (`ulimit -Sn`) if that is too low for `n`.
 
     Args:
-        n: number of ranks; 1 runs in this process, without MPI.
+        n: number of ranks; 1 runs in this process, without MPI. None: one for each slot of the hosts, or without hosts
+            one for each usable core.
         gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session; 0: as much as it needs.
         bind_to_core: bind each rank to a core (shared where there are more ranks than cores); rank 0 then has one core
             for its update.
@@ -46,12 +56,21 @@ def mpi_fork(
         max_restarts: how often the ranks are started again, from the program's beginning, after a rank or MPI failed.
             Not after a signal from the user, status 2, an end that all ranks agreed on, or the same failure twice in a
             row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts them. With n = 1 too.
+        hosts: where the ranks run: `h1:4,h2:4`, four on each, which ssh reaches without a password, with the same
+            interpreter, packages, program and folder as here; the ranks get the environment of this process. Rank 0 is
+            on the first. None: MPI_UTIL_HOSTS; else, in a batch script of Slurm, the hosts that it has given.
+        hostfile: the same, as a file with a line for each host: `h1:4`, `h1 slots=4` or `h1`, which is one rank. It is
+            read again before each restart, which leaves out hosts that cannot be used.
+        tag_output: each line that a rank prints begins with `[rank@host]`, or `[rank]` on one machine.
+        log_dir: a folder, on this machine, for files rank-0.txt, rank-1.txt, ... with what each rank prints; it is
+            printed as well. A file that is there goes on.
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
         ranks, once they have ended well: return.
 
     Raises:
+        HostError: hosts cannot be used: each is named, with the reason. Nothing has been started.
         LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`, or no script to be started again,
             or the system refuses what `n` ranks need, such as open files.
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
@@ -60,7 +79,7 @@ def mpi_fork(
     open_standard_streams()
     try:
         check_variables()
-        side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts)
+        side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts, hosts, hostfile, tag_output, log_dir)
     except (LaunchError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise

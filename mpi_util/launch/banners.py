@@ -17,9 +17,13 @@ from typing import IO
 # Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must
 # name the launcher.
 _DASHES = rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*"
-_NAMES_OPEN_MPI = rb"(?:\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT)\b|^Primary job  terminated).*\n"
+_NAMES_OPEN_MPI = (
+    rb"(?:\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT|PRTE)\b|"
+    rb"^Primary job  terminated|^An MPI communication peer process has unexpectedly disconnected).*\n"
+)
 _EQUALS = rb"\n?={60,}\n"  # hydra writes its block line by line, after an empty line
 _HYDRA_HEAD = b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+_BEGIN = rb"(?:^|(?<=\n\0))\0*"  # Open MPI may send the end of a string before a line
 _LINES = {  # how a line of a banner begins, and what must follow
     b"YOUR APPLICATION TERMINATED": rb" WITH THE EXIT STRING: ",
     b"This typically refers to a problem with your application": rb"\.",
@@ -29,9 +33,12 @@ _LINES = {  # how a line of a banner begins, and what must follow
     b"Abort(": rb"-?\d+\)(?: on node \d+ .*)?: (?:application called MPI_Abort\(|Fatal error in )",
     b"application called MPI_Abort(": b"",
     b"*** An error occurred in MPI_": b"",
-    b"\0*** An error occurred in MPI_": b"",  # the end of the string before it
+    # Open MPI's ranks on other hosts, when one has gone
+    b"[": rb"[\w.-]+:\d+\] (?:\*\*\* (?:An error occurred in Socket closed|reported by process|on a NULL communicator|"
+    rb"Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI will try)|plm:[rs]sh: Warning: setpgid\()",
+    b"[warn] Epoll MOD(": b"",
 }
-_ALSO_PASSED = (b"Fatal error in ", b"*** An error")  # errors of MPI, of which more lines follow
+_ALSO_PASSED = (b"Fatal error in ", b"*** An error occurred in MPI_")  # errors of MPI, of which more lines follow
 
 
 def _beginnings(text: bytes) -> bytes:
@@ -40,18 +47,30 @@ def _beginnings(text: bytes) -> bytes:
 
 
 _BANNER = re.compile(
-    _EQUALS + _HYDRA_HEAD + rb"(?:=  .*\n)*={60,}\n|" + _DASHES + _NAMES_OPEN_MPI + rb"(?:.*\n)*?(?P=dashes)\n\0?|"
-    rb"^(?:" + b"|".join(re.escape(start) + rest for start, rest in _LINES.items()) + rb").*\n",
+    _EQUALS
+    + _HYDRA_HEAD
+    + rb"(?:=  .*\n)*={60,}\n|"
+    + _DASHES
+    + _NAMES_OPEN_MPI
+    + rb"(?:.*\n)*?(?P=dashes)\n\0?|"
+    + _BEGIN
+    + rb"(?:"
+    + b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
+    + rb").*\n|^\0+\n",
     re.MULTILINE,
 )
 _UNFINISHED = re.compile(  # what has arrived of a banner
     rb"(?:" + _EQUALS + rb"(?:" + _HYDRA_HEAD + rb"(?s:.*)|" + _beginnings(_HYDRA_HEAD) + rb")|"
-    + _DASHES + rb"(?:" + _NAMES_OPEN_MPI + rb"(?s:.*))?|(?<!=)\n?=+|(?<!-)-+|^\n|"
-    rb"^(?:" + b"|".join(re.escape(start) + b".*|" + _beginnings(start) for start in _LINES) + rb"))\Z",
+    + _DASHES + rb"(?:" + _NAMES_OPEN_MPI + rb"(?s:.*))?|(?<!=)\n?=+|(?<!-)-+|^\0*\n?|"
+    + _BEGIN + rb"(?:" + b"|".join(re.escape(start) + b".*|" + _beginnings(start) for start in _LINES) + rb"))\Z",
     re.MULTILINE,
 )  # fmt: skip
 _LARGEST_BANNER_BYTES = 8192
 _CHUNK_BYTES = 1 << 16
+# Before each piece of output: what hydra is asked to write, and what Open MPI does. The rank is in the middle.
+MARK = "\x02%r\x03"
+_MARK = re.compile(rb"\x02(\d+)\x03|^\[\d+,(\d+)\]<std(?:out|err)>: ?", re.MULTILINE)
+_HALF_A_MARK = re.compile(rb"(?:\x02\d*|^\[[\d,]*(?:\](?:<[a-z]*>?:?)?)?)\Z", re.MULTILINE)
 _HOLD_S = 0.05  # how long a line waits that may be the start of a banner: launchers write a banner at once
 _LOOK_S = 0.5  # between two looks at the deadline
 STDOUT, STDERR = 1, 2
@@ -75,8 +94,10 @@ class BannerFilter:
         self.held = unfinished.group() if unfinished else b""
         return text.removesuffix(self.held)
 
-    def release(self) -> bytes:
-        """What was held back: its rest did not come, so it was no banner."""
+    def release(self, ended: bool = False) -> bytes:
+        """What was held back: its rest did not come, so it was no banner. Of a banner's line the end may be late."""
+        if self.held and _BANNER.fullmatch(self.held + b"\n"):
+            return self.feed(b"\n") if ended else b""
         held, self.held = self.held, b""
         return held
 
@@ -84,6 +105,72 @@ class BannerFilter:
         self.banners += match.group().decode(errors="replace")
         self._after_banner = match.end() == len(match.string)
         return match.group() if any(text in match.group() for text in _ALSO_PASSED) else b""
+
+
+class Parts:
+    """Parts an output of the launcher, in which each piece begins with its rank, into lines of each rank.
+
+    Args: hosts: of each rank, for its tag; {}: all are here. tag: lines get one. folder: for files of the ranks, or "".
+    """
+
+    def __init__(self, hosts: dict[int, str], tag: bool, folder: str):
+        self._hosts, self._tag, self._folder = hosts, tag, folder
+        self._rank = -1  # whose piece has come last; -1: the launcher's own words
+        self._mark = b""  # what may become one
+        self._lines: dict[int, bytes] = {}  # the last one of each, without its end
+        self._filters: dict[int, BannerFilter] = {}
+
+    @property
+    def banners(self) -> str:
+        """As in `BannerFilter`."""
+        return "".join(each.banners for each in self._filters.values())
+
+    held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What has just arrived -> the lines that are whole, without banners."""
+        data = self._mark + data
+        self._mark = match.group() if (match := _HALF_A_MARK.search(data)) else b""
+        first, *pieces = _MARK.split(data.removesuffix(self._mark))
+        found = self._add(first)
+        for ours, theirs, piece in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+            self._rank = int(ours or theirs)
+            found += self._add(piece)
+        return found
+
+    def release(self, ended: bool = False) -> bytes:
+        """What is left at the end."""
+        if not ended:
+            return b""
+        found = b"".join(self._take(rank, b"\n") for rank in self._lines if self._lines[rank])
+        return found + b"".join(self._tagged(rank, each.release(ended)) for rank, each in self._filters.items())
+
+    def _add(self, piece: bytes) -> bytes:
+        found = b""
+        for line in piece.splitlines(True):
+            found += self._take(self._rank, line)
+            if line.endswith(b"\n"):
+                self._rank = -1
+        return found
+
+    def _take(self, rank: int, piece: bytes) -> bytes:
+        line = self._lines.get(rank, b"") + piece
+        self._lines[rank] = b"" if line.endswith(b"\n") else line
+        if self._lines[rank]:
+            return b""
+        return self._tagged(rank, self._filters.setdefault(rank, BannerFilter()).feed(line))
+
+    def _tagged(self, rank: int, lines: bytes) -> bytes:
+        if rank < 0 or not lines:
+            return lines
+        if self._folder:
+            with open(os.path.join(self._folder, f"rank-{rank}.txt"), "ab") as file:
+                file.write(lines)
+        if not self._tag:
+            return lines
+        host = self._hosts.get(rank)
+        tag = (f"[{rank}@{host}] " if host else f"[{rank}] ").encode()
+        return b"".join(tag + line for line in lines.splitlines(True))
 
 
 class Stream(threading.Thread):
@@ -97,9 +184,9 @@ class Stream(threading.Thread):
         deadline: when it ends, as time.monotonic(), even if a process that left the job still holds its pipe open.
     """
 
-    def __init__(self, source: IO[bytes], target: int):
+    def __init__(self, source: IO[bytes], target: int, parts: Parts | None = None):
         super().__init__(daemon=True)
-        self.filter = BannerFilter()
+        self.filter = parts or BannerFilter()
         self.stalls = False
         self.deadline = math.inf
         self._source, self._target = source, target
@@ -117,7 +204,7 @@ class Stream(threading.Thread):
                 self._write(self.filter.feed(data))
             else:
                 break
-        self._write(self.filter.release())
+        self._write(self.filter.release(ended=True))
         if self._last_byte != b"\n" and self._target == STDERR:
             self._write(b"\n")  # a rank's death has cut its line short, and ours follows
 

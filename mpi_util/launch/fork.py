@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import os
 import resource
@@ -12,11 +13,13 @@ import sys
 from typing import Literal
 
 from ..errors import LaunchError
-from ..host.cores import UPDATE_THREADS
+from ..host.cores import UPDATE_THREADS, usable_cores
 from ..host.process import process
 from ..host.threads import environment as threads_environment
+from .hosts import Hosts, find
 from .identity import RANK_PID, Role, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
 from .launcher import ENVIRONMENT, find_launcher
+from .verdict import Verdict
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
@@ -28,12 +31,13 @@ exec "$@"
 
 
 def mpi_fork(
-    n: int, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None, max_restarts: int = 0
-) -> Literal["parent", "child"]:
+    n: int | None, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None, max_restarts: int = 0,
+    hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None, tag_output: bool = False,
+    log_dir: str | os.PathLike[str] | None = None,
+) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_util.mpi_fork` (collectives/start.py), without the preparation of the ranks."""
-    counts = {"n": (n, 1), "threads": (1 if threads is None else threads, 1), "max_restarts": (max_restarts, 0)}
-    for name, (value, least) in counts.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+    for name, value, least in (("n", n, 1), ("threads", threads, 1), ("max_restarts", max_restarts, 0)):
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
             raise LaunchError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
     role = process.of(Role)
     role.is_parent = False  # in a notebook it may have been
@@ -42,37 +46,51 @@ def mpi_fork(
     if RANK_PID not in os.environ and not is_multiprocess():
         role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
     if in_child_of_rank():
-        if n == 1 or is_multiprocess():
+        if n in (1, None) or is_multiprocess():
             return "child"
         raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
     if under_launcher() or role.job:
         _write_whole_lines()
-        if role.rank == 0 and n != role.size != 0:
+        if role.rank == 0 and n not in (role.size, None) and role.size:
             print(f"mpi_util: already under an MPI launcher with {role.size} ranks; n={n} is ignored", file=sys.stderr)
         if role.rank == 0 and max_restarts and not role.job:
             print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
         return "child"
     forget_launcher()
-    if n == 1 and not max_restarts:
+    depth = int(os.environ.get(_DEPTH, "0"))
+    find_hosts = functools.partial(find, hosts, hostfile, nested=depth > 0)
+    where = find_hosts()
+    n = (sum(where.slots.values()) or usable_cores()) if n is None else int(n)
+    if n == 1 and not max_restarts and not (where.slots and where.asked):
         return "child"
     if is_multiprocess():
         raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")
-    if (depth := int(os.environ.get(_DEPTH, "0"))) > 1:
+    if depth > 1:
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
+    others = bool(where.slots) and (n > 1 or where.asked)
     program = ["/bin/sh", "-c", _NOTE_PID, "sh", sys.executable, *_own_arguments()]
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {_DEPTH: str(depth + 1)}
-    if n > 1:
+    if n > 1 or others:
         family, launcher = find_launcher()
-        flags = family.bound_flags if bind_to_core else family.flags
-        program = [launcher, "-n", str(n), *flags.split(), *program]
+    log_dir = _made(log_dir)
     sys.stdout.flush()
     sys.stderr.flush()
 
-    from .restarts import run  # only the parent needs it
+    from .restarts import run  # only the parent needs these
+    from .supervise import Job
+
+    def start(more: dict[str, str], hosts: Hosts) -> tuple[Verdict, str]:
+        """Runs the job once."""
+        where = hosts if others else None
+        job, command = Job(n, environment | more, where, _script(), tag_output, log_dir), program
+        if n > 1 or others:
+            options = family.options(bind_to_core, bool(tag_output or log_dir), job.places, job.rsh)
+            command = [launcher, "-n", str(n), *options, *program]
+        return job.run(command, _stdin_for_ranks()), job.saved
 
     _allow_files(n)
     try:
-        status = run(n, program, environment, _stdin_for_ranks(), max_restarts)
+        status = run(start, find_hosts, max_restarts)
     except OSError as error:
         raise LaunchError(f"cannot start {n} ranks: {error}") from None
     if status:
@@ -113,6 +131,20 @@ def _own_arguments() -> list[str]:
             "begin its cell with %%writefile program.py, then %run program.py"
         )
     return sys.orig_argv[1:]
+
+
+def _made(log_dir: str | os.PathLike[str] | None) -> str:
+    """The folder for the ranks' output, which is made; "": there is none. LaunchError: it cannot be."""
+    try:
+        os.makedirs(log_dir or ".", exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"mpi_fork: log_dir cannot be made: {error}") from None
+    return os.path.abspath(log_dir) if log_dir else ""
+
+
+def _script() -> str:
+    """The program's file, as it is on the command line; "": there is none."""
+    return getattr(sys.modules["__main__"], "__file__", None) or ""
 
 
 def _stdin_for_ranks() -> int | None:

@@ -11,10 +11,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
+from .banners import MARK
 
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
@@ -48,6 +50,16 @@ class Family(NamedTuple):
     launcher: str  # pattern of the launcher's --version output
     flags: str  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
     bound_flags: str  # to bind each rank to a core, which it shares if there are more ranks than cores
+    on_hosts: str  # to start them on {hosts}, by the program {rsh} in place of ssh
+    parted: str  # to begin each piece of output with its rank (banners.Parts)
+
+    def options(self, bound: bool, parted: bool, places: dict[str, list[int]], rsh: Callable[[], str]) -> list[str]:
+        """What the launcher is given. Arguments: see `supervise.Job`."""
+        texts = (self.bound_flags if bound else self.flags).split() + self.parted.split() * parted
+        if places:
+            hosts = ",".join(f"{name}:{len(ranks)}" for name, ranks in places.items())
+            texts += self.on_hosts.format(hosts=hosts, rsh=rsh()).split()
+        return texts
 
 
 # Variables that the families need, unless the user has set them; each reads its own. In a shell of srun hydra's own
@@ -56,16 +68,20 @@ class Family(NamedTuple):
 ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi"}
 ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _INTEL = r"Intel\(R\) MPI"
+_HYDRA = "-hosts {hosts} -launcher ssh -launcher-exec {rsh}", f"-prepend-pattern {MARK}"
 _FAMILIES = (
-    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core"),
-    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core"),
+    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core", *_HYDRA),
+    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core", *_HYDRA),
     Family(
         "Open MPI 5",
         "openmpi",
         r"Open MPI v[5-9]",
         r"\(Open MPI\) [5-9]",
-        "--map-by :OVERSUBSCRIBE --bind-to none",
-        "--map-by core:OVERSUBSCRIBE --bind-to core:overload-allowed",
+        "--map-by slot:OVERSUBSCRIBE --bind-to none",
+        "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",
+        "--host {hosts} --prtemca plm ssh --prtemca plm_ssh_agent {rsh} --prtemca plm_ssh_no_tree_spawn 1 "
+        "--leave-session-attached",
+        "--output tag",
     ),
     Family(
         "Open MPI 4",
@@ -74,6 +90,9 @@ _FAMILIES = (
         r"\(Open MPI\) [1-4]\.",
         "--oversubscribe --bind-to none",
         "--oversubscribe --map-by core --bind-to core:overload-allowed",
+        "--map-by slot --host {hosts} --mca plm rsh --mca plm_rsh_agent {rsh} --mca plm_rsh_no_tree_spawn 1 "
+        "--leave-session-attached",
+        "--tag-output",
     ),
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -171,7 +172,8 @@ def end_job(job_dir: str) -> None:
     made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]
     _remove(f"{_SHM}/{os.path.basename(name)}" for names in made for name in names)
     with contextlib.suppress(OSError):
-        unused = map(str, unused_files(os.stat(f"{job_dir}/alive-0").st_ctime))
+        begun = min((path.stat().st_ctime for path in Path(job_dir).glob("alive-*")), default=math.inf)
+        unused = map(str, unused_files(begun))
         _remove(path for path in unused if not all(made) or _TOPOLOGY.fullmatch(path))
     shutil.rmtree(job_dir, ignore_errors=True)
 

@@ -2,12 +2,14 @@
 
 import json
 import os
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any
 
-from ..errors import UsageError
+from ..errors import HostError, UsageError
 from .failure import print_line, write_record
+from .hosts import Hosts
 from .identity import first_number
-from .supervise import Job
+from .verdict import Verdict
 
 _RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
 
@@ -44,14 +46,28 @@ def saved(note: Any) -> None:
         raise UsageError(f"saved: the note must be what JSON can hold: {error}") from None
 
 
-def run(n: int, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None, max_restarts: int) -> int:
-    """Runs the job, and again after failures; returns the status of the last start."""
+def run(
+    start: Callable[[dict[str, str], Hosts], tuple[Verdict, str]], find_hosts: Callable[[], Hosts], max_restarts: int
+) -> int:
+    """Runs the job, and again after failures; returns the status of the last start.
+
+    Args:
+        start: runs it once, given more of its environment, and the hosts; returns how it ended, and what it has saved.
+        find_hosts: asked before each start; after the first one, those that cannot be used are left out.
+    """
     last, note, restart = ("", ""), "null", 0
     while True:
         restart += 1
-        job = Job(n)
-        verdict = job.run(command, environment | {_RESTARTS: str(restart - 1), _SAVED: note}, stdin)
-        note = job.saved or note
+        more, hosts = {_RESTARTS: str(restart - 1), _SAVED: note}, find_hosts()
+        try:
+            verdict, saved = start(more, hosts)
+        except HostError as error:
+            if restart == 1 or not (hosts := hosts.without(set(error.hosts))).slots:
+                raise
+            for name, what in error.hosts.items():
+                print_line(f"mpi_util: goes on without host {name}: {what}")
+            verdict, saved = start(more, hosts)
+        note = saved or note
         then = ""
         if verdict.cause and max_restarts:
             then = f"; restart {restart} of {max_restarts}"

@@ -1,66 +1,77 @@
-"""Watch over the ranks from the process that the user started: pass on output and signals, leave nothing behind.
+"""Watch over a job from the process that the user started: pass on output and signals, leave nothing behind.
 
-The ranks are grandchildren. Their launcher reaps them, reports one status for all and may name the wrong one: hydra
-prints the id of a rank that it killed itself, and ors all statuses together. So the parent watches the ranks itself. In
-the job's folder each rank k
-
-- writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
-- opens the FIFO alive-<k> for writing and keeps it open;
-- writes failed-<k>, a `verdict.Failure` as JSON, before it ends on its own account;
-- writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize.
-
-The FIFOs show which rank died first. The kernel closes a dying process's files before it reports its death, and hydra,
-which sees a socket close, may kill the others in between: on a busy 2-core machine the order of pidfd events was wrong
-in 25 of 80 kills, that of the FIFOs in none.
+The ranks of this machine are watched here (watch.py), those of other hosts by agents there (remote.py, agent.py): what
+they report is handled as what happens here, and the records of their ranks are copied into the job's folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import json
 import math
 import os
 import selectors
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from . import reap
-from .banners import STDERR, STDOUT, Stream
+from ..errors import HostError, LaunchError
+from . import reap, remote, rsh
+from .banners import STDERR, STDOUT, Parts, Stream
 from .failure import print_line
+from .hosts import Hosts
 from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
+from .watch import FOLDER_VARIABLES, Watch
 
-_LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
-_LOOK_S = 0.5
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
-_DRAIN_S = 1.0
-_GUARD_PAUSE_S = 1.0
+_DRAIN_S, _LOOK_S = 1.0, 0.05
 _SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
 _NOTICE_S = 5.0  # after a signal, or the last rank's end, until the user learns why the job has not ended
-# The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
-_FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+_END_S = 9.0  # for the agents to end what is on their hosts; longer than it takes to know that one is lost
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Job:
-    """One launcher with its ranks, from start to end."""
+    """One launcher with its ranks, from start to end.
 
-    def __init__(self, n_ranks: int):
+    Args:
+        environment: of launcher and ranks. hosts: other ones too. script: the program's file, which all hosts need.
+        tag: lines of the ranks begin with `[rank@host]`. log_dir: the folder for a file with the lines of each rank.
+
+    Attributes:
+        places: the ranks of each host, by the name that the launcher gets; {}: all are here.
+
+    Raises HostError.
+    """
+
+    def __init__(
+        self, n_ranks: int, environment: dict[str, str] | None = None, hosts: Hosts | None = None, script: str = "",
+        tag: bool = False, log_dir: str = "",
+    ):  # fmt: skip
         self.folder = tempfile.mkdtemp(prefix="mpi_util-")
+        self._rsh = f"{self.folder}/rsh.sh"
+        self._environment = (environment or {}) | dict.fromkeys(FOLDER_VARIABLES, self.folder)
         self._evidence = Evidence(n_ranks, Path(self.folder))
+        self._remotes: dict[str, remote.Remote] = {}
+        self.places: dict[str, list[int]] = {}
+        try:
+            self._watch = Watch(Path(self.folder), self._place(hosts or Hosts({}), script), self._died)
+        except BaseException:
+            self._close_remotes()
+            reap.end_job(self.folder)
+            raise
         self._decided: Verdict | None = None  # when a signal ends the job at once
-        self._selector = selectors.DefaultSelector()
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._guarded_until = -math.inf  # before this time no other guard is started
         self._streams: list[Stream] = []
-        self._unregistered = set(range(n_ranks))
-        self._watched: set[int] = set()  # processes
+        self._tag, self._log_dir = tag, log_dir
+        self._asking: dict[int, socket.socket] = {}  # for a process on another host
         self.saved = ""  # at the end, what the ranks wrote in saved-0 (restarts.saved)
         self._descriptors: list[int] = []
         self._signals = -1  # becomes readable when one has come
@@ -70,62 +81,163 @@ class Job:
         self._kept_at = math.inf  # when to say what keeps the launcher, though all ranks have ended
         self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
-    def run(self, command: list[str], environment: dict[str, str], stdin: int | IO[Any] | None = None) -> Verdict:
+    def _place(self, hosts: Hosts, script: str) -> list[int]:
+        """Connects to the hosts. Returns the ranks of this one."""
+        n = self._evidence.n_ranks
+        places = hosts.places(n) if hosts.slots else {"": [*range(n)]}
+        if not hosts.slots:
+            return places[""]
+        remotes, wrong = remote.connect(places, hosts.shell, self.folder, self._environment, script)
+        self._remotes = {each.name: each for each in remotes}
+        if bad := {name: what for name, what in wrong.items() if what}:
+            raise HostError(bad)
+        here = next(iter(wrong), "")
+        if self._remotes:
+            self.places = {socket.gethostname() if name == here else name: ranks for name, ranks in places.items()}
+            self._evidence.hosts = {rank: name for name, ranks in self.places.items() for rank in ranks}
+        return places.get(here, [])
+
+    def run(self, command: list[str], stdin: int | IO[Any] | None = None) -> Verdict:
         """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory.
 
-        Args: environment: of launcher and ranks; the job's folder is added to it. stdin: as for subprocess.Popen.
+        Args: stdin: as for subprocess.Popen.
         """
         try:
-            self._keep_guard()
-            self._open_fifos()
-            with self._selector, self._signals_caught():
+            with self._signals_caught(), self._launches_for_others():
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
-                    command, env=environment | dict.fromkeys(_FOLDER_VARIABLES, self.folder), stdin=stdin,
+                    command, env=self._environment, stdin=stdin,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
                 return self._supervise()
         finally:
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends what is left of the job, and removes its folder."""
         for descriptor in self._descriptors:
             os.close(descriptor)
-        reap.end_job(self.folder)
-        if self._guard:
-            self._guard.kill()  # it may be stopped
-            self._guard.wait()
+        self._close_remotes()
+        self._watch.close()
 
-    def _keep_guard(self) -> None:
-        """Starts the guard, and another one when it is killed; the job goes on without while the system refuses it."""
-        now = time.monotonic()
-        if now < self._guarded_until or (self._guard and self._guard.poll() is None):
+    def _close_remotes(self) -> None:
+        for each in self._remotes.values():
+            each.close()
+
+    @contextlib.contextmanager
+    def _launches_for_others(self) -> Iterator[None]:
+        """Within it, agents are heard, and start what the launcher asks for by rsh.py."""
+        if not self._remotes:
+            yield
             return
-        self._guarded_until = now + _GUARD_PAUSE_S
-        with contextlib.suppress(OSError):
-            self._guard = subprocess.Popen(  # noqa: S603  # this interpreter, nothing of the user's folder or environment
-                [sys.executable, "-I", "-S", reap.__file__, self.folder],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if a rank's
-            )  # fmt: skip
+        watch = self._watch
+        for each in self._remotes.values():
+            each.say(go=True)
+            watch.selector.register(each.output, selectors.EVENT_READ, lambda each=each: self._hear(each))
+        with socket.socket(socket.AF_UNIX) as listener:
+            folder = os.open(self.folder, os.O_PATH)
+            listener.bind(f"/proc/self/fd/{folder}/rsh")  # the path of a socket has to be short
+            os.close(folder)
+            listener.listen(len(self._remotes))
+            watch.selector.register(listener, selectors.EVENT_READ, lambda: self._ask(listener.accept()[0]))
+            try:
+                yield
+            finally:
+                watch.selector.unregister(listener)
+                for connection in self._asking.values():
+                    connection.close()
+
+    def rsh(self) -> str:
+        """Makes the program that the launcher is to use in place of ssh. Returns its path."""
+        command = shlex.join([sys.executable, "-I", "-S", rsh.__file__, self.folder])
+        path = Path(self._rsh)
+        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        path.chmod(0o700)
+        if not os.access(path, os.X_OK):
+            raise LaunchError(f"no program can be run in {path.parent.parent}; set TMPDIR to a folder where one can")
+        return self._rsh
+
+    def _ask(self, connection: socket.socket) -> None:
+        """The launcher wants a process on another host."""
+        with connection.makefile() as file:  # it writes at once
+            arguments = json.loads(file.readline())
+        at = next((k for k, argument in enumerate(arguments) if argument in self._remotes), None)
+        if at is None:
+            connection.close()
+            return
+        number = len(self._asking)
+        self._asking[number] = connection
+        # Open MPI tells its process there of the program in place of ssh, which is only here
+        command = " ".join(arguments[at + 1 :]).replace(self._rsh, "ssh")
+        self._remotes[arguments[at]].say(start=number, command=command)
+
+    def _hear(self, each: remote.Remote) -> None:
+        """An agent has written, or has gone."""
+        for message in each.receive():
+            if "process" in message:
+                with contextlib.suppress(OSError):
+                    self._asking[message["process"]].sendall(json.dumps(message).encode() + b"\n")
+            elif "record" in message:
+                self._copy(each, message["record"], message["text"])
+            elif "died" in message:
+                self._died(message["died"], message["code"], message["certain"], each.here(message["time"]), each.name)
+            elif "unready" in message:
+                self._decided = self._decided or self._evidence.stopped_by(message["unready"])
+            elif "wrong" in message:
+                each.lose(message["wrong"])
+        if each.done:
+            with contextlib.suppress(KeyError):
+                self._watch.selector.unregister(each.output)
+
+    def _copy(self, each: remote.Remote, name: str, text: str) -> None:
+        """Writes a record of a rank on another host into the job's folder."""
+        if name.startswith("failed"):
+            record = json.loads(text)
+            text = json.dumps(record | {"time": each.here(record["time"])})
+        path = self._evidence.folder / os.path.basename(name)
+        draft = path.with_name(f".{path.name}")
+        draft.write_text(text)
+        os.replace(draft, path)
+
+    def _look_at_hosts(self) -> None:
+        for name, each in self._remotes.items():
+            if not each.done:
+                each.look()
+            if each.lost and name not in self._evidence.lost:
+                self._evidence.lost[name] = each.lost
+                self._broken_at = -math.inf
 
     def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
         pipes = (launcher.stdout, STDOUT), (launcher.stderr, STDERR)
-        self._streams = [Stream(pipe, target) for pipe, target in pipes if pipe]
-        self._watch(launcher.pid, lambda _: None)
+        parts = self._tag or self._log_dir
+        for pipe, target in pipes:
+            split = Parts(evidence.hosts, self._tag, self._log_dir) if parts else None
+            self._streams += [Stream(pipe, target, split)] if pipe else []
+        self._watch.watch(launcher.pid, lambda _: None)
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()
         self._step(wait=False)
         code = launcher.poll()
         evidence.launcher_code, evidence.given_up = code or 0, code is None
-        reap.kill_processes(self.folder)
+        self._watch.kill()
         launcher.wait()
+        self._end_hosts()
         self._drain()
         with contextlib.suppress(OSError):
             self.saved = (evidence.folder / "saved-0").read_text()
         evidence.banners = "".join(stream.filter.banners for stream in self._streams)
         return self._decided or judge(evidence)
+
+    def _end_hosts(self) -> None:
+        """Has the agents end what is on their hosts, and hears the rest."""
+        for each in self._remotes.values():
+            each.say(end=True)
+        deadline = time.monotonic() + _END_S
+        while not all(each.done for each in self._remotes.values()) and time.monotonic() < deadline:
+            self._watch.step()
+            self._look_at_hosts()
+        self._look_at_hosts()
 
     def _is_patient(self) -> bool:
         """False when the launcher has had time enough to end a broken job."""
@@ -139,75 +251,32 @@ class Job:
 
     def _step(self, wait: bool = True) -> None:
         """Waits for an event and handles it."""
-        pause = _LOOK_EARLY_S if self._unregistered else _LOOK_S
-        for key, _ in self._selector.select(pause if wait else 0):
-            key.data()
-        self._keep_guard()
-        self._register_ranks()
+        self._watch.step(wait)
+        self._look_at_hosts()
         if time.monotonic() > self._notice_at:
             self._look_at_rank_0()
         if time.monotonic() > self._kept_at:
             self._look_at_others()
 
-    def _open_fifos(self) -> None:
-        """Opens each rank's FIFO, which reaches its end when the rank, its only writer, ends."""
-        for rank in range(self._evidence.n_ranks):
-            path = self._evidence.folder / f"alive-{rank}"
-            os.mkfifo(path, 0o600)
-            fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            self._at_end(fifo, functools.partial(self._evidence.deaths.setdefault, rank, None))
-
-    def _register_ranks(self) -> None:
-        """Watches the ranks that have recorded their process id, and the launcher's helpers that started them."""
-        for rank in list(self._unregistered):
-            pid = int(self._record(rank).get("pid", 0))
-            belongs = pid and reap.belongs(pid, self.folder)
-            if not pid or (not belongs and reap.is_alive(pid)):
-                continue  # it has not come, or is just changing from the shell to the program
-            self._unregistered.remove(rank)
-            if belongs:
-                helper = reap.stat_field(pid, reap.STAT_PARENT) or pid
-                self._watch(pid, functools.partial(self._record_death, rank, pid))
-                self._watch(helper, functools.partial(self._record_helper, helper))
-            else:
-                self._record_death(rank, pid)
-
     def _record(self, rank: int) -> dict[str, Any]:
         return reap.read_record(self._evidence.folder / f"rank-{rank}")
 
-    def _watch(self, pid: int, on_death: Callable[[int], None]) -> None:
-        """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
-        if pid not in self._watched and pid != os.getpid():
-            self._watched.add(pid)
-            with contextlib.suppress(OSError, AttributeError):
-                pidfd = os.pidfd_open(pid)
-                self._at_end(pidfd, functools.partial(on_death, pidfd))
-
-    def _at_end(self, descriptor: int, call: Callable[[], object]) -> None:
-        """Calls when the descriptor, a FIFO or pidfd, says that its process has ended."""
-
-        def ended() -> None:
-            self._selector.unregister(descriptor)
-            call()
-
-        self._descriptors.append(descriptor)
-        self._selector.register(descriptor, selectors.EVENT_READ, ended)
-
-    def _record_death(self, rank: int, pid: int, pidfd: int = -1) -> None:
-        """Records that a rank has ended, and how, if that can be known."""
-        self._evidence.deaths[rank] = reap.exit_code(pid, pidfd)
-        if len(self._evidence.deaths) == self._evidence.n_ranks:
+    def _died(self, rank: int, code: int | None, certain: bool, at: float | None = None, host: str = "") -> None:
+        """Records that a rank (-1: a helper process of the launcher) has ended, and how, if that can be known."""
+        evidence = self._evidence
+        if rank < 0:
+            evidence.helper_code, evidence.helper_host = code or 0, host
+            return self._mark_broken()
+        evidence.died(rank, code, time.time() if at is None else at)
+        if not certain:
+            return
+        if len(evidence.deaths) == evidence.n_ranks:
             self._kept_at = time.monotonic() + _NOTICE_S
-        if self._evidence.ended_in_order(rank):
+        if evidence.ended_in_order(rank):
             return
         self._mark_broken()
         if "shm" not in self._record(rank):
             self._broken_at = -math.inf  # above mpi_fork: the launcher waits for its MPI_Init, for ever
-
-    def _record_helper(self, pid: int, pidfd: int) -> None:
-        """The same of a helper process of the launcher. When it is killed, its ranks end too."""
-        self._evidence.helper_code = reap.exit_code(pid, pidfd) or 0
-        self._mark_broken()
 
     def _mark_broken(self) -> None:
         self._broken_at = min(self._broken_at, time.monotonic())
@@ -223,7 +292,7 @@ class Job:
             alive = [stream for stream in self._streams if stream.is_alive()]
             if not alive or (hurried and time.monotonic() > deadline):
                 return
-            alive[0].join(_LOOK_EARLY_S)
+            alive[0].join(_LOOK_S)
 
     @contextlib.contextmanager
     def _signals_caught(self) -> Iterator[None]:
@@ -233,7 +302,7 @@ class Job:
             return
         self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptors += [self._signals, writer]
-        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        self._watch.selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         previous_fd = signal.set_wakeup_fd(writer)
         # One that is ignored stays ignored: nohup, and background jobs of a script.
         caught = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
@@ -256,23 +325,32 @@ class Job:
         A terminal that closes sends SIGHUP, sometimes twice: it is neither a first nor a second one.
         """
         for signum in self._new_signals():
-            now, evidence, root = time.monotonic(), self._evidence, self._record(0)
+            now, evidence = time.monotonic(), self._evidence
             if (signum == signal.SIGHUP and evidence.forwarded) or now - self._signalled_at < _SAME_SIGNAL_S:
                 continue
-            ready = "shm" in root and reap.belongs(root["pid"], self.folder)
-            if self._signalled_at > -math.inf or not ready:
+            if self._signalled_at > -math.inf or not self._signal_rank_0(signum):
                 self._decided = self._decided or evidence.stopped_by(signum)
                 return
             self._signalled_at = -math.inf if signum == signal.SIGHUP else now
             self._notice_at = min(self._notice_at, now + _NOTICE_S)
             evidence.forwarded = evidence.forwarded or signum
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(root["pid"], signum)
+
+    def _signal_rank_0(self, signum: int) -> bool:
+        """Returns False if it cannot handle a signal yet, or has ended."""
+        if (host := self._host_of_0) is None:
+            return self._watch.signal(0, signum)
+        host.say(signal=signum, rank=0)
+        return 0 not in self._evidence.deaths  # or it answers that the rank is not ready
+
+    @property
+    def _host_of_0(self) -> remote.Remote | None:
+        return self._remotes.get(self._evidence.hosts.get(0, ""))
 
     def _look_at_rank_0(self) -> None:
         """Some seconds after a signal. Rank 0 may work on for long, and then save; if it is stopped, it never will."""
         evidence, pid = self._evidence, self._record(0).get("pid", 0)
-        if reap.is_stopped(pid):
+        host = self._host_of_0
+        if host.stopped if host else self._watch.is_stopped(0):
             but = f", but rank 0 (process {pid}) is stopped and cannot end in order"
             self._decided = evidence.stopped_by(evidence.forwarded, but)
         elif not (self._noticed or 0 in evidence.deaths or any(stream.stalls for stream in self._streams)):
@@ -288,7 +366,6 @@ class Job:
         if any(stream.stalls for stream in self._streams):
             return
         self._kept_at = math.inf
-        others = [pid for pid in reap.job_processes(self.folder) if pid not in self._watched]
-        named = ", ".join(f"{reap.name_of(pid)} (process {pid})" for pid in others)
+        named = ", ".join(f"{reap.name_of(pid)} (process {pid})" for pid in self._watch.others())
         what = f"what they have started: {named}" if named else "their launcher, or a process that has their output"
         print_line(f"mpi_util: all ranks have ended; waiting for {what}; Ctrl-C ends it")

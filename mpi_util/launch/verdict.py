@@ -24,6 +24,8 @@ _REPORTS = (
 )
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 _KILLED_CODES = (0, signal.SIGKILL, 128 + signal.SIGKILL)  # a launcher's, for a rank that was killed
+# Open MPI's ranks end so when they lose the connection to one on another host (status 14: MPI_ERR_UNKNOWN)
+_CUT_OFF, _CUT_OFF_CODE = "*** An error occurred in Socket closed", 14
 # statuses after which the job is not started again: a usage error, SIGHUP, SIGINT, SIGTERM
 _FINAL = (2, 129, 130, 143)
 _HELPER = "a helper process of the launcher"
@@ -57,13 +59,27 @@ class Evidence:
 
     n_ranks: int
     folder: Path  # of the job, with the ranks' records
-    # exit code of each rank that has ended (None if it was not seen), in the order in which they did
-    deaths: dict[int, int | None] = field(default_factory=dict)
+    deaths: dict[int, int | None] = field(default_factory=dict)  # exit code of each rank that has ended; None: unseen
+    times: dict[int, float] = field(default_factory=dict)  # when each of these did
+    hosts: dict[int, str] = field(default_factory=dict)  # of each rank, where other hosts take part
+    lost: dict[str, str] = field(default_factory=dict)  # hosts that cannot be reached any more, and why
     banners: str = ""  # what the launcher and the MPI library printed about the end
     launcher_code: int = 0  # 0 also if the parent ended it
     forwarded: int = 0  # the signal that was passed on to rank 0
     helper_code: int = 0  # exit code of a helper process of the launcher, if it is known
+    helper_host: str = ""  # where it was, if not on this machine
     given_up: bool = False  # the parent ended the job because the launcher did not
+
+    def died(self, rank: int, code: int | None, at: float) -> None:
+        """A rank has ended; what is known of that first is its time, and then its exit code."""
+        self.times.setdefault(rank, at)
+        if code is not None or rank not in self.deaths:
+            self.deaths[rank] = code
+
+    def named(self, who: str) -> str:
+        """`rank 3` as `rank 3@host`, where several hosts take part."""
+        host = self.hosts.get(int(who[5:])) if re.fullmatch(r"rank \d+", who) else self.helper_host * (who == _HELPER)
+        return (f"{who} on {host}" if who == _HELPER else f"{who}@{host}") if host else who
 
     def ended_in_order(self, rank: int) -> bool:
         """True for a rank that has ended with status 0 and MPI_Finalize."""
@@ -76,6 +92,12 @@ class Evidence:
 
 def judge(evidence: Evidence) -> Verdict:
     """Weighs the evidence of a job that has ended."""
+    evidence.deaths = {
+        rank: evidence.deaths[rank] for rank in sorted(evidence.deaths, key=lambda k: evidence.times.get(k, 0))
+    }
+    if evidence.lost:
+        text = "; ".join(f"host {name} is lost: {why}" for name, why in evidence.lost.items())
+        return Verdict(1, _line(text, evidence.n_ranks), cause=f"lost {sorted(evidence.lost)}")
     failure = _first_failure(evidence)
     if failure is None:
         return Verdict(0)
@@ -87,9 +109,10 @@ def judge(evidence: Evidence) -> Verdict:
     notes = [failure.reason] if failure.reason else ["above mpi_fork"] * (bool(record) and "shm" not in record)
     notes += ["the usual cause is a full /dev/shm: docker run --shm-size=1g"] * (code == -signal.SIGBUS)
     what = _describe(code) + (f" ({'; '.join(notes)})" if notes else "")
-    known = f"{failure.who} {what}"
+    who = evidence.named(failure.who)
+    known = f"{who} {what}"
     if failure.reported and evidence.n_ranks > 1:  # by `fail` its line, which need not say who it is; else with a tag
-        known = "" if failure.place else f"{failure.who} has ended the job"
+        known = "" if failure.place else f"{who} has ended the job"
     cause = "" if evidence.forwarded or status in _FINAL else f"{_describe(code)} {failure.place or failure.reason}"
     last_words = "" if of_rank or failure.who == _HELPER else evidence.banners
     return Verdict(status, _line(known, evidence.n_ranks), last_words, cause)
@@ -139,10 +162,15 @@ def _first_death(evidence: Evidence) -> Failure | None:
     codes = {rank: unseen if code is None else code for rank, code in deaths.items()}
     if not (evidence.launcher_code or evidence.given_up or any(codes.values())):
         return None
-    own = [rank for rank, code in codes.items() if code not in (None, -signal.SIGKILL)]
-    killed = [rank for rank, code in codes.items() if code == -signal.SIGKILL]
+    by_launcher = (-signal.SIGKILL, -signal.SIGTERM) if evidence.hosts else (-signal.SIGKILL,)
+    cut_off = _CUT_OFF_CODE if _CUT_OFF in evidence.banners else None
+    own = [rank for rank, code in codes.items() if code not in (None, cut_off, *by_launcher)]
+    killed = [rank for rank, code in codes.items() if code in by_launcher]
     above = [rank for rank in codes if "shm" not in read_record(evidence.folder / f"rank-{rank}")]  # mpi_fork
-    for rank in own or (killed if evidence.launcher_code in _KILLED_CODES else above * evidence.given_up):
+    codes_of_killed = [*_KILLED_CODES]
+    if evidence.hosts:  # 255: hydra's, of another host
+        codes_of_killed += [255, signal.SIGTERM, 128 + signal.SIGTERM, _CUT_OFF_CODE]
+    for rank in own or (killed if evidence.launcher_code in codes_of_killed else above * evidence.given_up):
         return Failure(codes[rank] or 0, who=f"rank {rank}")
     return Failure(0, who=_HELPER) if evidence.given_up else Failure(evidence.launcher_code, who="the job")
 

@@ -1,0 +1,197 @@
+"""The parent's side of the agents: starts one on each host, compares what the hosts have, and hears of the ranks there.
+
+See agent.py for what the two write each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import LaunchError
+from . import agent, hosts
+
+_HELLO_S = 40.0  # until an agent answers: its interpreter and MPI's library may come from a slow network file system
+_LAST_WORDS_S = 2.0
+# variables that belong to one host or login
+_OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*)$")
+
+
+class Remote:
+    """One host's agent.
+
+    Attributes:
+        name: of the host. messages: what has arrived of it, until taken. lost: why it cannot be reached; "": it can.
+        done: it has ended what was there.
+    """
+
+    def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
+        self.name, self.lost, self.done = name, "", False
+        self.stopped = False  # its lowest rank
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        command = f"exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(agent.BOOT)}"
+        script = ["sh", "-c", command] if shell[0] == "srun" else [command]
+        process: Any = subprocess.Popen(  # noqa: S603  # the shell that reaches the host
+            [*shell, name, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            start_new_session=True,
+        )  # fmt: skip
+        self._process, self._input, self.output = process, process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        self._lines, self._unsent = agent.Lines(self.output), b""
+        self._heard = time.monotonic()
+        self._beat = 0.0
+        self._offset, self._trip_s = 0.0, float("inf")  # of its clock; of the shortest trip there and back
+        text = json.dumps(start).encode()
+        self._send(b"%12d" % len(text) + text)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What has arrived; sets `lost` at the end of the connection."""
+        try:
+            messages = self._lines.read()
+        except ValueError:
+            return self.lose("what arrives from it is not of mpi_util")
+        if messages is None:
+            return self.lose(self._last_words() or "its connection was closed")
+        self._heard = time.monotonic()
+        for message in messages:
+            if "beat" in message:
+                self._clock(message)
+            self.done = self.done or "done" in message
+        return messages
+
+    def lose(self, why: str) -> list[dict[str, Any]]:
+        """It is not there any more."""
+        self.lost = self.lost or ("" if self.done else why)
+        self.done = True
+        return []
+
+    def _clock(self, message: dict[str, Any]) -> None:
+        """Learns how far its clock is from this one's, from the shortest trip."""
+        now = time.time()
+        self.stopped = message["stopped"]
+        if 0 <= now - message["beat"] < self._trip_s:
+            self._trip_s = now - message["beat"]
+            self._offset = message["time"] - (message["beat"] + now) / 2
+
+    def here(self, at: float) -> float:
+        """A time of its clock, by this host's clock."""
+        return at - self._offset
+
+    def look(self) -> None:
+        """Sends a sign of life now and then; takes the host for lost if it has sent none for long."""
+        now = time.monotonic()
+        if now - self._beat > agent.BEAT_S:
+            self._beat = now
+            self.say(beat=time.time())
+        self._send(b"")
+        if now - self._heard > agent.SILENCE_S:
+            self.lose(f"nothing comes from it for {now - self._heard:.0f} s: its network is down, or it is")
+
+    @property
+    def is_silent(self) -> bool:
+        """True if its last sign of life is late."""
+        return time.monotonic() - self._heard > 2.5 * agent.BEAT_S
+
+    def say(self, **message: Any) -> None:
+        """Writes the agent a message."""
+        self._send(json.dumps(message).encode() + b"\n")
+
+    def _send(self, data: bytes) -> None:
+        self._unsent += data
+        with contextlib.suppress(OSError):  # it is full, or broken: then nothing comes either
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._input, self._unsent[: 1 << 16]) :]
+
+    def answer(self) -> dict[str, Any]:
+        """Its first message."""
+        messages = self.receive()
+        return messages[0] if messages else {"wrong": self.lost or "it has sent nothing"}
+
+    def _last_words(self) -> str:
+        """What its shell said, and with which status it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)
+        self._errors.seek(0)
+        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        if self._process.returncode == 127:
+            return f"it has no {sys.executable}"
+        return lines[-1].strip() if lines else ""
+
+    def close(self) -> None:
+        """Ends the connection; the agent ends then by itself."""
+        self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+def connect(
+    names: dict[str, list[int]], shell: tuple[str, ...], job: str, environment: dict[str, str], script: str
+) -> tuple[list[Remote], dict[str, str]]:
+    """Starts the agents, side by side. Returns them, and {host: what is wrong with it}: "" for this machine.
+
+    Args: names: with their ranks. job: the folder to make there. script: the program's file, or "".
+    """
+    root = str(Path(agent.__file__).parents[2])
+    kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
+    start = dict(cwd=os.getcwd(), python=sys.executable, root=root, job=job, script=script, environment=kept)
+    remotes, wrong = [], {name: "" for name in names if hosts.is_here(name)}
+    for name, ranks in names.items():
+        if name in wrong:
+            continue
+        try:
+            remotes.append(Remote(name, shell, start | {"ranks": ranks}))
+        except OSError as error:
+            raise LaunchError(f"other hosts are reached by {shell[0]}, which cannot be started: {error}") from None
+    if not remotes:
+        return [], wrong
+    own = agent.facts(script), agent.machine()
+    machines, found = {own[1]: next(iter(wrong), "")}, []
+    with selectors.DefaultSelector() as selector:
+        for remote in remotes:
+            selector.register(remote.output, selectors.EVENT_READ, remote)
+        deadline = time.monotonic() + _HELLO_S
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                selector.unregister(key.fd)
+                remote, answer = key.data, key.data.answer()
+                other = machines.get(answer.get("machine", ""))
+                if difference := answer.get("wrong") or _difference(answer["facts"], own[0], script):
+                    wrong[remote.name] = difference
+                elif other:
+                    wrong[remote.name] = f"it is {other}, by another name"
+                else:
+                    machines[answer["machine"]] = remote.name
+                    if answer["machine"] == own[1]:
+                        wrong[remote.name] = ""
+                    else:
+                        found.append(remote)
+        for key in list(selector.get_map().values()):
+            wrong[key.data.name] = f"it does not answer within {_HELLO_S:g} s"
+    for remote in remotes:
+        if remote not in found:
+            remote.close()
+    return [remote for remote in remotes if remote in found], wrong
+
+
+def _difference(there: dict[str, str], here: dict[str, str], script: str) -> str:
+    """What is not the same; ""."""
+    if script and script not in there:
+        return f"it has no {script}"
+    for name, value in here.items():
+        if there.get(name) != value:
+            if name == script:
+                return f"its {script} has another content than the one here"
+            return f"it has {name} {there.get(name) or '(none)'}; here it is {value or '(none)'}"
+    return ""

@@ -1,0 +1,24 @@
+"""What a launcher runs in place of ssh: has mpi_fork's parent start the launcher's own process on the host.
+
+    python rsh.py FOLDER [options] HOST COMMAND...
+
+FOLDER: of the job, in which the parent listens. Ends with the status of the command, whose output goes to stderr.
+"""
+
+import json
+import os
+import socket
+import sys
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[1])  # the path of a socket has to be short
+    with socket.socket(socket.AF_UNIX) as parent:
+        parent.connect("rsh")
+        parent.sendall(json.dumps(sys.argv[2:]).encode() + b"\n")
+        for line in parent.makefile():
+            answer = json.loads(line)
+            sys.stderr.write(answer.get("said", ""))
+            sys.stderr.flush()
+            if "status" in answer:
+                sys.exit(answer["status"] & 0xFF)
+    sys.exit(1)

@@ -1,0 +1,325 @@
+"""Jobs over several hosts, which are namespaces of this machine (hosts.sh): launch, failure, what is left behind."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RANKS, ROOT, TESTS, mpi_environment
+from test_train import EPISODES
+
+from mpi_util import HostError, LaunchError
+from mpi_util.launch import hosts as launch_hosts
+from mpi_util.launch.hosts import Hosts, find
+
+TOOLS = ("unshare", "nsenter", "ip", "ssh-keygen", "/usr/sbin/sshd")
+TWO = {"hosts": "h1:2,h2:2"}
+KNOWN_S, GONE_S = 10, 10  # until a host that vanishes is known, and until nothing is left
+
+
+class Machines:
+    """The pretended hosts h1 and h2."""
+
+    def __init__(self, folder: Path, visible: list[Path]):
+        keep = [str(path) for path in visible if str(path).startswith("/tmp/")]
+        self._environment = os.environ | {"HOSTS_DIR": str(folder), "KEEP": " ".join(keep)}
+        self._call("up", 2)
+        self.left()  # what sshd and the shell leave when they are used first
+
+    def _call(self, *arguments: object) -> str:
+        command = ["bash", str(TESTS / "hosts.sh"), *map(str, arguments)]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def close(self) -> None:
+        self._call("down")
+
+    def again(self) -> None:
+        """All is new."""
+        self.close()
+        self._call("up", 2)
+
+    def command(self, host: str, *words: object) -> list[str]:
+        return ["bash", str(TESTS / "hosts.sh"), "on", host, *map(str, words)]
+
+    def on(self, host: str, *words: object) -> str:
+        return self._call("on", host, *words)
+
+    def __getattr__(self, name: str):
+        """cut, heal, kill."""
+        return lambda host: self._call(name, host)
+
+    def left(self) -> dict[str, list[str]]:
+        """Processes, and files in /tmp and /dev/shm, that are not the hosts' own."""
+        found = {}
+        for host in ("h1", "h2"):
+            files = self.on(host, "sh", "-c", "ls -d /tmp/*mpi* /tmp/hydra* /tmp/prte* /dev/shm/* 2>/dev/null || true")
+            lines = self._call("ps", host).splitlines() + files.splitlines()
+            found[host] = [line for line in lines if "sshd: root" not in line and " ssh " not in line]
+        return found
+
+    def start(self, host: str, mpi: str, *words: object, env: dict[str, str] | None = None) -> subprocess.Popen:
+        """Starts this Python there, with the repository's mpi_util."""
+        environment = self._environment | {"PYTHONPATH": str(ROOT)} | mpi_environment(mpi) | (env or {})
+        environment.pop("TMPDIR", None)  # of the tests, on this machine
+        command = self.command(host, sys.executable, *words)
+        return subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, host: str, mpi: str, *words: object, timeout: float = 90, env: dict[str, str] | None = None):
+        """(status, output, errors)"""
+        process = self.start(host, mpi, *words, env=env)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+        return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Two hosts; skipped where they cannot be made."""
+    if os.getuid() or (missing := [tool for tool in TOOLS if not shutil.which(tool)]):
+        pytest.skip("hosts are made by root" if os.getuid() else f"hosts need {', '.join(missing)}")
+    if subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], capture_output=True).returncode:
+        pytest.skip("namespaces cannot be made here")
+    folder = tmp_path_factory.mktemp("hosts")
+    made = Machines(folder / "hosts", [ROOT, Path(sys.prefix), folder.parent])
+    yield made
+    made.close()
+
+
+def wait_until_started(process: subprocess.Popen) -> None:
+    while (line := process.stderr.readline()) != "started\n":
+        assert line, f"it has ended with status {process.wait()}"
+
+
+def assert_nothing_is_left(machines: Machines, within: float = 3.0) -> None:
+    end = time.monotonic() + within
+    while any((left := machines.left()).values()):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+def test_ranks_run_on_two_hosts(machines, mpi):
+    status, out, err = machines.run("h1", mpi, RANKS / "hosts.py", json.dumps(TWO))
+    assert (status, err) == (0, "started\n")
+    places = [f"rank {k} of 4 is on h{1 + k // 2}" for k in range(4)]
+    assert sorted(out.splitlines()) == [*places, "sum 0.0"]
+    assert_nothing_is_left(machines)
+
+
+@pytest.mark.parametrize("where", [{"MPI_UTIL_HOSTS": "h2:1,localhost:2"}, {"MPI_UTIL_HOSTS": "h2:3"}], ids=str)
+def test_rank_0_is_on_the_first_host_and_the_variable_serves_too(machines, mpi, where):
+    status, out, err = machines.run("h1", mpi, RANKS / "hosts.py", '{"n": 3}', env=where)
+    assert (status, err) == (0, "started\n")
+    assert "rank 0 of 3 is on h2" in out and out.count(" on h2") == int(where["MPI_UTIL_HOSTS"][3])
+
+
+def test_main_job_on_two_hosts_has_the_bits_of_one_process(machines, mpi, tmp_path):
+    one = ("train.py", *EPISODES, "--run_dir", tmp_path / "one")
+    subprocess.run([sys.executable, *map(str, one)], cwd=ROOT, check=True, capture_output=True)
+    arguments = ("--run_dir", tmp_path / "two", "--hosts", "h1:1,h2:2", "--log_dir", tmp_path / "log", "--tag_output")
+    status, out, err = machines.run("h1", mpi, "train.py", *EPISODES, *arguments)
+    assert status == 0, err
+    first, second = (tmp_path / run / "policy.safetensors" for run in ("one", "two"))
+    assert first.read_bytes() == second.read_bytes()
+    assert all(line.startswith("[0@h1] ") for line in out.splitlines()) and "3 processes" in out
+    logged = (tmp_path / "log" / "rank-0.txt").read_text()
+    assert set(out.replace("[0@h1] ", "").splitlines()) <= set(logged.splitlines())
+
+
+FAILURES = [
+    ("kill", 137, r"rank {0}@h\d was killed by signal 9 \(SIGKILL\)"),
+    ("segv", 139, r"rank {0}@h\d was killed by signal 11 \(SIGSEGV\)"),
+    ("exit", 3, r"rank {0}@h\d ended with status 3"),
+    ("raise", 1, r"rank {0}@h\d ended with status 1 \(ZeroDivisionError: a bug\)"),
+]
+
+
+@pytest.mark.parametrize(("how", "status", "line"), FAILURES, ids=[failure[0] for failure in FAILURES])
+@pytest.mark.parametrize("who", [0, 2, 3])
+def test_a_rank_that_fails_is_named_with_its_host(machines, mpi, how, status, line, who):
+    process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(TWO), how, who)
+    wait_until_started(process)
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 4  # it fails after some 0.5 s
+    assert process.returncode == status
+    last = err.splitlines()[-1]
+    assert re.fullmatch(rf"mpi_util: {line.format(who)}.*; all 4 ranks were stopped", last)
+    assert f"@h{1 + who // 2}" in last
+    assert len(err.splitlines()) == 1 + (how == "raise") * (err.count("\n") - 1), err
+    assert_nothing_is_left(machines)
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        (
+            "bin/hydra_pmi_prox|bin/prted",
+            r"(rank \d@h2|a helper process of the launcher on h2) was killed by signal 9.*",
+        ),
+        ("agent.main", "host h2 is lost: its connection was closed"),
+        ("sshd: root", "host h2 is lost: .*[Cc]onnection.*"),
+    ],
+    ids=["proxy", "agent", "sshd"],
+)
+def test_a_helper_that_is_killed_ends_the_job(machines, mpi, what, line):
+    process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(TWO), "work")
+    wait_until_started(process)
+    begin = time.monotonic()
+    machines.on("h2", "pkill", "-9", "-f", what)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 4
+    assert re.fullmatch(rf"mpi_util: (?:{line}); all 4 ranks were stopped\n", err), err
+    assert_nothing_is_left(machines)
+
+
+@pytest.mark.parametrize("how", ["cut", "kill"])
+def test_a_host_that_vanishes_is_named(machines, mpi, how):
+    process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(TWO), "work")
+    try:
+        wait_until_started(process)
+        begin = time.monotonic()
+        getattr(machines, how)("h2")
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - begin < KNOWN_S
+        assert process.returncode == 1
+        assert re.fullmatch(r"mpi_util: host h2 is lost: .*; all 4 ranks were stopped\n", err)
+        if how == "cut":
+            assert_nothing_is_left(machines, within=GONE_S)
+            machines.heal("h2")
+    finally:
+        if how == "kill":
+            machines.again()
+
+
+def test_restart_on_the_hosts_that_are_left(machines, mpi, tmp_path):
+    """A power cut on h2: all ranks start again on h1, and go on from what was saved."""
+    (tmp_path / "hostfile").write_text("h1 slots=1  # the first\nh2:2\n")
+    arguments = {"hostfile": str(tmp_path / "hostfile"), "n": 3, "max_restarts": 1}
+    process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(arguments), "count")
+    try:
+        wait_until_started(process)
+        machines.kill("h2")
+        out, err = process.communicate(timeout=60)
+    finally:
+        machines.again()
+    assert process.returncode == 0, err
+    assert "mpi_util: goes on without host h2: ssh: " in err and "; restart 1 of 1\n" in err
+    assert out.count("on h1") == 1 + 3 and out.endswith("sum 900.0\n")
+
+
+def test_interrupts_reach_rank_0_on_another_host(machines, mpi):
+    for signals, status, words in (([signal.SIGINT], 130, "rank 0: interrupted"), ([signal.SIGTERM] * 2, 143, "")):
+        process = machines.start("h1", mpi, RANKS / "hosts.py", '{"hosts": "h2:2,h1:1"}', "work")
+        wait_until_started(process)
+        pid = machines.on("h1", "pgrep", "-o", "-f", "^[^ ]*python[^ ]* .*ranks/hosts.py").split()[0]
+        for signum in signals:
+            machines.on("h1", "kill", f"-{signum.value}", pid)
+            time.sleep(0.5)
+            if process.poll() is not None:
+                break
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == status and words in err and "Socket closed" not in err, err
+        assert_nothing_is_left(machines)
+
+
+def test_nothing_is_left_when_the_parent_is_killed(machines, mpi):
+    process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(TWO), "work")
+    wait_until_started(process)
+    machines.on("h1", "sh", "-c", "kill -9 $(pgrep -o -f '^[^ ]*python[^ ]* .*ranks/hosts.py')")
+    assert_nothing_is_left(machines, within=GONE_S)
+    process.communicate()
+
+
+def test_hosts_that_cannot_be_used_have_a_line_each(machines, mpi, tmp_path):
+    program = RANKS / "hosts.py"
+    status, out, err = machines.run("h1", mpi, program, '{"hosts": "h1,h2,h9,10.77.0.2,10.77.0.9"}')
+    assert status == 2 and not out
+    head, *lines = err.splitlines()
+    assert head.endswith("HostError: these hosts cannot be used:") and len(lines) == 3
+    assert re.search(r"^  h9: ssh: Could not resolve", err, re.M)
+    assert re.search(r"^  10\.77\.0\.9: ssh: connect to host .*: No route to host", err, re.M)
+    assert re.search(r"^  (h2|10\.77\.0\.2): it is (h2|10\.77\.0\.2), by another name$", err, re.M)
+    begun = f"cd /tmp/here && {sys.executable} {{}}"
+    machines.on("h1", "sh", "-c", f"rm -rf /tmp/here && mkdir /tmp/here && cp {program} /tmp/here")
+
+    def wrong(there: str, command: str) -> str:
+        machines.on("h2", "sh", "-c", there)
+        process = machines.start("h1", mpi, "-c", "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])", command)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and not out, err
+        return err.splitlines()[1]
+
+    start = begun.format(f"hosts.py '{json.dumps(TWO)}'")
+    assert wrong("rm -rf /tmp/here", start) == "  h2: it has no folder /tmp/here"
+    assert wrong("mkdir /tmp/here", start) == "  h2: it has no /tmp/here/hosts.py"
+    assert "another content than the one here" in wrong("echo 1 >/tmp/here/hosts.py", start)
+    python = f"ln -sfn {sys.prefix} /tmp/env && cd /tmp && /tmp/env/bin/python {program} '{json.dumps(TWO)}'"
+    assert wrong("true", python) == "  h2: it has no /tmp/env/bin/python"
+    other = f"mkdir -p /tmp/copy && cp -r {ROOT}/mpi_util /tmp/copy/"
+    machines.on("h1", "sh", "-c", other)
+    machines.on("h2", "sh", "-c", f"{other} && echo >>/tmp/copy/mpi_util/__init__.py")
+    copy = f"PYTHONPATH=/tmp/copy {sys.executable} {program} '{json.dumps(TWO)}'"
+    assert re.fullmatch(r"  h2: it has mpi_util .*; here it is .*", wrong("true", copy))
+
+
+@pytest.mark.parametrize(
+    ("slots", "n", "expected"),
+    [
+        ({"a": 2, "b": 2}, 4, {"a": [0, 1], "b": [2, 3]}),
+        ({"a": 2, "b": 2}, 3, {"a": [0, 1], "b": [2]}),
+        ({"a": 2, "b": 2}, 1, {"a": [0]}),
+        ({"a": 1, "b": 3}, 8, {"a": [0, 1], "b": [2, 3, 4, 5, 6, 7]}),
+        ({"a": 1, "b": 1}, 3, {"a": [0], "b": [1, 2]}),
+    ],
+)
+def test_where_ranks_are(slots, n, expected):
+    assert Hosts(slots).places(n) == expected
+
+
+def test_which_hosts(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    file = tmp_path / "hostfile"
+    file.write_text("# ours\nh1:4\n\nh2 slots=2 max_slots=4\nh3  # one\nh1\n")
+    assert find(None, file).slots == {"h1": 5, "h2": 2, "h3": 1}
+    assert find("a:2, b", None).slots == {"a": 2, "b": 1}
+    monkeypatch.setenv("MPI_UTIL_HOSTS", "c:3")
+    assert find(None, None).slots == {"c": 3} and find("a", None).slots == {"a": 1}
+    assert not find(None, None, nested=True).slots
+    monkeypatch.setenv("MPI_UTIL_HOSTS", "")
+    assert not find(None, None).slots
+    for wrong in ("h1:0", "h1:x", "h1 slots=x", "h1;h2", ":3", ""):
+        with pytest.raises(LaunchError, match="is no host"):
+            find(wrong, None)
+    for bad in (("a", file), (None, tmp_path / "none"), (None, tmp_path)):
+        with pytest.raises(LaunchError):
+            find(*bad)
+    assert HostError({"a": "b"}).status == 2
+
+
+def test_the_hosts_of_a_slurm_allocation(tmp_path, monkeypatch):
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\nprintf 'n1\\nn2\\nn3\\n'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("MPI_UTIL_HOSTS", raising=False)
+    allocation = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),1", "SLURM_JOB_NUM_NODES": "3"}
+    for name, value in allocation.items():
+        monkeypatch.setenv(name, value)
+    assert find(None, None).slots == {"n1": 4, "n2": 4, "n3": 1} and find(None, None).shell[0] == "srun"
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    assert not find(None, None).slots
+    assert launch_hosts.is_here("localhost") and not launch_hosts.is_here("n1")
