@@ -17,8 +17,16 @@ from ..host.cores import UPDATE_THREADS, usable_cores
 from ..host.process import process
 from ..host.threads import environment as threads_environment
 from .hosts import Hosts, find
-from .identity import RANK_PID, Role, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
-from .launcher import ENVIRONMENT, find_launcher
+from .identity import (
+    RANK_PID,
+    Role,
+    check_tasks,
+    forget_launcher,
+    in_child_of_rank,
+    is_multiprocess,
+    under_launcher,
+)
+from .launcher import ENVIRONMENT, ask_library, find_launcher
 from .verdict import Verdict
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
@@ -56,6 +64,8 @@ def mpi_fork(
         if role.rank == 0 and max_restarts and not role.job:
             print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
         return "child"
+    if n != 1:
+        check_tasks(lambda: ask_library()[0])
     forget_launcher()
     depth = int(os.environ.get(_DEPTH, "0"))
     find_hosts = functools.partial(find, hosts, hostfile, nested=depth > 0)

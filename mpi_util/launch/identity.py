@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -210,14 +211,34 @@ def check_launcher(library: str, size: int = 0) -> None:
     )
     if reachable:
         name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
+        use = "the mpiexec of that library, or mpi_fork without mpiexec"
+        if role.launcher == "srun":
+            use = f"srun {srun_option(library)}, or mpi_fork without srun"
         error = LaunchError(
             f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is "
-            "alone; use the mpiexec of that library, or mpi_fork without mpiexec"
+            f"alone; use {use}"
         )
         error.silent = role.rank > 0
         time.sleep(_OTHERS_S * error.silent)
     role.launcher = ""
     raise error
+
+
+def srun_option(library: str) -> str:
+    """By which option srun's tasks are ranks of this MPI library."""
+    return "--mpi=pmix" if "Open MPI" in library else "--mpi=pmi2"
+
+
+def check_tasks(library: Callable[[], str]) -> None:
+    """Raises LaunchError in each of several tasks of srun that know nothing of one another, nor of an MPI."""
+    if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
+        error = LaunchError(
+            f"srun has started this program {tasks} times, each of them alone; use srun {srun_option(library())}, or "
+            "start it once, as in a batch script: mpi_fork then starts ranks on all hosts of the allocation"
+        )
+        error.silent = first_number(("SLURM_PROCID",), 0) > 0
+        time.sleep(_OTHERS_S * error.silent)
+        raise error
 
 
 def under_launcher() -> bool:

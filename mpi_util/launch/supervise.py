@@ -263,11 +263,12 @@ class Job:
 
     def _died(self, rank: int, code: int | None, certain: bool, at: float | None = None, host: str = "") -> None:
         """Records that a rank (-1: a helper process of the launcher) has ended, and how, if that can be known."""
-        evidence = self._evidence
+        evidence, at = self._evidence, time.time() if at is None else at
         if rank < 0:
-            evidence.helper_code, evidence.helper_host = code or 0, host
+            if at < evidence.helper_at:
+                evidence.helper_code, evidence.helper_host, evidence.helper_at = code or 0, host, at
             return self._mark_broken()
-        evidence.died(rank, code, time.time() if at is None else at)
+        evidence.died(rank, code, at)
         if not certain:
             return
         if len(evidence.deaths) == evidence.n_ranks:

@@ -68,6 +68,7 @@ class Evidence:
     forwarded: int = 0  # the signal that was passed on to rank 0
     helper_code: int = 0  # exit code of a helper process of the launcher, if it is known
     helper_host: str = ""  # where it was, if not on this machine
+    helper_at: float = math.inf  # when it died; with the first one the others do
     given_up: bool = False  # the parent ended the job because the launcher did not
 
     def died(self, rank: int, code: int | None, at: float) -> None:
