@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import selectors
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from . import launcher
 from .watch import FOLDER_VARIABLES, Watch
 
 BEAT_S, SILENCE_S = 1.0, 8.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RECORDS = re.compile(r"(rank|failed|ended|saved)-\d+")
 _PACKAGE = Path(__file__).parent.parent
 
@@ -133,6 +135,7 @@ class Agent:
         process: Any = subprocess.Popen(  # noqa: S602  # as sshd would have it
             command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env=os.environ | dict.fromkeys(FOLDER_VARIABLES, str(self._folder)), start_new_session=True,
+            preexec_fn=lambda: [signal.signal(signum, signal.SIG_DFL) for signum in _SIGNALS],
         )  # fmt: skip
         pass_on = functools.partial(self._pass_on, number, process.stdout.fileno())
         self._watch.selector.register(process.stdout.fileno(), selectors.EVENT_READ, pass_on)
@@ -186,6 +189,8 @@ def say(**message: Any) -> None:
 
 def main(job: str, ranks: str, script: str) -> None:
     """The agent's program: says what this host has, and goes on if the parent finds it well."""
+    for signum in _SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)  # they are for the parent, but Slurm sends them to all
     say(facts=facts(script), machine=machine())
     if not Lines(0).read():
         return  # the parent has another one that is on this host, or finds something wrong here

@@ -35,6 +35,8 @@ _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless a
 _LAST_WORDS_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a whole array
+# `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
+SAME_SIGNAL_S = 0.3
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package

@@ -26,14 +26,13 @@ from typing import IO, Any
 from ..errors import HostError, LaunchError
 from . import reap, remote, rsh
 from .banners import STDERR, STDOUT, Parts, Stream
-from .failure import print_line
+from .failure import SAME_SIGNAL_S, print_line
 from .hosts import Hosts
 from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
 from .watch import FOLDER_VARIABLES, Watch
 
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S, _LOOK_S = 1.0, 0.05
-_SAME_SIGNAL_S = 0.3  # `timeout` and some shells send a signal to the process and again to its group
 _NOTICE_S = 5.0  # after a signal, or the last rank's end, until the user learns why the job has not ended
 _END_S = 9.0  # for the agents to end what is on their hosts; longer than it takes to know that one is lost
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -327,7 +326,7 @@ class Job:
         """
         for signum in self._new_signals():
             now, evidence = time.monotonic(), self._evidence
-            if (signum == signal.SIGHUP and evidence.forwarded) or now - self._signalled_at < _SAME_SIGNAL_S:
+            if (signum == signal.SIGHUP and evidence.forwarded) or now - self._signalled_at < SAME_SIGNAL_S:
                 continue
             if self._signalled_at > -math.inf or not self._signal_rank_0(signum):
                 self._decided = self._decided or evidence.stopped_by(signum)
