@@ -126,6 +126,16 @@ def test_rank_0_is_on_the_first_host_and_the_variable_serves_too(machines, mpi, 
     assert "rank 0 of 3 is on h2" in out and out.count(" on h2") == int(where["MPI_UTIL_HOSTS"][3])
 
 
+def test_a_host_that_greets_and_a_large_environment(machines):
+    machines.on("h2", "sh", "-c", "echo 'echo Welcome to h2' >/root/.ssh/rc")  # as a login shell's files may
+    try:
+        arguments = (RANKS / "hosts.py", '{"hosts": "10.77.0.1:1,h2:1"}')
+        status, out, err = machines.run("h1", "mpich", *arguments, env={"LARGE": "x" * 120_000})
+    finally:
+        machines.on("h2", "rm", "/root/.ssh/rc")
+    assert (status, err) == (0, "started\n") and "rank 1 of 2 is on h2" in out
+
+
 def test_main_job_on_two_hosts_has_the_bits_of_one_process(machines, mpi, tmp_path):
     one = ("train.py", *EPISODES, "--run_dir", tmp_path / "one")
     subprocess.run([sys.executable, *map(str, one)], cwd=ROOT, check=True, capture_output=True)
@@ -248,6 +258,7 @@ def test_hosts_that_cannot_be_used_have_a_line_each(machines, mpi, tmp_path):
     program = RANKS / "hosts.py"
     status, out, err = machines.run("h1", mpi, program, '{"hosts": "h1,h2,h9,10.77.0.2,10.77.0.9"}')
     assert status == 2 and not out
+    assert "h1: it is localhost, by another name" in machines.run("h1", mpi, program, '{"hosts": "localhost,h1"}')[2]
     head, *lines = err.splitlines()
     assert head.endswith("HostError: these hosts cannot be used:") and len(lines) == 3
     assert re.search(r"^  h9: ssh: Could not resolve", err, re.M)

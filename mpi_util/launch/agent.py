@@ -171,12 +171,12 @@ class Lines:
     def read(self) -> list[dict[str, Any]] | None:
         """Those that have arrived whole, when there is something to read; None: the other side has ended.
 
-        Raises ValueError: it has written something else.
+        What a login shell prints before is passed over. Raises ValueError: there is something else.
         """
         if not (data := os.read(self._descriptor, 1 << 16)):
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [dict(json.loads(line)) for line in lines]
+        return [dict(json.loads(line)) for line in lines if line.startswith(b"{")]
 
 
 def say(**message: Any) -> None:

@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,12 +52,12 @@ class Family(NamedTuple):
     on_hosts: str  # to start them on {hosts}, by the program {rsh} in place of ssh
     parted: str  # to begin each piece of output with its rank (banners.Parts)
 
-    def options(self, bound: bool, parted: bool, places: dict[str, list[int]], rsh: Callable[[], str]) -> list[str]:
+    def options(self, bound: bool, parted: bool, places: dict[str, list[int]], rsh: str) -> list[str]:
         """What the launcher is given. Arguments: see `supervise.Job`."""
         texts = (self.bound_flags if bound else self.flags).split() + self.parted.split() * parted
         if places:
             hosts = ",".join(f"{name}:{len(ranks)}" for name, ranks in places.items())
-            texts += self.on_hosts.format(hosts=hosts, rsh=rsh()).split()
+            texts += self.on_hosts.format(hosts=hosts, rsh=rsh).split()
         return texts
 
 

@@ -23,6 +23,7 @@ from . import agent, hosts
 
 _HELLO_S = 40.0  # until an agent answers: its interpreter and MPI's library may come from a slow network file system
 _LAST_WORDS_S = 2.0
+_FLUSH_S = 0.05
 # variables that belong to one host or login
 _OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*)$")
 
@@ -93,7 +94,7 @@ class Remote:
         if now - self._beat > agent.BEAT_S:
             self._beat = now
             self.say(beat=time.time())
-        self._send(b"")
+        self.flush()
         if now - self._heard > agent.SILENCE_S:
             self.lose(f"nothing comes from it for {now - self._heard:.0f} s: its network is down, or it is")
 
@@ -108,14 +109,18 @@ class Remote:
 
     def _send(self, data: bytes) -> None:
         self._unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what the pipe had no room for."""
         with contextlib.suppress(OSError):  # it is full, or broken: then nothing comes either
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._input, self._unsent[: 1 << 16]) :]
 
-    def answer(self) -> dict[str, Any]:
-        """Its first message."""
+    def answer(self) -> dict[str, Any] | None:
+        """Its first message; None: it has not come."""
         messages = self.receive()
-        return messages[0] if messages else {"wrong": self.lost or "it has sent nothing"}
+        return messages[0] if messages else {"wrong": self.lost} if self.lost else None
 
     def _last_words(self) -> str:
         """What its shell said, and with which status it ended."""
@@ -146,43 +151,51 @@ def connect(
     root = str(Path(agent.__file__).parents[2])
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
     start = dict(cwd=os.getcwd(), python=sys.executable, root=root, job=job, script=script, environment=kept)
-    remotes, wrong = [], {name: "" for name in names if hosts.is_here(name)}
-    for name, ranks in names.items():
-        if name in wrong:
-            continue
-        try:
-            remotes.append(Remote(name, shell, start | {"ranks": ranks}))
-        except OSError as error:
-            raise LaunchError(f"other hosts are reached by {shell[0]}, which cannot be started: {error}") from None
+    here = [name for name in names if hosts.is_here(name)]
+    wrong: dict[str, str | None] = {name: f"it is {here[0]}, by another name" for name in here}
+    wrong |= dict.fromkeys(here[:1], "")
+    remotes: list[Remote] = []
+    try:
+        for name, ranks in names.items():
+            if name not in wrong:
+                remotes.append(Remote(name, shell, start | {"ranks": ranks}))
+        wrong |= _compare(remotes, script, here[:1])
+    except OSError as error:
+        raise LaunchError(f"other hosts are reached by {shell[0]}, which cannot be started: {error}") from None
+    finally:  # those that are not used, or all where Ctrl-C comes meanwhile
+        used = [remote for remote in remotes if wrong.get(remote.name, True) is None]
+        for remote in remotes:
+            if remote not in used:
+                remote.close()
+    return used, {name: what for name, what in wrong.items() if what is not None}
+
+
+def _compare(remotes: list[Remote], script: str, here: list[str]) -> dict[str, str | None]:
+    """What is wrong with each host once it has answered: "" if it is this machine, None if nothing is."""
     if not remotes:
-        return [], wrong
-    own = agent.facts(script), agent.machine()
-    machines, found = {own[1]: next(iter(wrong), "")}, []
+        return {}
+    own, found = agent.facts(script), dict[str, str | None]()
+    machines = {agent.machine(): "".join(here)}
+    deadline = time.monotonic() + _HELLO_S
     with selectors.DefaultSelector() as selector:
         for remote in remotes:
             selector.register(remote.output, selectors.EVENT_READ, remote)
-        deadline = time.monotonic() + _HELLO_S
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+            for remote in remotes:
+                remote.flush()  # a large environment does not fit into a pipe
+            for key, _ in selector.select(min(left, _FLUSH_S)):
+                remote = key.data
+                if (answer := remote.answer()) is None:
+                    continue  # what a login shell prints
                 selector.unregister(key.fd)
-                remote, answer = key.data, key.data.answer()
                 other = machines.get(answer.get("machine", ""))
-                if difference := answer.get("wrong") or _difference(answer["facts"], own[0], script):
-                    wrong[remote.name] = difference
-                elif other:
-                    wrong[remote.name] = f"it is {other}, by another name"
-                else:
+                found[remote.name] = answer.get("wrong") or _difference(answer["facts"], own, script)
+                if not found[remote.name]:
+                    found[remote.name] = f"it is {other}, by another name" if other else None if other is None else ""
                     machines[answer["machine"]] = remote.name
-                    if answer["machine"] == own[1]:
-                        wrong[remote.name] = ""
-                    else:
-                        found.append(remote)
         for key in list(selector.get_map().values()):
-            wrong[key.data.name] = f"it does not answer within {_HELLO_S:g} s"
-    for remote in remotes:
-        if remote not in found:
-            remote.close()
-    return [remote for remote in remotes if remote in found], wrong
+            found[key.data.name] = f"it does not answer within {_HELLO_S:g} s"
+    return found
 
 
 def _difference(there: dict[str, str], here: dict[str, str], script: str) -> str:

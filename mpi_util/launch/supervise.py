@@ -47,6 +47,7 @@ class Job:
 
     Attributes:
         places: the ranks of each host, by the name that the launcher gets; {}: all are here.
+        rsh: the program that the launcher is to use in place of ssh, if others are used.
 
     Raises HostError.
     """
@@ -56,7 +57,8 @@ class Job:
         tag: bool = False, log_dir: str = "",
     ):  # fmt: skip
         self.folder = tempfile.mkdtemp(prefix="mpi_util-")
-        self._rsh = f"{self.folder}/rsh.sh"
+        self.rsh = f"{self.folder}/rsh.sh"
+        self._here = ""
         self._environment = (environment or {}) | dict.fromkeys(FOLDER_VARIABLES, self.folder)
         self._evidence = Evidence(n_ranks, Path(self.folder))
         self._remotes: dict[str, remote.Remote] = {}
@@ -92,9 +94,19 @@ class Job:
             raise HostError(bad)
         here = next(iter(wrong), "")
         if self._remotes:
-            self.places = {socket.gethostname() if name == here else name: ranks for name, ranks in places.items()}
+            self._here = socket.gethostname() if here in ("localhost", "127.0.0.1") else here
+            self.places = {self._here if name == here else name: ranks for name, ranks in places.items()}
             self._evidence.hosts = {rank: name for name, ranks in self.places.items() for rank in ranks}
+            self._write_rsh()
         return places.get(here, [])
+
+    def _write_rsh(self) -> None:
+        """Makes the program that the launcher is to use in place of ssh."""
+        path, command = Path(self.rsh), shlex.join([sys.executable, "-I", "-S", rsh.__file__, self.folder])
+        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        path.chmod(0o700)
+        if not os.access(path, os.X_OK):
+            raise LaunchError(f"no program can be run in {path.parent.parent}; set TMPDIR to a folder where one can")
 
     def run(self, command: list[str], stdin: int | IO[Any] | None = None) -> Verdict:
         """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory.
@@ -146,36 +158,31 @@ class Job:
                 for connection in self._asking.values():
                     connection.close()
 
-    def rsh(self) -> str:
-        """Makes the program that the launcher is to use in place of ssh. Returns its path."""
-        command = shlex.join([sys.executable, "-I", "-S", rsh.__file__, self.folder])
-        path = Path(self._rsh)
-        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        path.chmod(0o700)
-        if not os.access(path, os.X_OK):
-            raise LaunchError(f"no program can be run in {path.parent.parent}; set TMPDIR to a folder where one can")
-        return self._rsh
-
     def _ask(self, connection: socket.socket) -> None:
         """The launcher wants a process on another host."""
         with connection.makefile() as file:  # it writes at once
             arguments = json.loads(file.readline())
-        at = next((k for k, argument in enumerate(arguments) if argument in self._remotes), None)
+        at = next((k for k, argument in enumerate(arguments) if argument in self.places), None)
         if at is None:
             connection.close()
             return
         number = len(self._asking)
         self._asking[number] = connection
         # Open MPI tells its process there of the program in place of ssh, which is only here
-        command = " ".join(arguments[at + 1 :]).replace(self._rsh, "ssh")
-        self._remotes[arguments[at]].say(start=number, command=command)
+        command = " ".join(arguments[at + 1 :]).replace(self.rsh, "ssh")
+        if arguments[at] != self._here:
+            self._remotes[arguments[at]].say(start=number, command=command)
+            return
+        process = subprocess.Popen(  # noqa: S602  # the launcher does not know that it is here
+            command, shell=True, stdin=subprocess.DEVNULL, env=self._environment, start_new_session=True
+        )
+        self._watch.watch(process.pid, lambda _: self._answer({"process": number, "status": process.wait()}))
 
     def _hear(self, each: remote.Remote) -> None:
         """An agent has written, or has gone."""
         for message in each.receive():
             if "process" in message:
-                with contextlib.suppress(OSError):
-                    self._asking[message["process"]].sendall(json.dumps(message).encode() + b"\n")
+                self._answer(message)
             elif "record" in message:
                 self._copy(each, message["record"], message["text"])
             elif "died" in message:
@@ -187,6 +194,11 @@ class Job:
         if each.done:
             with contextlib.suppress(KeyError):
                 self._watch.selector.unregister(each.output)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        """Tells rsh.py of its process."""
+        with contextlib.suppress(OSError):
+            self._asking[message["process"]].sendall(json.dumps(message).encode() + b"\n")
 
     def _copy(self, each: remote.Remote, name: str, text: str) -> None:
         """Writes a record of a rank on another host into the job's folder."""
