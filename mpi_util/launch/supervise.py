@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import selectors
 import shlex
 import signal
@@ -56,7 +57,8 @@ class Job:
         self, n_ranks: int, environment: dict[str, str] | None = None, hosts: Hosts | None = None, script: str = "",
         tag: bool = False, log_dir: str = "",
     ):  # fmt: skip
-        self.folder = tempfile.mkdtemp(prefix="mpi_util-")
+        # made when all hosts have answered: then its guard is there
+        self.folder = os.path.join(tempfile.gettempdir(), f"mpi_util-{secrets.token_hex(8)}")
         self.rsh = f"{self.folder}/rsh.sh"
         self._here = ""
         self._environment = (environment or {}) | dict.fromkeys(FOLDER_VARIABLES, self.folder)
@@ -64,7 +66,11 @@ class Job:
         self._remotes: dict[str, remote.Remote] = {}
         self.places: dict[str, list[int]] = {}
         try:
-            self._watch = Watch(Path(self.folder), self._place(hosts or Hosts({}), script), self._died)
+            ranks = self._place(hosts or Hosts({}), script)
+            os.mkdir(self.folder, 0o700)
+            self._watch = Watch(Path(self.folder), ranks, self._died)
+            if self._remotes:
+                self._write_rsh()
         except BaseException:
             self._close_remotes()
             reap.end_job(self.folder)
@@ -97,7 +103,6 @@ class Job:
             self._here = socket.gethostname() if here in ("localhost", "127.0.0.1") else here
             self.places = {self._here if name == here else name: ranks for name, ranks in places.items()}
             self._evidence.hosts = {rank: name for name, ranks in self.places.items() for rank in ranks}
-            self._write_rsh()
         return places.get(here, [])
 
     def _write_rsh(self) -> None:
