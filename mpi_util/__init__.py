@@ -47,6 +47,7 @@ from .host.cores import usable_cores
 from .launch import identity as _identity
 from .launch import restarts as _restarts
 from .launch.failure import during, fail
+from .launch.hosts import nslots
 from .launch.restarts import saved
 from .launch.watchdog import watchdog
 from .program import tensorflow_setup as _tensorflow_setup
@@ -67,7 +68,7 @@ __all__ = [
     "BatchError", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases", "RankLeftError",
     "RankMismatchError", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError", "WorkerError",
     "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum", "deal",
-    "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nworkers", "print0", "rank",
+    "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nslots", "nworkers", "print0", "rank",
     "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed", "restarts", "saved", "set_global_seeds",
     "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip

@@ -102,7 +102,7 @@ def test_the_run_folder(alone, tmp_path):
     assert resumed["commands"] == [f"{python_command()} train.py {words}" for words in commands]
     assert config["commands"] == resumed["commands"][:1]
     assert (config["watchdog_kill"], resumed["watchdog_kill"]) == (None, False)  # no effect with one process
-    same = set(config) - {"commands", "nprocs", "watchdog_kill"}
+    same = set(config) - {"commands", "nprocs", "watchdog_kill", "tag_output"}
     assert {key: resumed[key] for key in same} == {key: config[key] for key in same} and resumed["nprocs"] == 2
     arrays, notes = load(tmp_path / "run" / "policy.safetensors")
     assert {"policy/0/weight", "value/0/weight", "policy/log_std", "scaler/mean"} <= set(arrays)

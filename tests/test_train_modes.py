@@ -216,6 +216,7 @@ def test_bad_settings_get_one_line(tmp_path, case):
         ("--algo vpg --kl_targ 0.1", "--kl_targ has no effect with --algo vpg"),
         ("--nprocs 2 --watchdog 0 --watchdog_kill", "--watchdog_kill has no effect with --watchdog 0"),
         ("--watchdog_kill", "--watchdog_kill has no effect with --nprocs 1"),
+        ("--tag_output", "--tag_output has no effect with --nprocs 1"),
         ("--cg_iters 3", "--cg_iters has no effect with --algo ppo"),
         ("--cg_damping 0.1", "--cg_damping has no effect with --algo ppo"),
         ("--eval_episodes 3", "--eval_episodes has no effect without --eval_every"),
@@ -234,6 +235,7 @@ def test_a_setting_without_effect_is_refused(capsys, arguments, line):
 def test_what_is_not_refused_has_a_value_in_config_json_and_the_rest_has_none(arguments):
     config = parse(["Hopper-v4", *arguments.split()])
     unlimited = {"num_episodes", "total_steps", "run_dir", "resume", "batch_steps", "eval_every", "watchdog"}
+    unlimited |= {"hosts", "hostfile", "log_dir"}
     without = {name for name, value in config.effective.items() if value is None}
     assert without - unlimited == set(config.unused) - unlimited and "lr" in config.effective
     again = Config(**{key: value for key, value in config.effective.items() if value is not None})

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import mpi_util
-from mpi_util.launch.hosts import nslots
 from policies.actor import INIT_LOG_STD, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 
@@ -231,7 +230,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     if ("env" in given) == ("resume" in given):
         parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
     try:
-        if "nprocs" not in given and (slots := nslots(given.get("hosts"), given.get("hostfile"))):
+        if "nprocs" not in given and (slots := mpi_util.nslots(given.get("hosts"), given.get("hostfile"))):
             given["nprocs"] = slots
         config = (_resumed(given) if "resume" in given else Config.of(**given)).check()
         if config.framework == "auto":
