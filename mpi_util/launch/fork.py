@@ -80,8 +80,7 @@ def mpi_fork(
     others = bool(where.slots) and (n > 1 or where.asked)
     program = ["/bin/sh", "-c", _NOTE_PID, "sh", sys.executable, *_own_arguments()]
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {_DEPTH: str(depth + 1)}
-    if n > 1 or others:
-        family, launcher = find_launcher()
+    found = find_launcher() if n > 1 or others else None
     log_dir = _made(log_dir)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -93,7 +92,8 @@ def mpi_fork(
         """Runs the job once."""
         where = hosts if others else None
         job, command = Job(n, environment | more, where, _script(), tag_output, log_dir), program
-        if n > 1 or others:
+        if found:
+            family, launcher = found
             options = family.options(bind_to_core, bool(tag_output or log_dir), job.places, job.rsh)
             command = [launcher, "-n", str(n), *options, *program]
         return job.run(command, _stdin_for_ranks()), job.saved
