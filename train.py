@@ -44,7 +44,7 @@ def main() -> int:
     if not config.resume:
         run.save(collector)
     if is_root:
-        record.announce()
+        record.announce(control.steps, control.ended)
     advice, phases = Advice(config, mpi_util.nworkers, mpi_util.usable_cores()), mpi_util.Phases()
     if control.evaluate:  # the run was stopped before it had evaluated the policy
         with mpi_util.during("evaluate"):

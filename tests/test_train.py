@@ -72,6 +72,14 @@ def test_same_bits_under_any_mpi_and_on_any_machines(alone, tmp_path, mpi):
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == alone(EPISODES)[0]
 
 
+def test_resume_of_a_run_at_its_limit_says_what_goes_on(tmp_path):
+    train("CartPole-v1", "--total_steps", 1000, "--run_dir", tmp_path / "run")
+    for more in ((), ("--total_steps", 500)):
+        out = train("--resume", tmp_path / "run", *more)
+        assert "it has 1,000 steps already; --resume with a higher --total_steps or -n goes on" in out.out
+        assert "Ctrl-C" not in out.out
+
+
 def test_another_seed_gives_other_bits(alone, tmp_path):
     train(*EPISODES, "--seed", 1, "--run_dir", tmp_path / "run")
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() != alone(EPISODES)[0]
@@ -140,7 +148,7 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
 def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     monkeypatch.setattr(sys, "argv", ["../repository/train.py"])  # as it was started
     record = Record(parse(["Hopper-v4", *limits.split(), "--nprocs", "2", "--run_dir", f"{tmp_path}/a run"]), None, {})
-    record.announce()
+    record.announce(0, False)
     again = f"{python_command()} ../repository/train.py --resume '{tmp_path}/a run'"
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"Hopper-v4: ppo, seed 0, 2 processes, results in {tmp_path}/a run"

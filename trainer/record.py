@@ -49,16 +49,18 @@ class Record:
         self.display = Display()
         self.display.say(resumed.get("damaged", ""))
 
-    def announce(self) -> None:
-        """Prints what runs, where its results are, and how it ends."""
+    def announce(self, steps: int, ended: bool) -> None:
+        """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""
         config, n = self.config, self.config.nprocs
         limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
         ends = " or ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit)
         ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
+        then = f"{ends}; Ctrl-C saves and stops; {self._to_continue}"
+        if ended:
+            then = f"it has {steps:,} steps already; --resume with a higher --total_steps or -n goes on"
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
-            f"results in {self.folder.path}\n"
-            f"{ends}; Ctrl-C saves and stops; {self._to_continue}"
+            f"results in {self.folder.path}\n{then}"
         )
 
     @property

@@ -226,7 +226,7 @@ def _leftovers() -> Check:
             found = path.stat()
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD_S:
                 paths.append(str(path))
-    shown = shlex.join(paths[:3]) + f"  # of {len(paths)}, which --json lists" * (len(paths) > 3)
+    shown = shlex.join(paths[:3]) + f"  # the first 3 of {len(paths)}; --json lists all" * (len(paths) > 3)
     text = f"{len(paths)} of killed jobs" if paths else "none"
     return Check("leftovers", text, f"rm -r {shown}" if paths else "", {"paths": paths})
 
