@@ -10,7 +10,7 @@ The package wakes sleepers in these ways (by pipe or eventfd, between processes 
   /proc/<pid>/fd/<n>, which the kernel refuses for an eventfd.
 - Flags in shared memory before the pipe (collectives/barrier.py): a rank that is awake is not woken. A barrier takes
   some 5 us, and each write to a pipe 0.3 us and its read as much.
-- Pauses of up to 1 ms: between machines, where only MPI can bring news, and where /proc is closed.
+- Pauses of up to 10 ms: between machines, where only MPI can bring news, and where /proc is closed.
 - eventfd, passed over the socket (weight_sync): the two ends need not be able to open each other's /proc, and need one
   descriptor instead of two. Its sockets alone would wake several readers one after another, on the sender's core.
 - threading.Condition (weight_sync/receiver.py): between threads of one process.
@@ -30,6 +30,8 @@ SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, 
 PAUSE_S = 1e-3  # longest sleep where there is no wake-up: what MPI has received is found by testing only
 WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
 LATENESS = 1 / 8  # a pause is at most this share of the time waited so far
+# Longer waits may end as much later: a test takes MPI some 20 us, and 1,000 of them a second 2 % of a core.
+LONG_PAUSE_S, LONG_LATENESS = 10e-3, 1 / 100
 
 
 class WakePipe:
@@ -92,7 +94,7 @@ def wait_until(test: Callable[[], T | None], sleep: Callable[[float], bool] | No
             if now - spun_from < SPIN_S or tests < SPIN_TESTS:
                 os.sched_yield()
             elif sleep is None:
-                time.sleep(min(PAUSE_S, waited * LATENESS))
+                time.sleep(min(waited * LATENESS, max(PAUSE_S, min(LONG_PAUSE_S, waited * LONG_LATENESS))))
             elif sleep(min(WOKEN_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
                 spun_from, tests = time.perf_counter(), 0
         return result
