@@ -227,7 +227,7 @@ def test_restart_on_the_hosts_that_are_left(machines, mpi, tmp_path):
     finally:
         machines.again()
     assert process.returncode == 0, err
-    assert "mpi_util: goes on without host h2: ssh: " in err and "; restart 1 of 1\n" in err
+    assert "mpi_util: restarting without host h2: ssh: " in err and "; restart 1 of 1\n" in err
     assert out.count("on h1") == 1 + 3 and out.endswith("sum 900.0\n")
 
 

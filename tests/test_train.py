@@ -76,7 +76,7 @@ def test_resume_of_a_run_at_its_limit_says_what_goes_on(tmp_path):
     train("CartPole-v1", "--total_steps", 1000, "--run_dir", tmp_path / "run")
     for more in ((), ("--total_steps", 500)):
         out = train("--resume", tmp_path / "run", *more)
-        assert "it has 1,000 steps already; --resume with a higher --total_steps or -n goes on" in out.out
+        assert "it has 1,000 steps already; --resume with a higher --total_steps or -n continues it" in out.out
         assert "Ctrl-C" not in out.out
 
 

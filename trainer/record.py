@@ -57,7 +57,7 @@ class Record:
         ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
         then = f"{ends}; Ctrl-C saves and stops; {self._to_continue}"
         if ended:
-            then = f"it has {steps:,} steps already; --resume with a higher --total_steps or -n goes on"
+            then = f"it has {steps:,} steps already; --resume with a higher --total_steps or -n continues it"
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
             f"results in {self.folder.path}\n{then}"

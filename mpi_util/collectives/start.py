@@ -63,7 +63,7 @@ def mpi_fork(
             read again before each restart, which leaves out hosts that cannot be used.
         tag_output: each line that a rank prints begins with `[rank@host]`, or `[rank]` on one machine.
         log_dir: a folder, on this machine, for files rank-0.txt, rank-1.txt, ... with what each rank prints; it is
-            printed as well. A file that is there goes on.
+            printed as well. Existing files are appended to.
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the

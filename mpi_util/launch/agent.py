@@ -1,8 +1,8 @@
-"""A job's process on another host: watches the ranks there, and ends them when it hears nothing any more.
+"""A job's process on another host: watches the ranks there, and ends them when the connection is lost.
 
 mpi_fork's parent starts one for each host, over ssh or srun (remote.py), and the two write each other lines of JSON.
-The launcher's own process there, which starts the ranks, is started by the agent. Both sides send a line each second.
-A side that hears nothing for `SILENCE_S` takes the other for lost, as by a power cut, and ends what it has of the job.
+The launcher's own process there, which starts the ranks, is started by the agent. Both sides send a heartbeat each
+second; a side that receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def say(**message: Any) -> None:
 
 
 def main(job: str, ranks: str, script: str) -> None:
-    """The agent's program: says what this host has, and goes on if the parent finds it well."""
+    """The agent's program: says what this host has, and continues if the parent wants it to."""
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)  # they are for the parent, but Slurm sends them to all
     say(facts=facts(script), machine=machine())

@@ -64,7 +64,7 @@ class Family(NamedTuple):
 # Variables that the families need, unless the user has set them; each reads its own. In a shell of srun hydra's own
 # srun would wait for that one's cores. Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared
 # memory and TCP serve without it. It runs as root, as a container's user often is, only with permission.
-# UCX, in MPICH between hosts, warns at the end of messages that nobody needs any more.
+# UCX, in MPICH between hosts, warns at the end of messages that no rank needs any more.
 ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi", "UCX_LOG_LEVEL": "error"}
 ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _INTEL = r"Intel\(R\) MPI"

@@ -89,7 +89,7 @@ class Remote:
         return at - self._offset
 
     def look(self) -> None:
-        """Sends a sign of life now and then; takes the host for lost if it has sent none for long."""
+        """Sends a heartbeat when one is due; treats the host as lost if it has sent none for `SILENCE_S`."""
         now = time.monotonic()
         if now - self._beat > agent.BEAT_S:
             self._beat = now
@@ -97,11 +97,6 @@ class Remote:
         self.flush()
         if now - self._heard > agent.SILENCE_S:
             self.lose(f"nothing comes from it for {now - self._heard:.0f} s: its network is down, or it is")
-
-    @property
-    def is_silent(self) -> bool:
-        """True if its last sign of life is late."""
-        return time.monotonic() - self._heard > 2.5 * agent.BEAT_S
 
     def say(self, **message: Any) -> None:
         """Writes the agent a message."""

@@ -65,7 +65,7 @@ def run(
             if restart == 1 or not (hosts := hosts.without(set(error.hosts))).slots:
                 raise
             for name, what in error.hosts.items():
-                print_line(f"mpi_util: goes on without host {name}: {what}")
+                print_line(f"mpi_util: restarting without host {name}: {what}")
             verdict, saved = start(more, hosts)
         note = saved or note
         then = ""
