@@ -126,6 +126,13 @@ def test_rank_0_is_on_the_first_host_and_the_variable_serves_too(machines, mpi, 
     assert "rank 0 of 3 is on h2" in out and out.count(" on h2") == int(where["MPI_UTIL_HOSTS"][3])
 
 
+def test_a_single_rank_on_another_host_needs_no_hostfile_there(machines, tmp_path):
+    machines.on("h1", "sh", "-c", "echo h2 >/tmp/only-on-h1")
+    arguments = ("CartPole-v1", "--hostfile", "/tmp/only-on-h1", "--total_steps", 1000, "--run_dir", tmp_path / "run")
+    status, out, err = machines.run("h1", "mpich", "train.py", *arguments)
+    assert status == 0 and "1 process" in out, err
+
+
 def test_a_host_that_greets_and_a_large_environment(machines):
     machines.on("h2", "sh", "-c", "echo 'echo Welcome to h2' >/root/.ssh/rc")  # as a login shell's files may
     try:

@@ -171,7 +171,7 @@ class Lines:
     def read(self) -> list[dict[str, Any]] | None:
         """Those that have arrived whole, when there is something to read; None: the other side has ended.
 
-        What a login shell prints before is passed over. Raises ValueError: there is something else.
+        What a login shell prints before is skipped. Raises ValueError: there is something else.
         """
         if not (data := os.read(self._descriptor, 1 << 16)):
             return None

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from .identity import nworkers, under_launcher
+from ..host.process import process
+from .identity import Role, nworkers, under_launcher
 
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::(\d+)|\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # Slurm's `4(x2),3`: 4, 4, 3
@@ -62,7 +63,7 @@ def find(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: boo
 
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
-    if under_launcher():
+    if under_launcher() or process.of(Role).job:  # also of a single rank; a hostfile need not be on every host
         return nworkers()
     found = find(hosts, hostfile, nested=not (hosts or hostfile or os.environ.get("MPI_UTIL_HOSTS")))
     return sum(found.slots.values())
@@ -90,7 +91,7 @@ def _of_slurm() -> Hosts:
     """Slurm's allocation, in a batch script or `salloc`; its own tasks are started by srun."""
     names, tasks = os.environ.get("SLURM_JOB_NODELIST", ""), os.environ.get("SLURM_TASKS_PER_NODE", "")
     if os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1" or not names or not shutil.which("srun"):
-        return Hosts({}, asked=False)
+        return Hosts({})
     command = ["scontrol", "show", "hostnames", names]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_S, check=True)  # noqa: S603

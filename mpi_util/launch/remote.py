@@ -32,8 +32,7 @@ class Remote:
     """One host's agent.
 
     Attributes:
-        name: of the host. messages: what has arrived of it, until taken. lost: why it cannot be reached; "": it can.
-        done: it has ended what was there.
+        name: of the host. lost: why it cannot be reached; "": it can. done: it has ended what was there.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
