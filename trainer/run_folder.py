@@ -66,9 +66,14 @@ class RunFolder:
                 os.fsync(file.fileno())
             kept = [path, *(path.with_stem(f"{path.stem}-{k}") for k in range(1, keep))]
             if keep > 1 and path.exists() and _intact(path.read_bytes()):  # a damaged one pushes no good one out
-                for newer, older in reversed(list(itertools.pairwise(kept))):
+                for newer, older in reversed(list(itertools.pairwise(kept[1:]))):
                     if newer.exists():
                         os.replace(newer, older)
+                kept[1].unlink(missing_ok=True)
+                try:
+                    os.link(path, kept[1])  # and not renamed: at every moment there is one of this name
+                except OSError:  # a file system without links
+                    os.replace(path, kept[1])
             os.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)  # half of it, where the disk is full
