@@ -590,6 +590,7 @@ def test_the_key_is_in_no_message(scheme):
 
 UNPICKLES = {
     "mpi_util/arrays/pickles.py": 1,  # messages of the job
+    "mpi_util/collectives/messages.py": 1,  # the same
     "mpi_util/runs/experiment.py": 2,  # what the launcher hands to its own process
     "mpi_util/runs/savers.py": 1,  # trust=True
     "examples/adopt_test_policy.py": 2,  # --trust

@@ -19,12 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import rank_mismatch
-from ..host.process import process
-from ..host.segments import align
-from ..host.waiting import wait_until
-from ..launch.watchdog import Watchdog
+from ..host.segments import STORES_IN_ORDER, align
 from .channel import Channel
-from .transport import STORES_IN_ORDER, Place, lease, places
+from .transport import Place, lease, places
 
 T = TypeVar("T")
 # (name, dtype, shape) of each array; (name, None, None) where there is none
@@ -58,11 +55,10 @@ class Page:
         self._kept: dict[Any, Any] = {}
         n = channel.size
         parts = np.split(memory, np.cumsum(_sizes(n, room))[:-1])
-        self._asleep = parts[0][:n].data
-        self._posts = [part[: n * _ENTRY.size].data for part in parts[1:3]]
-        self._small = parts[3].reshape(2, n, SMALL)
-        self.large: np.ndarray = parts[4].reshape(n, room)
-        self.total: np.ndarray = parts[5]
+        self._posts = [part[: n * _ENTRY.size].data for part in parts[:2]]
+        self._small = parts[2].reshape(2, n, SMALL)
+        self.large: np.ndarray = parts[3].reshape(n, room)
+        self.total: np.ndarray = parts[4]
         self.number = 0
         self._own = channel.rank * _ENTRY.size
 
@@ -105,11 +101,8 @@ class Page:
             if not tests:
                 self._wait(op, posts)
                 break
-        sleepers = bytes(self._asleep)  # the rank that finds that all have come wakes them
-        for k, asleep in enumerate(sleepers) if any(sleepers) else ():
-            if asleep and k in self.channel.peers.wake_fds:
-                self._asleep[k] = 0
-                self.channel.peers.wake(k)
+        for k in self.channel.peers.rings.sleepers():  # the rank that finds that all have come wakes them
+            self.channel.peers.wake(k)
         return bytes(posts) == same
 
     def _wait(self, op: str, posts: memoryview) -> None:
@@ -131,24 +124,14 @@ class Page:
                     self.channel.report_waiting(op)
             return False
 
-        wait_until(over, partial(self._nap, lambda: all(came())), process.of(Watchdog))
-
-    def _nap(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Sleeps until woken, unless `ready`. True if it is worth looking again at once.
-
-        Which ranks sleep is seen on the page: no rank wakes one that is awake.
-        """
-        self._asleep[self.rank] = 1
-        try:
-            return ready() or self.channel.peers.pipe.sleep(seconds)
-        finally:
-            self._asleep[self.rank] = 0
+        sleep = partial(self.channel.peers.sleep, lambda: all(came()))
+        self.channel.messages.wait(over, sleep, by_mpi=False)
 
 
 def _sizes(n: int, room: int) -> list[int]:
-    """Bytes of the parts of a page for `n` ranks: who sleeps, two rows of posts, small data, large data, its total."""
+    """Bytes of the parts of a page for `n` ranks: two rows of posts, small data, large data, its total."""
     posts = align(n * _ENTRY.size)
-    return [align(n), posts, posts, 2 * n * SMALL, n * room, room]
+    return [posts, posts, 2 * n * SMALL, n * room, room]
 
 
 class Exchange:
@@ -225,8 +208,8 @@ class Exchange:
         if possible(channel):
             sizes = _sizes(channel.size, room)
             self._memory, ticket = lease(channel, sum(sizes))
-            self._memory[: sum(sizes[:3])] = 0
-        return places(channel, ticket, [room] * channel.size)
+            self._memory[: sum(sizes[:2])] = 0
+        return places(channel, ticket, room)
 
 
 def _check_same(op: str, descriptions: Sequence[Description]) -> None:

@@ -1,14 +1,16 @@
-"""The channel of a communicator, over which its ranks agree: a star with rank 0 in its middle.
+"""The channel of a communicator, over which its ranks agree.
 
-Every collective of this package is built on `Channel.agree`: each rank sends rank 0 which call it is in and what it
+Every collective of this package is built on `Channel.agree`: each rank lets rank 0 know which call it is in and what it
 brings; rank 0 checks, decides, and answers each one. That is where a difference between ranks is found, so an error is
 raised on all of them and no rank is left waiting. Bulk data moves elsewhere (transport.py), after all have agreed.
+
+Messages go up a tree (`Tree`), in which equal ones are joined, and the answers down again: so rank 0's work does not
+grow with the number of ranks on a machine. Bad news do not: each rank tells rank 0 when it ends, and rank 0 all.
 """
 
-import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
 from ..host import threads
@@ -19,11 +21,60 @@ from ..host.waiting import wait_until
 from ..launch import failure
 from ..launch.identity import Comm, check_launcher, check_no_parent, world
 from ..launch.watchdog import Watchdog
-from .messages import CALL, DATA, ERROR, LEAVE, REPLY, TAG, WAITING, WAITS, Message, Messages, portable
+from .messages import (
+    CALL,
+    CALLS,
+    ERROR,
+    LEAVE,
+    REPLIES,
+    REPLY,
+    WAITING,
+    WAITS,
+    Message,
+    Messages,
+    opened,
+    packed,
+    portable,
+)
 from .peers import Peers
+
+FAN = 32  # leaders that send to one other
 
 Brought = TypeVar("Brought")
 Answer = TypeVar("Answer")
+
+
+class Tree:
+    """How messages come to rank 0, and its answers back: by the machines' leaders, and the tree of these.
+
+    Attributes:
+        above: the rank to which this one sends.
+        below: for each rank that sends to this one all ranks whose messages come so, itself among them.
+    """
+
+    def __init__(self, machine: Sequence[int], rank: int):
+        """Args: machine: for each rank its leader."""
+        leaders = sorted(set(machine))
+        here: dict[int, list[int]] = {leader: [] for leader in leaders}
+        for k, leader in enumerate(machine):
+            here[leader].append(k)
+        self.above, self.below = machine[rank], dict[int, list[int]]()
+        if rank in here:
+            i = leaders.index(rank)
+            self.above = leaders[max(0, i - 1) // FAN]
+            for j in range(FAN * i + 1, min(FAN * i + FAN + 1, len(leaders))):
+                self.below[leaders[j]] = sorted(k for d in _descendants(j, len(leaders)) for k in here[leaders[d]])
+            self.below |= {k: [k] for k in here[rank] if k != rank}
+
+
+def _descendants(i: int, n: int) -> list[int]:
+    """Of `n` leaders, number `i` and all those below it."""
+    found: list[int] = []
+    last = range(i, i + 1)
+    while last := range(last.start, min(last.stop, n)):
+        found += last
+        last = range(FAN * last.start + 1, FAN * last[-1] + FAN + 1)
+    return found
 
 
 class OpenChannels(list["Channel"]):
@@ -50,6 +101,7 @@ class Channel:
         self.version = 0  # of the weights that were sent last
         if self.size > 1:
             self._connect(comm)
+        self.tree = Tree(self.machine, self.rank)
         self.leader = self.machine[self.rank]
         # if this rank is a leader: the others that share its memory
         self.members = [k for k in range(self.size) if self.machine[k] == self.rank and k != self.rank]
@@ -59,16 +111,13 @@ class Channel:
         failure.register_mpi()
         self.comm, request = comm.Idup()
         wait_until(request.Test)
-        self.messages.comm = self.comm
-        self.messages.peers = self.peers = peers = Peers(comm, self.rank)
+        self.peers = Peers(comm, self.rank)
+        self.messages.connect(self.comm, self.peers)
         process.of(OpenChannels).append(self)
-        peers.infos = self.agree("start", lambda: peers.own, lambda infos: [infos] * self.size)
-        self.machine = self.agree("start", peers.reach, lambda reached: [peers.machines(reached)] * self.size)
-        peers.keep(self.here())
-        apart = [k for k, leader in enumerate(self.machine) if leader != peers.infos[k].lowest]
-        if apart and self.rank == 0:
+        self.machine = self.peers.machine
+        if self.peers.apart and self.rank == 0:
             slower = "cannot share memory with others of their machine; they use MPI, slower"
-            failure.print_line(f"mpi_util: ranks {apart} {slower}")
+            failure.print_line(f"mpi_util: ranks {self.peers.apart} {slower}")
 
     def here(self) -> list[int]:
         """The ranks that share memory with this one, itself among them."""
@@ -100,67 +149,106 @@ class Channel:
         """
         self.enter(op)
         own_error: Exception | None = None
-        mine: Message
         try:
-            mine = (CALL, (op, self.messages.calls, failure.call_site(), bring()))
+            mine = packed(CALL, (*self._place(op), bring()))
         except Exception as error:
             own_error, shown = error, portable(op, self.rank, error, name_rank=True)
             shown.silent = True  # this rank reports it
-            mine = (ERROR, shown)
-        if self.rank:
-            self.messages.post(0, *mine)
-            kind, payload = self._read(0, op)
-            if kind == ERROR:
-                self.page = None
-                raise own_error or payload
-            return cast(Answer, payload[1])
-        received: list[Message] = [mine]
+            mine = packed(ERROR, shown)
+        awaited = set(self.tree.below)  # those from whom nothing has come yet
         try:
-            for k in range(1, self.size):
-                received.append(self._read(k, op))
-            for kind, payload in received:
-                if kind == ERROR:
-                    raise payload
-            self._check_calls([call[:3] for _, call in received], range(self.size))
-            try:
-                answers = decide([brought for _, (*_, brought) in received])
-            except RankMismatchError as error:
-                if len(set(sites := [call[2] for _, call in received])) == 1:
-                    raise
-                raise rank_mismatch(f"{error}\ncalled at", sites) from None
-            self._answer(answers)
+            found = self._collect(op, mine, awaited)
+            return self._decide(found, decide) if self.rank == 0 else self._ask(op, found)
         except Exception as error:
-            self._fail_all(portable(op, 0, error), range(1, len(received)))
+            self._fail_all(portable(op, 0, error), awaited)
             raise own_error or error from None
+
+    def _collect(self, op: str, mine: Message, awaited: set[int]) -> dict[Message, list[int]]:
+        """What this rank and those below it bring: each message, with the ranks that have sent it."""
+        messages, found = self.messages, {mine: [self.rank]}
+        concerns = range(self.size) if self.rank == 0 else range(1)  # rank 0 hears of all, the others of rank 0's
+        for k in messages.ended:
+            raise messages.left_error(op, k)
+        while awaited:
+            source, message = messages.next(awaited, concerns)
+            kind = message[0]
+            if kind == LEAVE:
+                messages.ended[source] = opened(message)[1]
+                raise messages.left_error(op, source)
+            if source not in awaited:
+                if kind == ERROR:
+                    raise opened(message)[1]
+            elif kind == CALLS and not messages.is_late(source, message):
+                for each, ranks in opened(message)[1][3]:
+                    found.setdefault(each, []).extend(ranks)
+                awaited.remove(source)
+            elif (
+                kind == ERROR
+                or (kind == CALL and not messages.is_late(source, message))
+                or (kind == WAITING and opened(message)[1][1] >= messages.calls)  # else it has gone on since
+            ):
+                found.setdefault(message, []).append(source)
+                awaited.remove(source)
+        return found
+
+    def _decide(self, found: dict[Message, list[int]], decide: Callable[[list[Brought]], Sequence[Answer]]) -> Answer:
+        """Rank 0 checks what all bring, and answers them."""
+        each = [(*opened(message), ranks) for message, ranks in found.items()]
+        if errors := [(min(ranks), error) for kind, error, ranks in each if kind == ERROR]:
+            raise min(errors, key=lambda of: of[0])[1]
+        calls = {k: call for _, call, ranks in each for k in ranks}
+        if len({call[:2] for _, call, _ in each}) > 1:
+            self._check_calls([calls[k][:3] for k in range(self.size)], range(self.size))
+        try:
+            answers = decide([calls[k][3] for k in range(self.size)])
+        except RankMismatchError as error:
+            if len({call[2] for _, call, _ in each}) == 1:
+                raise
+            raise rank_mismatch(f"{error}\ncalled at", [calls[k][2] for k in range(self.size)]) from None
+        # an answer that several get, as the same object, is pickled once
+        keys = [*map(id, answers)]
+        made = {k: packed(REPLY, (self.messages.calls, each)) for k, each in dict(zip(keys[1:], answers[1:])).items()}
+        self._pass_on([b"", *map(made.__getitem__, keys[1:])])
         return answers[0]
 
-    def _read(self, source: int, op: str) -> Message:
-        """The next message of an agreement. What a call that failed or was interrupted has left is dropped."""
-        while True:
-            kind, payload = self.messages.expect(source, op)
-            if kind != DATA and (kind != REPLY or payload[0] == self.messages.calls):
-                return kind, payload
+    def _ask(self, op: str, found: dict[Message, list[int]]) -> Any:
+        """Another rank sends on what was found, and passes the answers on. Returns: its own."""
+        messages, below = self.messages, self.tree.below
+        mine = next(iter(found))
+        messages.post_all({self.tree.above: packed(CALLS, (*self._place(op), [*found.items()])) if below else mine})
+        while True:  # what a call that failed or was interrupted has left is dropped
+            source, message = messages.next([self.tree.above], range(1))
+            kind, payload = opened(message)
+            if kind in (REPLY, REPLIES) and payload[0] == messages.calls:
+                break
+            if kind == ERROR:
+                raise payload
+            if kind == LEAVE:
+                messages.ended[source] = payload
+                raise messages.left_error(op, source)
+        if kind == REPLY:  # the same for all
+            messages.post_all(dict.fromkeys(below, message))
+            return payload[1]
+        replies = {k: reply for reply, ranks in payload[1] for k in ranks}
+        self._pass_on(replies)
+        return opened(replies[self.rank])[1][1]
+
+    def _pass_on(self, replies: Sequence[Message] | Mapping[int, Message]) -> None:
+        """Sends the replies, by rank, to those below this one."""
+        down = {}
+        for k, ranks in self.tree.below.items():
+            parts: dict[Message, list[int]] = {reply: [] for reply in map(replies.__getitem__, ranks)}
+            if len(parts) == 1:
+                (down[k],) = parts
+                continue
+            for each in ranks:
+                parts[replies[each]].append(each)
+            down[k] = packed(REPLIES, (self.messages.calls, [*parts.items()]))
+        self.messages.post_all(down)
 
     def _place(self, op: str) -> tuple[str, int, str]:
         """Where this rank is: the call, its number, `file:line` of the program."""
         return op, self.messages.calls, failure.call_site()
-
-    def _answer(self, answers: Sequence[Any]) -> None:
-        """Rank 0 sends all answers, and only then wakes: a rank that wakes may take the core that rank 0 runs on.
-
-        An answer that several get, as the same object, is pickled once.
-        """
-        packed: list[bytes] = []
-        message = b""
-        for k in range(1, self.size):
-            if k == 1 or answers[k] is not answers[k - 1]:
-                message = pickle.dumps((REPLY, (self.messages.calls, answers[k])), pickle.HIGHEST_PROTOCOL)
-            packed.append(message)
-        requests = [self.comm.Isend(message, k, TAG) for k, message in enumerate(packed, 1)]
-        for k in self.peers.wake_fds if requests else ():
-            self.peers.wake(k)
-        for k, request in enumerate(requests, 1):
-            self.messages.wait(request.Test, k)
 
     def _check_calls(self, calls: list[tuple[str, int, str]], ranks: Sequence[int]) -> None:
         """Raises RankMismatchError unless the ranks are in the same (call, its number, where in the program)."""
@@ -169,17 +257,17 @@ class Channel:
             what = "ranks are in different collective calls; all must make the same calls in the same order"
             raise rank_mismatch(what, sites, ranks)
 
-    def _fail_all(self, error: MpiUtilError, read: Iterable[int]) -> None:
-        """The call has failed: what the ranks hold together is void, and the others raise `error`.
+    def _fail_all(self, error: MpiUtilError, unread: Collection[int]) -> None:
+        """The call has failed: what the ranks hold together is void, and the others raise `error`, if this is rank 0.
 
         Args:
-            read: the ranks whose CALL has been read. Those of the others come later, and are then dropped.
+            unread: the ranks below this one whose message has not been read. It comes later, and is then dropped.
         """
         self.page = None
         error.silent = True  # on the others: this rank reports it
-        for k in range(1, self.size) if self.rank == 0 else ():
-            self.messages.failed[k] = 0 if k in read else self.messages.calls
-            self.messages.post(k, ERROR, error)
+        self.messages.failed = dict.fromkeys(unread, self.messages.calls)
+        if self.rank == 0:
+            self.messages.post_all(dict.fromkeys(range(1, self.size), packed(ERROR, error)))
 
     def report_waiting(self, op: str) -> None:
         """Lets rank 0 know that this rank waits elsewhere than in `agree`, in case rank 0 waits for it there."""
@@ -195,32 +283,34 @@ class Channel:
         Raises:
             RankMismatchError: a rank is in another call. RankLeftError: it has ended.
         """
-        messages, read = self.messages, -1
-        early = [(source, message) for source, kept in messages.early.items() for message in kept]
-        messages.early.clear()  # what was early in the last round may be about this one
+        messages, unread = self.messages, set(self.tree.below)
+        messages.poll()
+        # what was early in the last round may be about this one
+        came = [(source, message) for source, queue in messages.inbox.items() for message in queue]
+        messages.inbox.clear()
         try:
             for source in messages.ended:
                 raise messages.left_error(op, source)
-            while received := early.pop(0) if early else messages.poll():
-                source, (kind, payload) = received
-                there = arrived()
+            while came:
+                source, message = came.pop(0)
+                (kind, payload), there = opened(message), arrived()
                 # an error from a rank that has arrived, while others have not, is about this call
                 if there and (all(there) or (there[source] and kind != ERROR)):
-                    messages.early[source].append((kind, payload))
+                    messages.inbox.setdefault(source, []).append(message)
                 elif kind == LEAVE:
                     messages.ended[source] = payload
                     raise messages.left_error(op, source)
                 elif kind == ERROR:
                     raise payload
-                elif kind == CALL and not messages.is_late(source, payload):
-                    read = source
+                elif kind in (CALL, CALLS) and not messages.is_late(source, message):
+                    unread.discard(source)
                     self._check_calls([self._place(op), payload[:3]], [self.rank, source])
         except MpiUtilError as error:
-            self._fail_all(portable(op, 0, error), [read])
+            self._fail_all(portable(op, 0, error), unread)
             raise
         finally:
-            for source, message in early:
-                messages.early[source].append(message)
+            for source, message in came:
+                messages.inbox.setdefault(source, []).append(message)
 
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
@@ -265,12 +355,10 @@ def _channel_of(comm: Comm) -> Channel:
         if (whole := kept.world) is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
             whole = kept.world = Channel(comm)
-            infos = []
-            if whole.size > 1:
-                infos = whole.peers.infos
-                process.of(Watchdog).join(whole.rank, whole.peers.note, [(info.pid, info.ticket) for info in infos])
-            others = [infos[k].pid for k in whole.here() if k != whole.rank]
-            threads.start(whole.rank == 0, others)
+            infos = whole.peers.infos if whole.size > 1 else {}
+            notes = [infos[k][::2] if k in infos else (0, None) for k in range(whole.size)]
+            process.of(Watchdog).join(whole.rank, whole.peers.note if infos else None, notes)
+            threads.start(whole.rank == 0, [infos[k].pid for k in infos if k in whole.here() and k != whole.rank])
         return whole
     if kept.keyval is None:
         kept.keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: channel.close())

@@ -137,7 +137,7 @@ class _Counter:
             answer = self._take_here(question)
         else:
             messages = self._channel.messages
-            messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test, 0)
+            messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test)
             answer = messages.receive(0, "deal", serves=True)
         if isinstance(answer, str):
             raise RankMismatchError(answer)

@@ -13,8 +13,9 @@ from ..errors import BatchError
 from ..host import threads
 from ..launch.identity import Comm
 from .channel import Channel, channel_of
+from .collecting import Collection, Share, bring
 from .gather_plan import Header, Joined, Plan, check_segments, pack
-from .transport import Place, broadcast, finish, lease, places, put, write
+from .transport import broadcast
 
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
@@ -127,16 +128,15 @@ class _Gather:
     def run(self) -> Any:
         """Collective. Returns: rank 0: the joined batch; others: their own."""
         channel = self._channel
-        place = channel.agree(self.op, self._describe, self._plan_all)
-        starts, sends_example = place.plan
-        pieces = list(zip(itertools.chain(*self._arrays), starts))
+        share, sends_example = channel.agree(self.op, self._describe, self._plan_all)
+        own = list(itertools.chain(*self._arrays))
         if channel.rank:
-            put(channel, place, pieces)
+            bring(channel, share, own)
             if sends_example:
                 channel.messages.send(0, _skeleton(self.segments[0]))
             return self._batch
-        write(self.block, pieces)
-        finish(channel, self.block, place.ticket, self.plan.pieces)
+        self._collection.finish(own)
+        self.block = self._collection.block
         if self.plan.example_from:
             self.example = channel.messages.receive(self.plan.example_from, self.op)
         return self._joined(self.plan.joined)
@@ -156,12 +156,11 @@ class _Gather:
         rows = [[len(array) for array in arrays] for arrays in self._arrays]
         return Header(packed[0][0] if packed else None, index is not None, order, rows)
 
-    def _plan_all(self, headers: list[Header]) -> list[Place]:
+    def _plan_all(self, headers: list[Header]) -> list[tuple[Share, bool]]:
         """Rank 0: where each rank's rows go to."""
         self.plan = Plan(self.op, headers)
-        self.block, ticket = lease(self._channel, self.plan.joined.layout.nbytes)
-        plans = [([start for start, _ in own], k == self.plan.example_from) for k, own in enumerate(self.plan.pieces)]
-        return places(self._channel, ticket, plans)
+        self._collection = Collection(self._channel, self.plan.joined.layout.nbytes, self.plan.pieces)
+        return [(share, k == self.plan.example_from) for k, share in enumerate(self._collection.shares)]
 
     def _joined(self, joined: Joined) -> Any:
         """The leaves that lie in the block, in the structure of this rank's batch, tensors where that has tensors."""

@@ -1,37 +1,56 @@
 """Small messages between the ranks of one communicator; the receiver is woken if it sleeps.
 
+Between a leader and the others of its machine they go through shared memory (rings.py), between other ranks through
+MPI; either way in order.
+
 A rank that ends reports it to rank 0, rank 0 to all, and none exits before it knows of the others: one that ended
 silently would look like a slow one, and its MPI_Finalize would wait for the others with a busy core.
 """
 
+import math
 import os
 import pickle
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from ..errors import MpiUtilError, RankLeftError, RankMismatchError
 from ..host.process import process
-from ..host.waiting import wait_until
+from ..host.waiting import SPIN_S, wait_until
 from ..launch import failure
 from ..launch.reap import JOB_VARIABLE
 from ..launch.watchdog import Watchdog
 from .peers import Peers
+from .rings import LARGE
 
-CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
+CALL, CALLS, REPLY, REPLIES, ERROR, DATA, LEAVE, WAITING = range(8)
 """Kinds of messages. Their payloads:
 
-CALL: (collective call, its number, file:line of the program, what the rank brings); to rank 0.
-REPLY: (number of the call, rank 0's answer). ERROR: an MpiUtilError, to be raised. DATA: anything, within a call.
+CALL: (collective call, its number, file:line of the program, what the rank brings); to its leader.
+CALLS: as CALL, of a leader for all ranks below it in the tree: [(message, ranks that sent it), ...]; to the next one.
+REPLY: (number of the call, rank 0's answer); of a leader all below get the same.
+REPLIES: (number of the call, [(REPLY, ranks that get it), ...]), to a leader.
+ERROR: an MpiUtilError, to be raised. DATA: anything, within a call; also an MpiUtilError, to be raised.
 LEAVE: (exit status, reason or "") of a rank that ends.
 WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
 """
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
-TAG = 1
+_TAG = 1
+_LARGE_TAG = 4  # of those that a ring announces
 _INTERRUPTED_S = 0.5
 
-Message = tuple[int, Any]  # kind, payload
+Message = bytes  # its kind, and its payload, pickled
+
+
+def packed(kind: int, payload: Any) -> Message:
+    """A message; equal ones have equal bytes."""
+    return bytes([kind]) + pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
+
+
+def opened(message: Message) -> tuple[int, Any]:
+    """Its kind and payload."""
+    return message[0], pickle.loads(memoryview(message)[1:])  # noqa: S301 - of this job's own ranks
 
 
 class Background(list[Callable[[], None]]):
@@ -39,17 +58,29 @@ class Background(list[Callable[[], None]]):
 
 
 class Messages:
-    """The messages of one rank."""
+    """The messages of one rank.
 
-    comm: Any  # over which they go, and `peers`, who are woken: both set when there is more than one rank
+    Attributes:
+        calls: how many collective calls this rank has begun.
+        failed: of each rank below this one in the tree, the call that has failed before its message was read.
+        ended: ranks that have ended, with exit status and reason.
+        inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
+    """
+
+    comm: Any  # over which they go, and `peers`, who are woken: both set by `connect`
     peers: Peers
 
     def __init__(self, rank: int, size: int):
-        self.rank, self.size = rank, size
-        self.calls = 0  # collective calls that this rank has begun
-        self.failed: dict[int, int] = {}  # on rank 0: the call of each rank that it has answered unread, by an error
-        self.ended: dict[int, tuple[int, str]] = {}  # ranks that have ended, with exit status and reason
-        self.early = defaultdict[int, list[Message]](list)  # from ranks that are further on than this one
+        self.rank, self.size, self.calls = rank, size, 0
+        self.failed: dict[int, int] = {}
+        self.ended: dict[int, tuple[int, str]] = {}
+        self.inbox: dict[int, list[Message]] = {}
+
+    def connect(self, comm: Any, peers: Peers) -> None:
+        """To be called where there is more than one rank."""
+        from mpi4py import MPI
+
+        self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
 
     def send(self, dest: int, payload: Any) -> None:
         """Small message to `dest`, which calls `receive` sooner or later."""
@@ -60,8 +91,8 @@ class Messages:
 
         `serves`: it answers at its own end, too, while it waits for the other ranks.
         """
-        kind, payload = self.expect(source, op, serves)
-        if kind == ERROR:
+        kind, payload = self._expect(source, op, serves)
+        if isinstance(payload, MpiUtilError):
             raise payload
         if kind != DATA:
             raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
@@ -69,31 +100,45 @@ class Messages:
 
     def post(self, dest: int, kind: int, payload: Any) -> None:
         """Sends and wakes; returns when the message has left (at once, but for one too large for MPI to keep)."""
-        request = self.comm.Isend(pickle.dumps((kind, payload), pickle.HIGHEST_PROTOCOL), dest, TAG)
-        self.peers.wake(dest)
-        self.wait(request.Test, dest)
+        self.post_all({dest: packed(kind, payload)})
 
-    def expect(self, source: int, op: str, serves: bool = False) -> Message:
-        """The next message from `source` to a rank that is in the call `op`. RankLeftError if it has ended instead."""
-        at_work = source not in self.ended or (serves and not self.ended[source][0])
-        if at_work and (message := self.next(source)):
-            kind, payload = message
-            if kind == CALL and self.is_late(source, payload):
-                return self.expect(source, op)
-            if kind == WAITING:
-                waits_here = payload[1] >= self.calls  # else it has got since what it waited for
-                return (CALL, (*payload, None)) if waits_here else self.expect(source, op)
-            if kind != LEAVE:
+    def post_all(self, messages: Mapping[int, Message]) -> None:
+        """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
+        begun = [self._sending(k, message) for k, message in messages.items()]
+        for k in messages:
+            self.peers.wake(k)
+        for test in begun:
+            if not test():
+                self.wait(test)
+
+    def _sending(self, dest: int, message: Message) -> Callable[[], bool]:
+        """Begins to send. Returns: the test whether it is done."""
+        shares, sent = dest in self.peers.rings.ranks, None
+        if not shares or len(message) > LARGE:
+            sent = self.comm.Isend(message, dest, _LARGE_TAG if shares else _TAG)
+        if shares:
+            write = partial(self.peers.rings.write, dest, b"" if sent else message)  # a large one is announced there
+            if not write():
+                self.wait(write)
+        return lambda: bool(not sent or sent.Test())
+
+    def _expect(self, source: int, op: str, serves: bool) -> tuple[int, Any]:
+        """(kind, payload) of what comes next from `source` in the call `op`. RankLeftError if it has ended instead."""
+        while source not in self.ended or (serves and not self.ended[source][0]):
+            _, message = self.next([source])
+            kind, payload = opened(message)
+            if kind == LEAVE:
+                self.ended[source] = payload
+            elif kind == WAITING and payload[1] < self.calls:
+                continue  # it has got since what it waited for
+            elif kind not in (CALL, CALLS) or not self.is_late(source, message):
                 return kind, payload
-            self.ended[source] = payload
-            if serves:
-                return self.expect(source, op, serves)
         raise self.left_error(op, source)
 
-    def is_late(self, source: int, call: Any) -> bool:
-        """True for a CALL that was answered, by an error, before it came. Only the first one after that can be."""
-        number: int = call[1]
-        return self.failed.pop(source, 0) == number
+    def is_late(self, source: int, message: Message) -> bool:
+        """True for a call that was answered, by an error, before it came. Only the first one after that can be."""
+        number = self.failed.pop(source, 0)
+        return number > 0 and opened(message)[1][1] == number
 
     def left_error(self, op: str, source: int) -> RankLeftError:
         """That this rank waits for one that has ended."""
@@ -104,32 +149,84 @@ class Messages:
         error.silent, error.status = self.rank > 0 or (status > 0 and JOB_VARIABLE in os.environ), status or 1
         return error
 
-    def next(self, source: int, end: float | None = None) -> Message | None:
-        """The next message from `source`, or None at time `end` (of time.perf_counter)."""
-        if self.early[source]:
-            return self.early[source].pop(0)
+    def next(
+        self, awaited: Collection[int], others: Collection[int] = (), end: float = math.inf
+    ) -> tuple[int, Message]:
+        """(rank, message): the next one from these ranks; (-1, b"") at time `end` (of time.perf_counter).
+
+        Args: others: those who may send that something is wrong.
+        """
         background = process.of(Background)
 
-        def arrived() -> Any:
+        def first() -> int | None:
+            for k, queue in self.inbox.items():
+                if k in awaited or (k in others and queue[0][0] not in (CALL, CALLS)):
+                    return k
+            return None
+
+        source = first()
+
+        def arrived() -> bool:
+            nonlocal source
             for call in background:
                 call()
-            return self.comm.improbe(source, TAG) or (end is not None and time.perf_counter() > end)
+            self.poll()
+            source = first()
+            return source is not None or time.perf_counter() > end
 
-        message = self.wait(arrived, source, woken=not background)
-        return None if message is True else message.recv()
+        if source is None and not arrived():
+            by_mpi = bool(background) or not all(k in self.peers.wake_fds for k in awaited)
+            self.wait(arrived, partial(self.peers.sleep, self.peers.rings.news), by_mpi)
+        return (-1, b"") if source is None else (source, self.take(source))
 
-    def poll(self) -> tuple[int, Message] | None:
-        """(source, message) of a message that is there, from rank 0, or on rank 0 from any rank; None without one."""
-        from mpi4py import MPI
+    def raise_failure(self) -> None:
+        """Raises what other ranks have reported: for a rank that waits for bytes, not for messages."""
+        self.poll()
+        for source, queue in [*self.inbox.items()]:
+            kind, payload = opened(queue[0])
+            if kind == DATA and isinstance(payload, MpiUtilError):
+                self.take(source)
+                raise payload
+            if kind == LEAVE and payload[0]:
+                self.ended[source] = payload
+                raise self.left_error(process.of(failure.Rank).call, source)
 
-        status = MPI.Status()
-        message = self.comm.improbe(0 if self.rank else MPI.ANY_SOURCE, TAG, status)
-        return (status.source, message.recv()) if message else None
+    def take(self, source: int) -> Message:
+        """The first message from that rank in the inbox."""
+        queue = self.inbox[source]
+        message = queue.pop(0)
+        if not queue:
+            del self.inbox[source]
+        return message
 
-    def wait(self, test: Callable[[], Any], peer: int, woken: bool = False) -> Any:
-        """Sleeps until `test` comes true, which is up to rank `peer`. `woken`: that rank wakes this one then."""
-        sleep = self.peers.pipe.sleep if woken and peer in self.peers.wake_fds else None
-        return wait_until(test, sleep, process.of(Watchdog))
+    def poll(self) -> None:
+        """Takes all that has come into the inbox."""
+        rings = self.peers.rings
+        for source, message in rings.take():
+            self.inbox.setdefault(source, []).append(message or self.wait(partial(self._by_mpi, source, _LARGE_TAG))[1])
+        if 0 not in rings.ranks and len(rings.ranks) < self.size - 1:
+            while received := self._by_mpi(None, _TAG):
+                self.inbox.setdefault(received[0], []).append(received[1])
+
+    def _by_mpi(self, source: int | None, tag: int) -> tuple[int, Message] | None:
+        """(rank, message), if one has come from `source` by MPI; None: from any rank."""
+        status = self._status
+        message = self.comm.Improbe(self._any if source is None else source, tag, status)
+        if message is None:
+            return None
+        buffer = bytearray(status.Get_count())
+        message.Recv(buffer)
+        return status.source, bytes(buffer)
+
+    def wait(
+        self,
+        test: Callable[[], Any],
+        sleep: Callable[[float], bool] | None = None,
+        by_mpi: bool = True,
+        spin_s: float = SPIN_S,
+    ) -> Any:
+        """Waits until `test` comes true. Args: sleep, by_mpi, spin_s: as of `wait_until`."""
+        return wait_until(test, sleep, process.of(Watchdog), by_mpi, spin_s)
 
     def announce_end(self, status: int, reason: str) -> None:
         """This rank ends with that exit status."""
@@ -150,18 +247,18 @@ class Messages:
     def _wait_for_end(self, k: int, end: float | None) -> bool:
         until, op = end, ""
         while k not in self.ended:
-            message = self.next(k, until)
-            if message is None and op:
+            source, message = self.next([k], end=math.inf if until is None else until)
+            if source < 0 and op:
                 failure.fail(
                     f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
                     "together, such as by `if mpi_util.all_sum(stop): break`"
                 )
-            if message is None:
+            if source < 0:
                 return False
-            kind, payload = message
+            kind, payload = opened(message)
             if kind == LEAVE:
                 self.ended[k] = payload
-            elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
+            elif kind in (CALL, CALLS, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
                 # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
                 op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
                 until = time.perf_counter() + _INTERRUPTED_S

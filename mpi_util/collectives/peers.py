@@ -1,55 +1,81 @@
-"""The ranks on this rank's machine: which they are, with whom it can share memory, and how they wake each other."""
+"""Who is on this rank's machine, and how ranks there wake each other."""
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..host.segments import Segment, Ticket, attach
-from ..host.waiting import WakePipe
+import numpy as np
+
+from ..host.segments import STORES_IN_ORDER, Segment, Ticket, attach
+from ..host.waiting import WakePipe, wait_until
 from ..launch.watchdog import NOTE_BYTES
+from .rings import Rings, size_of
 
 
 class PeerInfo(NamedTuple):
-    """What a rank sends to all others when a channel is made."""
+    """What a rank sends to the others of its machine when a channel is made."""
 
     pid: int
     wake_fd: int  # of its wake-up pipe: /proc/<pid>/fd/<wake_fd>
-    ticket: Ticket | None  # of its note, which only ranks of its machine can attach; None: no shared memory
-    lowest: int  # the lowest rank on its machine, as MPI knows it
+    ticket: Ticket | None  # of its memory, which only ranks of its machine can attach; None: no shared memory
 
 
 class Peers:
-    """Collective: this rank's view of the ranks on its machine."""
+    """Collective: this rank's view of the ranks on its machine.
+
+    Attributes:
+        machine: for each rank of the communicator its leader: the lowest rank of its machine, with which it shares
+            memory. A rank that cannot share it counts as a machine of its own.
+        apart: the ranks of which that is so.
+        infos: of the ranks of this machine, as MPI knows it, by rank.
+        rings: to and from the ranks with which this one exchanges messages in shared memory.
+    """
 
     def __init__(self, comm: Any, rank: int):
-        self._rank = rank
+        from mpi4py import MPI
+
+        self._comm, self._rank = comm, rank
         self.pipe = WakePipe()  # by which this rank is woken
         self.wake_fds: dict[int, int] = {}  # by rank, the pipes of those that this rank can wake
-        self.infos: list[PeerInfo] = []  # of all ranks, once they are known
         self._segment: Segment | None = None
+        together = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        # to test or to measure what ranks on several machines do: as if they were spread over them in equal blocks
+        pretended = int(os.environ.get("MPI_UTIL_MACHINES", "0"))
+        here = together.Split(rank * pretended // comm.Get_size())
+        n = here.Get_size()
         with contextlib.suppress(OSError):
-            self._segment = Segment(NOTE_BYTES)
-        ticket = self._segment.ticket if self._segment else None
+            self._segment = Segment(NOTE_BYTES + (size_of(n) if here.Get_rank() == 0 else 0))
+        ticket = self._segment.ticket if self._segment else Ticket(0, 0, 0, 0)
+        rows = _all_of(together, [rank, os.getpid(), self.pipe.write_fd, *ticket])
+        self.infos = {k: PeerInfo(pid, fd, Ticket(*rest) if rest[0] else None) for k, pid, fd, *rest in rows}
+        self._here: list[int] = [row[0] for row in _all_of(here, [rank])]
         # memory for this rank's note (launch/watchdog.py), which all on its machine may read; None: there is none
         self.note: Any = self._segment.map if self._segment else None
-        self.own = PeerInfo(os.getpid(), self.pipe.write_fd, ticket, _lowest_rank_here(comm, rank))
+        lowest = self._here[0]
+        tried = self._here if rank == lowest else [lowest]
+        reached = {k for k in tried if k == rank or self._open(k)}
+        both = np.array(_all_of(here, [k in reached for k in self._here]), bool)
+        shared = [k for i, k in enumerate(self._here) if both[0, i] and both[i, 0]]  # the two reach each other
+        here.Free()
+        together.Free()
+        leader = lowest if rank in shared else rank
+        leaders = np.array(_all_of(comm, [leader, lowest]))
+        self.machine: list[int] = leaders[:, 0].tolist()
+        self.apart: list[int] = np.flatnonzero(leaders[:, 0] != leaders[:, 1]).tolist()
+        self.keep([k for k in shared if rank in shared])
+        if rank in shared and self._segment is not None and STORES_IN_ORDER:
+            self.rings = Rings(self._memory_of(lowest), self._here, rank, shared)
+        else:
+            self.rings = Rings(memoryview(bytearray(size_of(1))), [rank], rank, [rank])
 
-    def reach(self) -> set[int]:
-        """Those that can be reached of the lowest rank of this machine or, if this rank is that one, of all others.
-
-        Reached is a rank whose memory can be attached and whose pipe can be opened from here.
-        """
-        lowest = self.own.lowest
-        members = [k for k, info in enumerate(self.infos) if info.lowest == lowest]
-        return {k for k in (members if self._rank == lowest else [lowest]) if k == self._rank or self._open(k)}
-
-    def machines(self, reached: list[set[int]]) -> list[int]:
-        """What all ranks have reached -> for each rank its leader: the lowest rank of its machine, or the rank itself.
-
-        The two must reach each other. A rank that they do not counts as a machine of its own, and uses MPI.
-        """
-        lowest = [info.lowest for info in self.infos]
-        return [low if low in reached[k] and k in reached[low] else k for k, low in enumerate(lowest)]
+    def _memory_of(self, lowest: int) -> memoryview:
+        """For the rings, with the machine's lowest rank."""
+        if self._segment is not None and self._rank == lowest:
+            return self._segment.lend(self._segment.ticket.size).data[NOTE_BYTES:]
+        fd, memory = attach(self.infos[lowest].ticket or Ticket(0, 0, 0, 0))
+        os.close(fd)
+        return memoryview(memory)[NOTE_BYTES:]
 
     def keep(self, here: list[int]) -> None:
         """Closes the pipes of the ranks that are not in `here`."""
@@ -74,9 +100,23 @@ class Peers:
         return True
 
     def wake(self, k: int) -> None:
-        """Wakes rank `k`, if it can be woken from here; else it polls."""
-        if k in self.wake_fds:
+        """Wakes rank `k`, if it sleeps and can be woken from here; else it polls."""
+        if k in self.wake_fds and self.rings.wakes(k):
             WakePipe.wake(self.wake_fds[k])
+
+    def sleep(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Sleeps until woken, unless `ready`. True if it is worth looking again at once.
+
+        Others see whether this rank sleeps: no rank wakes one that is awake.
+        """
+        self.rings.sleeps(True)
+        try:
+            if ready() or self.pipe.sleep(seconds):
+                return True
+        finally:
+            self.rings.sleeps(False)
+        self._comm.Iprobe()  # MPI moves nothing of the program's, or of other channels', unless it is called
+        return False
 
     def close(self) -> None:
         """Gives memory and file descriptors back."""
@@ -86,19 +126,10 @@ class Peers:
             self._segment.close()
 
 
-def _lowest_rank_here(comm: Any, own_rank: int) -> int:
-    """Collective: the lowest rank of `comm` on this rank's machine.
-
-    MPI_UTIL_MACHINES=k pretends that the ranks are spread over k machines in equal blocks, to test or to measure what
-    ranks on several machines do.
-    """
-    from mpi4py import MPI
-
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    pretended = int(os.environ.get("MPI_UTIL_MACHINES", "0"))
-    if pretended:
-        whole, here = here, here.Split(own_rank * pretended // comm.Get_size())
-        whole.Free()
-    lowest: int = here.bcast(own_rank)
-    here.Free()
-    return lowest
+def _all_of(comm: Any, own: list[int]) -> list[list[int]]:
+    """Collective: the integers of all ranks, as many of each."""
+    found = np.empty((comm.Get_size(), len(own)), np.int64)
+    request = comm.Iallgather(np.array(own, np.int64), found)
+    wait_until(request.Test)
+    rows: list[list[int]] = found.tolist()
+    return rows

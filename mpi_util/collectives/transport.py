@@ -1,30 +1,26 @@
-"""Moves bulk bytes between rank 0 and the others: through shared memory on one machine, through MPI between machines.
+"""Memory that ranks of a machine share for a while (`lease`), and bytes of rank 0's for all ranks (`broadcast`).
 
-Two directions. To rank 0 (`lease`, `places`, `put`, `finish`): every rank writes its pieces straight to their final
-place in one block. From rank 0 (`broadcast`): it fills one block and every rank takes from it; between machines the
-block travels along a tree of their leaders. Both begin with `Channel.agree`, so all ranks are there and know the plan.
+Rank 0 fills one block, and every rank takes from it; between machines the block travels along a tree of their leaders.
+This begins with `Channel.agree`, so all ranks are there and know the plan.
 """
 
-import contextlib
-import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import RankLeftError
-from ..host.segments import ALIGN, Ticket, private
+from ..host.segments import ALIGN, STORES_IN_ORDER, Ticket, private
 from ..program.console import print0_once
 from .channel import Channel
-from .messages import ERROR, portable
 
-_MAX_BLOCK = 1 << 30  # bytes; MPI counts are 32-bit in libraries of before MPI 4
-_BULK_TAG = 3
+_FIRST_BULK_TAG, _BULK_TAGS = 8, 1 << 14  # below the 32767 that every MPI has
 _STREAM_BYTES = 1 << 22
+_BULK_SPIN_S = 5e-3  # a part takes less, as a rule; and some MPI moves at each test only a little of it
 _PART_BYTES = 1 << 22  # forwarded while the next part comes
 _FAILED = -1
-STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # other ranks see stores in the order of their making
 
 
 class Place(NamedTuple):
@@ -36,7 +32,7 @@ class Place(NamedTuple):
 
 
 def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
-    """Rank 0: uint8 array of `nbytes` that the ranks of this machine can map, or private memory where that fails."""
+    """A leader: uint8 array of `nbytes` that the others of its machine can map; private memory where that fails."""
     if channel.size > 1 and nbytes and channel.members:
         try:
             return channel.pool.lease(nbytes)
@@ -45,70 +41,28 @@ def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
     return private(nbytes), None
 
 
-def places(channel: Channel, ticket: Ticket | None, plans: Sequence[Any]) -> list[Place]:
+def places(channel: Channel, ticket: Ticket | None, plan: Any) -> list[Place]:
     """Rank 0's answers to all ranks; those of other machines get no ticket."""
-    live = channel.pool.live
-    made: dict[tuple[int, bool], Place] = {}  # equal answers are one object, which is then pickled once
-    here = [leader == channel.machine[0] for leader in channel.machine]
-    return [
-        made.setdefault((id(plan), shares), Place(ticket if shares else None, live, plan))
-        for plan, shares in zip(plans, here)
-    ]
+    # equal answers are one object, which is then pickled once
+    here, elsewhere = (Place(each, channel.pool.live, plan) for each in (ticket, None))
+    return [here if leader == channel.machine[0] else elsewhere for leader in channel.machine]
 
 
-def put(channel: Channel, place: Place, pieces: list[tuple[np.ndarray, int]]) -> None:
-    """A rank other than 0 writes its pieces, (array, byte offset in the block) each, into rank 0's block."""
-    if place.ticket is None:
-        if not pieces:
-            return
-        channel.messages.receive(0, "gather")  # rank 0 is ready for this rank's bytes
-        whole = [np.ascontiguousarray(array) for array, _ in pieces]
-        with _blocks((a.__array_interface__["data"][0], a.nbytes) for a in whole) as blocks:
-            channel.comm.Send(blocks, 0, _BULK_TAG)
-        return
-    try:
-        write(channel.attached.map(place.ticket, place.live), pieces)
-    except Exception as error:
-        channel.messages.post(0, ERROR, portable("gather", channel.rank, error))
-        raise
-    channel.messages.send(0, "written")
+def bulk_tag(channel: Channel) -> int:
+    """Of this call alone: what another one has left, as it failed, must not arrive in this one."""
+    return _FIRST_BULK_TAG + channel.messages.calls % _BULK_TAGS
 
 
-def write(block: Any, pieces: list[tuple[np.ndarray, int]]) -> None:
-    """Copies each array, in whatever memory order it is, to its offset in `block`, row-major."""
-    for array, offset in pieces:
-        np.copyto(np.ndarray(array.shape, array.dtype, block, offset), array)
+def wait_for_all(channel: Channel, requests: list[Any]) -> None:
+    """Waits until these are done; raises what another rank has reported meanwhile."""
 
+    def sleep(seconds: float) -> bool:
+        channel.messages.raise_failure()
+        time.sleep(seconds)
+        return False
 
-def finish(channel: Channel, block: np.ndarray, ticket: Ticket | None, pieces: list[list[tuple[int, int]]]) -> None:
-    """Rank 0 waits until all ranks have written, and receives from those that cannot.
-
-    Args:
-        block: uint8 array on rank 0.
-        pieces: for each rank its (byte offset, number of bytes) in `block`, in the order of its `put`.
-    """
-    for k in range(1, channel.size):
-        if ticket is not None and channel.machine[k] == channel.machine[0]:
-            channel.messages.receive(k, "gather")
-        elif pieces[k]:
-            base = block.__array_interface__["data"][0]
-            channel.messages.send(k, "go")
-            with _blocks((base + offset, nbytes) for offset, nbytes in pieces[k]) as blocks:
-                channel.comm.Recv(blocks, k, _BULK_TAG)
-
-
-@contextlib.contextmanager
-def _blocks(pieces: Iterable[tuple[int, int]]) -> Iterator[list[Any]]:
-    """What MPI sends or receives for pieces of memory anywhere in this process, as one message without packing."""
-    from mpi4py import MPI
-
-    cuts = [(address, nbytes, start) for address, nbytes in pieces for start in range(0, nbytes, _MAX_BLOCK)]
-    sizes = [min(_MAX_BLOCK, nbytes - start) for _, nbytes, start in cuts]
-    kind = MPI.BYTE.Create_hindexed(sizes, [address + start for address, _, start in cuts]).Commit()
-    try:
-        yield [MPI.BOTTOM, 1, kind]
-    finally:
-        kind.Free()
+    for request in requests:
+        channel.messages.wait(request.Test, sleep, spin_s=_BULK_SPIN_S)
 
 
 def broadcast(
@@ -151,7 +105,7 @@ def broadcast(
             _progress(block)[0] = 0
             if not streams:
                 write_all()
-        return places(channel, ticket, [(nbytes, answer)] * channel.size)
+        return places(channel, ticket, (nbytes, answer))
 
     try:
         place = channel.agree(op, describe, places_of_all)
@@ -164,7 +118,7 @@ def broadcast(
     nbytes, answer = place.plan
     if nbytes and channel.rank == 0:
         to = [*([] if place.ticket else channel.members), *_neighbours(channel)[1]]
-        _wait_until_sent(channel, _send_parts(channel, block, to))
+        wait_for_all(channel, _send_parts(channel, block, to))
     elif nbytes:
         block = _arrived(channel, place, nbytes + ALIGN)
         take(block[:-ALIGN], partial(_wait_for_bytes, channel, _progress(block)))
@@ -179,7 +133,7 @@ def _progress(block: np.ndarray) -> np.ndarray:
 def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None:
     """Waits until `wanted` bytes of the block are there: as a rule for less time than it takes to sleep and wake."""
     if 0 <= progress[0] < wanted:
-        channel.messages.wait(lambda: not 0 <= progress[0] < wanted, 0)
+        channel.messages.wait(lambda: not 0 <= progress[0] < wanted)
     if progress[0] == _FAILED:
         raise RankLeftError("rank 0 failed while it was sending; part of what this rank has is new, part old")
 
@@ -205,14 +159,10 @@ def parts(block: np.ndarray) -> list[np.ndarray]:
     return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
 
 
-def _send_parts(channel: Channel, block: np.ndarray, to: Sequence[int]) -> list[tuple[Any, int]]:
-    """Begins to send the block to these ranks; (request, rank) of each part."""
-    return [(channel.comm.Isend(part, k, _BULK_TAG), k) for part in parts(block) for k in to]
-
-
-def _wait_until_sent(channel: Channel, requests: list[tuple[Any, int]]) -> None:
-    for request, k in requests:
-        channel.messages.wait(request.Test, k)
+def _send_parts(channel: Channel, block: np.ndarray, to: Sequence[int]) -> list[Any]:
+    """Begins to send the block to these ranks; a request for each part."""
+    tag = bulk_tag(channel)
+    return [channel.comm.Isend(part, k, tag) for part in parts(block) for k in to]
 
 
 def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
@@ -226,12 +176,13 @@ def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
     source, onward = _neighbours(channel) if leads else (channel.leader, [])
     block, ticket = lease(channel, nbytes)
     under_way = []
-    for part, request in [(part, channel.comm.Irecv(part, source, _BULK_TAG)) for part in parts(block)]:
-        channel.messages.wait(request.Test, source)
+    tag = bulk_tag(channel)
+    for part, request in [(part, channel.comm.Irecv(part, source, tag)) for part in parts(block)]:
+        wait_for_all(channel, [request])
         under_way += _send_parts(channel, part, onward)
     for k in channel.members:
         channel.messages.send(k, (ticket, channel.pool.live))
     if ticket is None:
         under_way += _send_parts(channel, block, channel.members)
-    _wait_until_sent(channel, under_way)
+    wait_for_all(channel, under_way)
     return block

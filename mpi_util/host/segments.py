@@ -6,6 +6,7 @@ by a killed process, and not bounded by the size of /dev/shm, which many contain
 
 import mmap
 import os
+import platform
 import secrets
 import struct
 import weakref
@@ -16,6 +17,7 @@ import numpy as np
 ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _GROWTH = 1.25  # spare room, so that batches of varying length do not need a new segment each time
 _PAGE = 1 << 21
+STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # others see stores in the order of their making
 _MARK = struct.Struct("q")  # the serial number, written behind the last byte of a segment
 
 

@@ -70,16 +70,26 @@ class WakePipe:
             return
 
 
-def wait_until(test: Callable[[], T | None], sleep: Callable[[float], bool] | None = None, watch: Any = None) -> T:
+def wait_until(
+    test: Callable[[], T | None],
+    sleep: Callable[[float], bool] | None = None,
+    watch: Any = None,
+    by_mpi: bool = True,
+    spin_s: float = SPIN_S,
+) -> T:
     """Calls `test` until it gives something other than None or False, and returns that.
 
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
-        sleep: sleeps for that many seconds, or until woken (then True) by the rank that makes `test` come true.
+        sleep: sleeps for that many seconds, or until woken (then True); None: time.sleep.
+        by_mpi: `test` may come true by what MPI has received, for which nobody wakes this one.
+        spin_s: for so long it tests without a pause.
         watch: the process's `Watchdog` (launch/watchdog.py), which is called if the wait lasts.
     """
+    if result := test():
+        return result
     start = spun_from = time.perf_counter()
-    tests, watched = 0, False
+    tests, watched = 1, False
     due = watch.first_s() if watch else math.inf
     spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
     try:
@@ -91,11 +101,12 @@ def wait_until(test: Callable[[], T | None], sleep: Callable[[float], bool] | No
             if spin_only:
                 continue
             tests += 1
-            if now - spun_from < SPIN_S or tests < SPIN_TESTS:
+            if now - spun_from < spin_s or tests < SPIN_TESTS:
                 os.sched_yield()
-            elif sleep is None:
-                time.sleep(min(waited * LATENESS, max(PAUSE_S, min(LONG_PAUSE_S, waited * LONG_LATENESS))))
-            elif sleep(min(WOKEN_PAUSE_S, max(PAUSE_S, waited * LATENESS))):
+                continue
+            longest = max(PAUSE_S, min(LONG_PAUSE_S, waited * LONG_LATENESS)) if by_mpi else WOKEN_PAUSE_S
+            pause = min(longest, waited * LATENESS if by_mpi else max(PAUSE_S, waited * LATENESS))
+            if (sleep or time.sleep)(pause):
                 spun_from, tests = time.perf_counter(), 0
         return result
     finally:

@@ -31,6 +31,7 @@ _NOTED_AFTER_S = 1.0
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
 _ANSWER_S, _LOOK_S = 1.0, 0.1  # how long stacks are waited for, and between two looks
 _END = "the end of the program"
+_UNKNOWN = " on another machine, without shared memory, or ended: cannot be asked"
 # the upper part of a stack: what this package, and Python's modules that it calls, do within the program's call
 _OURS = rf'  File "{re.escape(failure.HERE)}.*\n'
 _PYTHONS = rf'  File "{re.escape(os.path.dirname(os.__file__))}/(?!.*-packages/).*\n'
@@ -125,7 +126,8 @@ class Watchdog:
         stacks = _grouped("stack of ", [each.stack() for each in ranks])
         failure.print_line("\n".join([head, *(f"  {line}" for line in lines), *stacks]))
         if self.kill:
-            cause = "; ".join(line for line in lines if ": missing" in line) or "all ranks wait, for one another"
+            causes = ["; ".join(line for line in lines if what in line) for what in (": missing", _UNKNOWN)]
+            cause = next(filter(None, causes), "all ranks wait, for one another")
             failure.fail(f"mpi_util: the watchdog ends the job after {waited:.3g} s: {cause}")
 
 
@@ -147,7 +149,7 @@ class _Seen:
     def described(self) -> str:
         """What it does, for the roll-call."""
         if not (note := self._note):
-            return " on another machine, without shared memory, or ended: cannot be asked"
+            return _UNKNOWN
         since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
         if self.waits:
             return f" waiting in {note['call']} since {since}"
