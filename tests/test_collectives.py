@@ -53,15 +53,15 @@ def test_a_ring_keeps_order_and_says_when_it_is_full():
     assert list(leader.ranks) == [9] and list(member.ranks) == [4]
     for writer, reader, to, source in ((leader, member, 9, 4), (member, leader, 4, 9)):
         sent, full = [], 0
-        for _ in range(2_000):
+        for _ in range(5_000):
             message = rng.randbytes(rng.choice((0, 1, 7, 100, rings.LARGE)))
             if writer.write(to, message):
                 sent.append((source, message))
                 assert reader.news()
             else:
                 full += 1
-                assert sum(len(each) + 8 for _, each in sent) + len(message) + 8 > 1 << 15
-            if rng.random() < 0.2:
+                assert sum(len(each) + 8 for _, each in sent) + len(message) + 8 > 1 << 16
+            if rng.random() < 0.1:
                 assert list(reader.take()) == sent and not reader.news()
                 sent.clear()
         assert full > 10 and list(reader.take()) == sent and not list(writer.take())

@@ -356,7 +356,7 @@ def _channel_of(comm: Comm) -> Channel:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
             whole = kept.world = Channel(comm)
             infos = whole.peers.infos if whole.size > 1 else {}
-            notes = [infos[k][::2] if k in infos else (0, None) for k in range(whole.size)]
+            notes = [(infos[k].pid, infos[k].ticket) if k in infos else (0, None) for k in range(whole.size)]
             process.of(Watchdog).join(whole.rank, whole.peers.note if infos else None, notes)
             threads.start(whole.rank == 0, [infos[k].pid for k in infos if k in whole.here() and k != whole.rank])
         return whole

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..host.process import process
-from ..host.segments import Ticket
+from ..host.segments import Ticket, private
 from .channel import Channel
 from .messages import portable
 from .transport import bulk_tag, lease, parts, wait_for_all
@@ -46,12 +46,13 @@ class Collection:
     def __init__(self, channel: Channel, nbytes: int, pieces: list[list[Piece]]):
         """Args: pieces: of each rank, in the order in which it brings them."""
         self._channel = channel
-        self.block, ticket = lease(channel, nbytes)
-        live, writers = channel.pool.live, dict[int, list[int]]()
+        writers = dict[int, list[int]]()
         for k, own in enumerate(pieces):
             if channel.machine[k] != k and any(n for _, n in own):
                 writers.setdefault(channel.machine[k], []).append(k)
         self._writers = writers.get(0, [])
+        self.block, ticket = lease(channel, nbytes) if self._writers else (private(nbytes), None)
+        live = channel.pool.live
         self.shares = [Share(ticket, live, [start for start, _ in own], [], []) for own in pieces]
         self._incoming: dict[int, list[list[Piece]]] = {}
         for leader in {*channel.machine} - {0}:
@@ -76,10 +77,7 @@ class Collection:
             for request, (memory, pieces, _) in zip(requests, under_way):
                 wait_for_all(channel, [request])
                 if len(pieces) > 1:
-                    at = 0
-                    for start, n in pieces:
-                        self.block[start : start + n] = memory[at : at + n]
-                        at += n
+                    put(self.block, pieces, memory)
         except BaseException:
             process.of(_Abandoned).append((requests, under_way, self.block))
             raise
@@ -134,6 +132,14 @@ def write(block: Any, arrays: Sequence[np.ndarray], starts: Sequence[int]) -> No
     """Copies each array, in whatever memory order it is, to its offset in `block`, row-major."""
     for array, start in zip(arrays, starts):
         np.copyto(np.ndarray(array.shape, array.dtype, block, start), array)
+
+
+def put(block: np.ndarray, pieces: list[Piece], data: np.ndarray) -> None:
+    """Copies bytes that lie one behind the other to their places."""
+    at = 0
+    for start, n in pieces:
+        block[start : start + n] = data[at : at + n]
+        at += n
 
 
 def _send_pieces(channel: Channel, arrays: Sequence[np.ndarray], starts: Sequence[int]) -> None:

@@ -13,13 +13,15 @@ from ..errors import BatchError
 from ..host import threads
 from ..launch.identity import Comm
 from .channel import Channel, channel_of
-from .collecting import Collection, Share, bring
+from .collecting import Collection, Share, bring, put
 from .gather_plan import Header, Joined, Plan, check_segments, pack
 from .transport import broadcast
 
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
 Index = Sequence[int] | None
+
+_FEW = 1 << 13  # bytes of a rank that go along with what it says of them, which saves a message each way
 
 
 @overload  # the types are those of rank 0's result; the others get `batch` itself
@@ -131,7 +133,7 @@ class _Gather:
         share, sends_example = channel.agree(self.op, self._describe, self._plan_all)
         own = list(itertools.chain(*self._arrays))
         if channel.rank:
-            bring(channel, share, own)
+            bring(channel, share, own if self._follow else [])
             if sends_example:
                 channel.messages.send(0, _skeleton(self.segments[0]))
             return self._batch
@@ -154,12 +156,20 @@ class _Gather:
         check_segments(op, [structure for structure, _ in packed])
         self._arrays = [arrays for _, arrays in packed]
         rows = [[len(array) for array in arrays] for arrays in self._arrays]
-        return Header(packed[0][0] if packed else None, index is not None, order, rows)
+        own, data = list(itertools.chain(*self._arrays)), None
+        self._follow = self._channel.rank == 0 or sum(array.nbytes for array in own) > _FEW
+        if not self._follow:
+            data = b"".join(array.tobytes() for array in own)
+        return Header(packed[0][0] if packed else None, index is not None, order, rows, data)
 
     def _plan_all(self, headers: list[Header]) -> list[tuple[Share, bool]]:
         """Rank 0: where each rank's rows go to."""
         self.plan = Plan(self.op, headers)
-        self._collection = Collection(self._channel, self.plan.joined.layout.nbytes, self.plan.pieces)
+        follow = [[] if h.data is not None else own for h, own in zip(headers, self.plan.pieces)]
+        self._collection = Collection(self._channel, self.plan.joined.layout.nbytes, follow)
+        for header, own in zip(headers, self.plan.pieces):
+            if header.data:
+                put(self._collection.block, own, np.frombuffer(header.data, np.uint8))
         return [(share, k == self.plan.example_from) for k, share in enumerate(self._collection.shares)]
 
     def _joined(self, joined: Joined) -> Any:

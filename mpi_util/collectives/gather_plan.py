@@ -40,6 +40,7 @@ class Header(NamedTuple):
     indexed: bool  # whether an index is given
     order: list[int]  # each segment's place in the whole
     rows: list[list[int]]  # of each segment, of each leaf
+    data: bytes | None  # the rows themselves where they are few: leaf by leaf; else they follow
 
 
 def pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndarray]]:

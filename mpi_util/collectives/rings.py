@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from ..host.segments import align
 
-_RING = 1 << 15  # bytes
-LARGE = 1 << 13  # bytes; what is larger goes through MPI, which is as fast then
+_RING = 1 << 16  # bytes
+LARGE = 1 << 14  # bytes; what is larger goes through MPI, which is as fast then
 _LENGTH = struct.Struct("q")
 
 

@@ -1,0 +1,185 @@
+"""Collective calls between machines against plain MPI, and what an agreement costs rank 0 as ranks grow in number.
+
+    python -m benchmarks.machines
+
+The machines are network namespaces of this one (tests/hosts.sh: root, iproute2, openssh-server), so all share its cores
+and its memory: figures of bandwidth are the kernel's, and ratios are what counts. Each sample is the time from when the
+last rank begins until the last is done. rank0_accum_batches stands against Gatherv, rank0_bcast_wts against Bcast,
+all_mean against Allreduce of the same bytes.
+
+"Processor time" is rank 0's for one agreement of all ranks, which every collective call begins with, on ranks of this
+machine that are told to behave as if on several (MPI_UTIL_MACHINES). Its law is fitted by least squares:
+a + b x (other ranks of rank 0's machine) + c x (leaders that send to rank 0) + d x (ranks).
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpi_util
+from benchmarks import record
+
+HOSTS = record.ROOT / "tests" / "hosts.sh"
+LAYOUTS = ("h1:2,h2:2", "h1:6,h2:6", "h1:2,h2:2,h3:2")
+MOST = {  # of our time / MPI's
+    "gather, 62 MB": 1.0,
+    "gather, 8 kB a rank": 1.5,
+    "broadcast, 0.12 MB": 1.5,
+    "broadcast, 18 MB": 1.0,
+    "average, 0.12 MB": 1.0,
+    "average, 18 MB": 1.0,
+}
+AGREEMENTS = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (16, 2), (16, 4), (32, 4), (32, 16), (64, 8), (64, 32), (128, 16))
+MOST_MS = {64: 0.5, 10_000: 10.0}
+FAN = 32
+
+
+def main() -> None:
+    """Measures one layout of the ranks and one MPI library after the other, and saves it all."""
+    parser = record.command_line(__doc__, repeats=15, mpi="mpich,openmpi")
+    parser.add_argument("--hosts", nargs="+", default=LAYOUTS, help="ranks on each pretended host")
+    parser.add_argument("--most", type=int, default=128, help="ranks of an agreement (default: 128)")
+    parser.add_argument("--pretended", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        return agreements(args) if args.pretended else calls(args)
+    samples, claims = {}, []
+    for layout in args.hosts:
+        with Hosts(layout.count(":")) as hosts:
+            for mpi in args.mpi:
+                options = ("--hosts", layout, "--repeats", args.repeats)
+                seconds = hosts.run_part(mpi, "benchmarks.machines", *options)
+                for what, most in MOST.items():
+                    ours, theirs = (seconds[f"{what}, {which}"] for which in ("mpi_util", "MPI"))
+                    ratio = float(np.median(ours) / np.median(theirs))
+                    claims.append(record.claim(f"{what}, {layout}, {mpi}: time / MPI's", ratio, at_most=most))
+                for name, values in seconds.items():
+                    samples[f"{name}, {layout}, {mpi}"] = record.spread(values)
+    costs = {}
+    for n, machines in AGREEMENTS:
+        if n <= args.most:
+            os.environ["MPI_UTIL_MACHINES"] = str(machines)
+            options = ("--pretended", n, "--repeats", args.repeats)
+            ms = costs[n, machines] = record.run_part("benchmarks.machines", args.mpi[0], *options)
+            samples[f"agreement, {n} ranks on {machines} machines: rank 0's processor time, ms"] = record.spread(ms)
+            if n == 64 and machines == 8:
+                claims.append(record.claim("agreement, 64 ranks on 8 machines, ms", np.median(ms), at_most=MOST_MS[n]))
+    law = fit({key: float(np.median(ms)) for key, ms in costs.items()})
+    at = float(law @ terms(10_000, 157))
+    claims.append(record.claim("agreement, 10,000 ranks on 157 machines by the law, ms", at, at_most=MOST_MS[10_000]))
+    record.save(args, samples, claims, law_ms=dict(zip(("all", "member", "leader", "rank"), law.tolist())))
+
+
+def terms(n: int, machines: int) -> np.ndarray:
+    """What the cost is linear in."""
+    return np.array([1, -(-n // machines) - 1, min(machines - 1, FAN), n], float)
+
+
+def fit(costs: dict[tuple[int, int], float]) -> np.ndarray:
+    """The law's coefficients, by relative errors, none of them negative."""
+    rows = np.array([terms(*key) / ms for key, ms in costs.items()])
+    kept = np.ones(rows.shape[1], bool)
+    found = np.zeros(rows.shape[1])
+    while kept.any():
+        found[:] = 0
+        found[kept] = np.linalg.lstsq(rows[:, kept], np.ones(len(rows)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        kept &= found > 0
+    return found
+
+
+class Hosts:
+    """Pretended hosts h1, h2, ... as long as the context lasts."""
+
+    def __init__(self, n: int):
+        self._n = n
+
+    def __enter__(self) -> "Hosts":
+        self._folder = tempfile.TemporaryDirectory(dir="/tmp")
+        self._environment = {"HOSTS_DIR": f"{self._folder.name}/hosts", "KEEP": self._folder.name}
+        self._call(os.environ, "up", self._n)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._call(os.environ, "down")
+        self._folder.cleanup()
+
+    def run_part(self, mpi: str, program: str, *arguments: Any) -> Any:
+        """`record.run_part` on h1."""
+        path = Path(self._folder.name) / "part.json"
+        command = (sys.executable, "-m", program, *arguments, "--part", path)
+        self._call(record.mpi_environment(mpi), "on", "h1", *command)
+        return json.loads(path.read_text())
+
+    def _call(self, environment: Any, *words: Any) -> None:
+        command = ["bash", str(HOSTS), *map(str, words)]
+        if subprocess.run(command, env={**environment, **self._environment}, cwd=record.ROOT).returncode:
+            sys.exit(f"failed: {shlex.join(command)}")
+
+
+def calls(args: argparse.Namespace) -> None:
+    """Measures all calls on one layout of the ranks."""
+    if mpi_util.mpi_fork(hosts=args.hosts[0]) == "parent":
+        return
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    n, rank = comm.Get_size(), comm.Get_rank()
+    ways: dict[str, Callable[[], Any]] = {}
+    for what, nbytes in (("62 MB", 62_000_000 // n), ("8 kB a rank", 8_000)):
+        own = np.full(nbytes // 4, rank, np.float32)
+        all_of = np.empty(len(own) * n if rank == 0 else 0, np.float32)
+        ways[f"gather, {what}, mpi_util"] = partial(mpi_util.rank0_accum_batches, {"obs": own})
+        ways[f"gather, {what}, MPI"] = partial(comm.Gatherv, own, all_of if rank == 0 else None)
+    for what, nbytes in (("0.12 MB", 120_000), ("18 MB", 18_000_000)):
+        weights = np.zeros(nbytes // 4, np.float32)
+        mean = np.empty_like(weights)
+        ways[f"broadcast, {what}, mpi_util"] = partial(mpi_util.rank0_bcast_wts, {"w": weights})
+        ways[f"broadcast, {what}, MPI"] = partial(comm.Bcast, weights)
+        ways[f"average, {what}, mpi_util"] = partial(mpi_util.all_mean, weights)
+        ways[f"average, {what}, MPI"] = partial(comm.Allreduce, weights, mean)
+    seconds = record.in_turn({name: partial(timed, comm, way) for name, way in ways.items()}, args.repeats, warmup=3)
+    if rank == 0:
+        record.write_part(args.part, seconds)
+
+
+def timed(comm: Any, call: Callable[[], Any]) -> float:
+    """Seconds from when the last rank begins until the last is done; all read the same clock."""
+    comm.Barrier()
+    start = time.perf_counter()
+    call()
+    times = comm.allgather((start, time.perf_counter()))
+    return max(end for _, end in times) - max(begun for begun, _ in times)
+
+
+def agreements(args: argparse.Namespace) -> None:
+    """Measures rank 0's processor time for one agreement, in ms."""
+    if mpi_util.mpi_fork(args.pretended) == "parent":
+        return
+    from mpi_util.collectives.channel import channel_of
+
+    channel, per_sample = channel_of(), 50
+    found = []
+    for _ in range(args.repeats + 1):
+        start = time.process_time()
+        for _ in range(per_sample):
+            channel.agree("agreement", lambda: None, lambda brought: brought)
+        found.append((time.process_time() - start) / per_sample * 1e3)
+    if channel.rank == 0:
+        record.write_part(args.part, found[1:])
+
+
+if __name__ == "__main__":
+    main()
