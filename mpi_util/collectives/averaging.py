@@ -1,7 +1,8 @@
 """Sums and means of many arrays over the ranks as one block, for work that adds up at every step, such as gradients.
 
-Every rank writes its arrays side by side. If they are small each rank then adds up all of it; else each adds up a part,
-and takes the others' parts from them. Always in rank order, so that all get the same bits in every run.
+On one machine every rank writes its arrays side by side. If they are small each rank then adds up all of it; else each
+adds up a part, and takes the others' parts from them. On several machines small arrays go to rank 0 with the agreement,
+large ones along the machines (chain.py). Always in rank order, so that all get the same bits in every run and anywhere.
 """
 
 import functools
@@ -13,14 +14,15 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.layout import Layout
 from ..errors import BatchError
+from ..host.segments import private
 from ..launch.identity import Comm
-from .barrier import SMALL, Exchange, Page
+from .barrier import SMALL, Exchange, Page, check_same, possible
+from .chain import add_up
 from .channel import Channel, channel_of
-from .gather import rank0_accum_batches
-from .weights import bcast
 
 _FEW = 4  # ranks; among more, that each adds up everything costs more than a second round
 _TINY = 1 << 14  # bytes; but not for so little
+_TOGETHER = 1 << 20  # bytes of all ranks that go along with the agreement between machines
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
@@ -48,7 +50,7 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays
 
 def combine(op: str, make: Callable[[], Arrays], function: np.ufunc, divide: bool, comm: Comm) -> Arrays:
     """Collective: `average`, but with any NumPy function of two arrays, and of integers too if it does not `divide`."""
-    return _Reduction(op, make, function, divide, channel_of(comm)).run(comm)
+    return _Reduction(op, make, function, divide, channel_of(comm)).run()
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,13 +88,13 @@ class _Reduction(Exchange):
         rows = page.small(ahead=1) if self._small else page.large
         _copy(self._there, page.kept(("own", turn, self._layout), lambda: self._layout.views(rows[page.rank])))
 
-    def run(self, comm: Comm) -> Arrays:
+    def run(self) -> Arrays:
         if self._channel.size == 1:
             self.describe()
             return self._made
-        page = self.exchange(self._channel)
+        page = self.exchange(self._channel) if possible(self._channel) else None
         if page is None:
-            views = self._layout.views(self._through_messages(comm))
+            views = self._between_machines()
         elif self._small:
             turn, rows = page.number % 2, [*page.small(), page.scratch]
             self._add(page.kept(("runs", turn, self._layout), lambda: self._runs(rows)))
@@ -129,11 +131,38 @@ class _Reduction(Exchange):
         page.meet(self.op, self._digest)
         return page.kept(("total", self._layout), lambda: self._layout.views(page.total))
 
-    def _through_messages(self, comm: Comm) -> np.ndarray:
-        """The result, uint8, where ranks share no memory: rank 0 adds up, and sends."""
-        block = np.zeros(self._layout.nbytes, np.uint8)
-        _copy(self._there, self._layout.views(block))
-        stacked = rank0_accum_batches(block[None], comm=comm)
-        if self._channel.rank == 0:
-            self._add(self._runs([*stacked, block]))
-        return bcast(block, comm=comm)
+    def _between_machines(self) -> list[np.ndarray]:
+        """The results where not all ranks share memory."""
+        channel = self._channel
+
+        def bring() -> tuple[Description, bytes | None]:
+            _, _, description = self.describe()
+            if self._layout.nbytes * channel.size > _TOGETHER:
+                return description, None
+            block = private(self._layout.nbytes)
+            _copy(self._there, self._layout.views(block))
+            return description, block.tobytes()
+
+        def decide(brought: list[tuple[Description, bytes | None]]) -> list[bytes | None]:
+            check_same(self.op, [description for description, _ in brought])
+            rows = [np.frombuffer(row, np.uint8) for _, row in brought if row is not None]
+            if not rows:
+                return [None] * channel.size
+            total = private(self._layout.nbytes)
+            self._add(self._runs([*rows, total]))
+            return [total.tobytes()] * channel.size
+
+        total = channel.agree(self.op, bring, decide)
+        if total is not None:
+            return self._layout.views(total)
+
+        def finish(found: np.ndarray, out: np.ndarray) -> None:
+            if self._divide:
+                np.divide(found, channel.size, out)
+            else:
+                np.copyto(out, found)
+
+        def write(row: np.ndarray) -> None:
+            _copy(self._there, self._layout.views(row))
+
+        return self._layout.views(add_up(channel, self.op, self._layout, write, self._function, finish))

@@ -148,7 +148,7 @@ class Exchange:
     _memory = np.empty(0, np.uint8)  # of a new page, on rank 0
 
     def describe(self) -> tuple[bytes, int, Any]:
-        """(eight bytes that are equal where the description is, bytes of large data, description: see `_check_same`).
+        """(eight bytes that are equal where the description is, bytes of large data, description: see `check_same`).
 
         What it raises is raised on every rank.
         """
@@ -203,7 +203,7 @@ class Exchange:
 
     def _new_page(self, channel: Channel, brought: list[Any]) -> list[Place]:
         """Rank 0: where each rank finds a page with room for that much, if there can be one."""
-        _check_same(self.op, [description for _, description in brought])
+        check_same(self.op, [description for _, description in brought])
         room, ticket = align(int(brought[0][0] * _ROOM)), None
         if possible(channel):
             sizes = _sizes(channel.size, room)
@@ -212,7 +212,7 @@ class Exchange:
         return places(channel, ticket, room)
 
 
-def _check_same(op: str, descriptions: Sequence[Description]) -> None:
+def check_same(op: str, descriptions: Sequence[Description]) -> None:
     """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
     other = next((description for description in descriptions if description != descriptions[0]), None)
     if other is None:

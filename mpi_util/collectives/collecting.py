@@ -19,7 +19,7 @@ from .transport import bulk_tag, lease, parts, wait_for_all
 
 _SMALL = 1 << 16  # bytes; what is smaller is copied once more rather than sent as a message of its own
 _FULL = 1 << 22  # bytes of small pieces in one message
-_WRITTEN = "written"
+WRITTEN = "written"
 
 Piece = tuple[int, int]
 """Byte offset in rank 0's block, number of bytes."""
@@ -73,13 +73,13 @@ class Collection:
         requests = [channel.comm.Irecv(memory, leader, tag) for memory, _, leader in under_way]
         try:
             write(self.block, own, self.shares[0].starts)
-            _wait_for_writers(channel, self.block, self._writers)
+            wait_for_writers(channel, self.block, self._writers, "gather")
             for request, (memory, pieces, _) in zip(requests, under_way):
                 wait_for_all(channel, [request])
                 if len(pieces) > 1:
                     put(self.block, pieces, memory)
         except BaseException:
-            process.of(_Abandoned).append((requests, under_way, self.block))
+            process.of(Abandoned).append((requests, under_way, self.block))
             raise
 
     def _memory(self, pieces: list[Piece]) -> np.ndarray:
@@ -88,7 +88,7 @@ class Collection:
         return self.block[start : start + n] if len(pieces) == 1 else np.empty(sum(n for _, n in pieces), np.uint8)
 
 
-class _Abandoned(list[Any]):
+class Abandoned(list[Any]):
     """Memory into which MPI may still write, of collections that failed."""
 
 
@@ -108,8 +108,8 @@ def bring(channel: Channel, share: Share, own: Sequence[np.ndarray]) -> None:
         if ticket is not None:
             write(channel.attached.map(ticket, live), own, share.starts)
         else:
-            _send_pieces(channel, own, share.starts)
-        channel.messages.send(channel.leader, _WRITTEN)
+            send_pieces(channel, own, share.starts)
+        channel.messages.send(channel.leader, WRITTEN)
     except Exception as error:
         for k in concerned:
             channel.messages.send(k, portable("gather", channel.rank, error))
@@ -122,7 +122,7 @@ def _send_image(channel: Channel, share: Share, own: Sequence[np.ndarray]) -> No
     for k in share.writers:
         channel.messages.send(k, (ticket, channel.pool.live))
     write(block, own, share.starts)
-    _wait_for_writers(channel, block, share.writers)
+    wait_for_writers(channel, block, share.writers, "gather")
     ends = list(itertools.accumulate(share.messages, initial=0))
     tag = bulk_tag(channel)
     wait_for_all(channel, [channel.comm.Isend(block[a:b], 0, tag) for a, b in itertools.pairwise(ends)])
@@ -142,7 +142,7 @@ def put(block: np.ndarray, pieces: list[Piece], data: np.ndarray) -> None:
         at += n
 
 
-def _send_pieces(channel: Channel, arrays: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+def send_pieces(channel: Channel, arrays: Sequence[np.ndarray], starts: Sequence[int]) -> None:
     """Where there is no shared memory."""
     for array, start in zip(arrays, starts):
         whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -151,10 +151,10 @@ def _send_pieces(channel: Channel, arrays: Sequence[np.ndarray], starts: Sequenc
             start += len(part)
 
 
-def _wait_for_writers(channel: Channel, block: np.ndarray, writers: list[int]) -> None:
+def wait_for_writers(channel: Channel, block: np.ndarray, writers: list[int], op: str) -> None:
     """A leader waits for the others of its machine."""
     for k in writers:
-        while (found := channel.messages.receive(k, "gather")) != _WRITTEN:
+        while (found := channel.messages.receive(k, op)) != WRITTEN:
             start, part = found
             block[start : start + len(part)] = part
 

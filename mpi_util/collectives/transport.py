@@ -16,7 +16,7 @@ from ..host.segments import ALIGN, STORES_IN_ORDER, Ticket, private
 from ..program.console import print0_once
 from .channel import Channel
 
-_FIRST_BULK_TAG, _BULK_TAGS = 8, 1 << 14  # below the 32767 that every MPI has
+_FIRST_BULK_TAG, _BULK_TAGS = 8, 1 << 13  # twice as many stay below the 32767 that every MPI has
 _STREAM_BYTES = 1 << 22
 _BULK_SPIN_S = 5e-3  # a part takes less, as a rule; and some MPI moves at each test only a little of it
 _PART_BYTES = 1 << 22  # forwarded while the next part comes
@@ -48,9 +48,9 @@ def places(channel: Channel, ticket: Ticket | None, plan: Any) -> list[Place]:
     return [here if leader == channel.machine[0] else elsewhere for leader in channel.machine]
 
 
-def bulk_tag(channel: Channel) -> int:
-    """Of this call alone: what another one has left, as it failed, must not arrive in this one."""
-    return _FIRST_BULK_TAG + channel.messages.calls % _BULK_TAGS
+def bulk_tag(channel: Channel, which: int = 0) -> int:
+    """One of two of this call alone: what another one has left, as it failed, must not arrive in this one."""
+    return _FIRST_BULK_TAG + 2 * (channel.messages.calls % _BULK_TAGS) + which
 
 
 def wait_for_all(channel: Channel, requests: list[Any]) -> None:

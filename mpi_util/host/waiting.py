@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SPIN_S = 50e-6
+MPI_SPIN_S = 1e-3  # where nobody wakes: a message to another machine and back takes 50 us, the shortest sleep as much
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
 PAUSE_S = 1e-3  # longest sleep where there is no wake-up: what MPI has received is found by testing only
 WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
@@ -101,7 +102,7 @@ def wait_until(
             if spin_only:
                 continue
             tests += 1
-            if now - spun_from < spin_s or tests < SPIN_TESTS:
+            if now - spun_from < (max(spin_s, MPI_SPIN_S) if by_mpi else spin_s) or tests < SPIN_TESTS:
                 os.sched_yield()
                 continue
             longest = max(PAUSE_S, min(LONG_PAUSE_S, waited * LONG_LATENESS)) if by_mpi else WOKEN_PAUSE_S
