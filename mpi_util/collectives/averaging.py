@@ -135,22 +135,22 @@ class _Reduction(Exchange):
         """The results where not all ranks share memory."""
         channel = self._channel
 
-        def bring() -> tuple[Description, bytes | None]:
+        def bring() -> tuple[Description, np.ndarray | None]:
             _, _, description = self.describe()
             if self._layout.nbytes * channel.size > _TOGETHER:
                 return description, None
             block = private(self._layout.nbytes)
             _copy(self._there, self._layout.views(block))
-            return description, block.tobytes()
+            return description, block
 
-        def decide(brought: list[tuple[Description, bytes | None]]) -> list[bytes | None]:
+        def decide(brought: list[tuple[Description, np.ndarray | None]]) -> list[np.ndarray | None]:
             check_same(self.op, [description for description, _ in brought])
-            rows = [np.frombuffer(row, np.uint8) for _, row in brought if row is not None]
+            rows = [row for _, row in brought if row is not None]
             if not rows:
                 return [None] * channel.size
             total = private(self._layout.nbytes)
             self._add(self._runs([*rows, total]))
-            return [total.tobytes()] * channel.size
+            return [total] * channel.size
 
         total = channel.agree(self.op, bring, decide)
         if total is not None:

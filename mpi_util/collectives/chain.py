@@ -17,7 +17,6 @@ from ..host.process import process
 from ..host.segments import align, private
 from .channel import Channel
 from .collecting import WRITTEN, Abandoned, send_pieces, wait_for_writers
-from .messages import portable
 from .transport import bulk_tag, lease, wait_for_all
 
 _PART_BYTES = 1 << 18  # small, as the last machine waits for one part from each before it
@@ -43,8 +42,7 @@ def add_up(
             return _bring(channel, op, size, write)
         return _lead(channel, op, layout, write, add, finish)
     except Exception as error:
-        for k in {*range(channel.size)} - {channel.rank}:
-            channel.messages.send(k, portable(op, channel.rank, error))
+        channel.messages.fail(op, error, range(channel.size), waiting=channel.members)
         raise
 
 
@@ -52,13 +50,10 @@ def _bring(channel: Channel, op: str, size: int, write: Callable[[np.ndarray], N
     """A rank that is not a leader."""
     ticket, live = channel.messages.receive(channel.leader, op)
     place = channel.here().index(channel.rank) * size
-    if ticket is not None:
-        block = np.frombuffer(channel.attached.map(ticket, live), np.uint8)
-        write(block[place : place + size])
-    else:
-        row = private(size)
-        write(row)
-        send_pieces(channel, [row], [place])
+    block = np.frombuffer(channel.attached.map(ticket, live), np.uint8) if ticket else private(size)
+    write(block[place : place + size] if ticket else block)
+    if ticket is None:
+        send_pieces(channel, [block], [place])
     channel.messages.send(channel.leader, WRITTEN)
     result: np.ndarray | None = channel.messages.receive(channel.leader, op)
     return block[len(channel.here()) * size :] if result is None else result
@@ -72,10 +67,11 @@ def _lead(
     for k in channel.members:
         channel.messages.send(k, (ticket, channel.pool.live))
     *rows, result = block.reshape(len(here) + 1, size)
-    write(rows[0])
-    wait_for_writers(channel, block, channel.members, op)
-    chain = _Chain(channel, {k: _parts(layout, row) for k, row in zip(here, rows)}, _parts(layout, result))
+    chain = None
     try:
+        write(rows[0])
+        wait_for_writers(channel, block, channel.members, op)
+        chain = _Chain(channel, {k: _parts(layout, row) for k, row in zip(here, rows)}, _parts(layout, result))
         chain.run(add, finish)
     except BaseException:
         process.of(Abandoned).append((block, chain))

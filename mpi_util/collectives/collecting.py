@@ -14,7 +14,6 @@ import numpy as np
 from ..host.process import process
 from ..host.segments import Ticket, private
 from .channel import Channel
-from .messages import portable
 from .transport import bulk_tag, lease, parts, wait_for_all
 
 _SMALL = 1 << 16  # bytes; what is smaller is copied once more rather than sent as a message of its own
@@ -89,7 +88,7 @@ class Collection:
 
 
 class Abandoned(list[Any]):
-    """Memory into which MPI may still write, of collections that failed."""
+    """Memory into which other ranks or MPI may still write, of calls that failed."""
 
 
 def bring(channel: Channel, share: Share, own: Sequence[np.ndarray]) -> None:
@@ -111,8 +110,7 @@ def bring(channel: Channel, share: Share, own: Sequence[np.ndarray]) -> None:
             send_pieces(channel, own, share.starts)
         channel.messages.send(channel.leader, WRITTEN)
     except Exception as error:
-        for k in concerned:
-            channel.messages.send(k, portable("gather", channel.rank, error))
+        channel.messages.fail("gather", error, concerned)
         raise
 
 
@@ -121,11 +119,15 @@ def _send_image(channel: Channel, share: Share, own: Sequence[np.ndarray]) -> No
     block, ticket = lease(channel, sum(share.messages))
     for k in share.writers:
         channel.messages.send(k, (ticket, channel.pool.live))
-    write(block, own, share.starts)
-    wait_for_writers(channel, block, share.writers, "gather")
-    ends = list(itertools.accumulate(share.messages, initial=0))
-    tag = bulk_tag(channel)
-    wait_for_all(channel, [channel.comm.Isend(block[a:b], 0, tag) for a, b in itertools.pairwise(ends)])
+    try:
+        write(block, own, share.starts)
+        wait_for_writers(channel, block, share.writers, "gather")
+        ends = list(itertools.accumulate(share.messages, initial=0))
+        tag = bulk_tag(channel)
+        wait_for_all(channel, [channel.comm.Isend(block[a:b], 0, tag) for a, b in itertools.pairwise(ends)])
+    except BaseException:
+        process.of(Abandoned).append(block)
+        raise
 
 
 def write(block: Any, arrays: Sequence[np.ndarray], starts: Sequence[int]) -> None:

@@ -7,11 +7,12 @@ A rank that ends reports it to rank 0, rank 0 to all, and none exits before it k
 silently would look like a slow one, and its MPI_Finalize would wait for the others with a busy core.
 """
 
+import io
 import math
 import os
 import pickle
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,10 @@ Message = bytes  # its kind, and its payload, pickled
 
 def packed(kind: int, payload: Any) -> Message:
     """A message; equal ones have equal bytes."""
-    return bytes([kind]) + pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
+    message = io.BytesIO()
+    message.write(bytes([kind]))
+    pickle.dump(payload, message, pickle.HIGHEST_PROTOCOL)
+    return message.getvalue()
 
 
 def opened(message: Message) -> tuple[int, Any]:
@@ -93,10 +97,28 @@ class Messages:
         """
         kind, payload = self._expect(source, op, serves)
         if isinstance(payload, MpiUtilError):
+            if self._is_over(payload):
+                return self.receive(source, op, serves)
             raise payload
         if kind != DATA:
             raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
         return payload
+
+    def fail(self, op: str, error: BaseException, ranks: Iterable[int], waiting: Iterable[int] = ()) -> None:
+        """This rank cannot do its part of the call: others raise the error too, unless they are done with the call.
+
+        Args:
+            ranks: those others. waiting: of an error that came from another rank only these are told.
+        """
+        if not isinstance(error, Exception):
+            return  # an interrupt, which all get
+        shown = portable(op, self.rank, error)
+        shown.call, shown.silent = self.calls, True  # this rank reports it
+        for k in {*(waiting if isinstance(error, MpiUtilError) and error.call else ranks)} - {self.rank}:
+            self.send(k, shown)
+
+    def _is_over(self, error: MpiUtilError) -> bool:
+        return 0 < error.call < self.calls
 
     def post(self, dest: int, kind: int, payload: Any) -> None:
         """Sends and wakes; returns when the message has left (at once, but for one too large for MPI to keep)."""
@@ -186,8 +208,9 @@ class Messages:
             kind, payload = opened(queue[0])
             if kind == DATA and isinstance(payload, MpiUtilError):
                 self.take(source)
-                raise payload
-            if kind == LEAVE and payload[0]:
+                if not self._is_over(payload):
+                    raise payload
+            elif kind == LEAVE and payload[0]:
                 self.ended[source] = payload
                 raise self.left_error(process.of(failure.Rank).call, source)
 

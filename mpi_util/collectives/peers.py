@@ -42,7 +42,8 @@ class Peers:
         together = comm.Split_type(MPI.COMM_TYPE_SHARED)
         # to test or to measure what ranks on several machines do: as if they were spread over them in equal blocks
         pretended = int(os.environ.get("MPI_UTIL_MACHINES", "0"))
-        here = together.Split(rank * pretended // comm.Get_size())
+        everyone = MPI.COMM_WORLD
+        here = together.Split(everyone.Get_rank() * pretended // everyone.Get_size())
         n = here.Get_size()
         with contextlib.suppress(OSError):
             self._segment = Segment(NOTE_BYTES + (size_of(n) if here.Get_rank() == 0 else 0))

@@ -19,7 +19,8 @@ from .channel import Channel
 _FIRST_BULK_TAG, _BULK_TAGS = 8, 1 << 13  # twice as many stay below the 32767 that every MPI has
 _STREAM_BYTES = 1 << 22
 _BULK_SPIN_S = 5e-3  # a part takes less, as a rule; and some MPI moves at each test only a little of it
-_PART_BYTES = 1 << 22  # forwarded while the next part comes
+_PART_BYTES = 1 << 20  # forwarded while the next part comes
+_ALONG_BYTES = 1 << 17  # sent along with rank 0's answer to other machines, which saves a message
 _FAILED = -1
 
 
@@ -29,6 +30,7 @@ class Place(NamedTuple):
     ticket: Ticket | None  # of rank 0's segment; None: the bytes go through MPI
     live: frozenset[int]  # rank 0's segments that still exist
     plan: Any  # of the caller
+    data: np.ndarray | None  # the bytes themselves, if they are few
 
 
 def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
@@ -41,10 +43,10 @@ def lease(channel: Channel, nbytes: int) -> tuple[np.ndarray, Ticket | None]:
     return private(nbytes), None
 
 
-def places(channel: Channel, ticket: Ticket | None, plan: Any) -> list[Place]:
-    """Rank 0's answers to all ranks; those of other machines get no ticket."""
+def places(channel: Channel, ticket: Ticket | None, plan: Any, data: np.ndarray | None = None) -> list[Place]:
+    """Rank 0's answers to all ranks; those of other machines get no ticket, but the data if there are any."""
     # equal answers are one object, which is then pickled once
-    here, elsewhere = (Place(each, channel.pool.live, plan) for each in (ticket, None))
+    here, elsewhere = (Place(each, channel.pool.live, plan, None if each else data) for each in (ticket, None))
     return [here if leader == channel.machine[0] else elsewhere for leader in channel.machine]
 
 
@@ -88,40 +90,35 @@ def broadcast(
     """
     block, streams = np.empty(0, np.uint8), False
 
-    def write_all() -> None:
-        progress = _progress(block)
-        for progress[0] in write(block[:-ALIGN]):
-            pass
-        progress[0] = len(block)
-
     def places_of_all(described: list[Any]) -> list[Place]:
         nonlocal block, streams
         nbytes, answer = decide(described)
-        ticket = None
-        if nbytes:
-            block, ticket = lease(channel, nbytes + ALIGN)
-            # the others copy what is there while rank 0 writes the rest: pays where every rank has a core
-            streams = bool(ticket) and STORES_IN_ORDER and nbytes >= _STREAM_BYTES and channel.core_each
-            _progress(block)[0] = 0
-            if not streams:
-                write_all()
-        return places(channel, ticket, (nbytes, answer))
+        if not nbytes:
+            return places(channel, None, (nbytes, answer))
+        block, ticket = lease(channel, nbytes + ALIGN)
+        # the others copy what is there while rank 0 writes the rest: pays where every rank has a core
+        streams = STORES_IN_ORDER and nbytes >= _STREAM_BYTES and (channel.core_each or any(channel.machine))
+        _progress(block)[0] = 0
+        if not streams:
+            for _ in write(block[:-ALIGN]):
+                pass
+            _progress(block)[0] = nbytes
+        data = block if nbytes <= _ALONG_BYTES and (any(channel.machine) or not ticket) else None
+        return places(channel, ticket, (nbytes, answer), data)
 
-    try:
-        place = channel.agree(op, describe, places_of_all)
-        if streams:
-            write_all()
-    except BaseException:
-        if streams:
-            _progress(block)[0] = _FAILED
-        raise
+    place = channel.agree(op, describe, places_of_all)
     nbytes, answer = place.plan
     if nbytes and channel.rank == 0:
-        to = [*([] if place.ticket else channel.members), *_neighbours(channel)[1]]
-        wait_for_all(channel, _send_parts(channel, block, to))
+        to = [*([] if place.ticket else channel.members), *_neighbours(channel)[1]] if nbytes > _ALONG_BYTES else []
+        outgoing = _Outgoing(channel, op, block, to)
+        with outgoing:
+            for written in write(block[:-ALIGN]) if streams else ():
+                outgoing.send(written)
+            outgoing.send(nbytes)
+    elif nbytes and place.data is not None:
+        take(place.data[:-ALIGN], lambda wanted: None)
     elif nbytes:
-        block = _arrived(channel, place, nbytes + ALIGN)
-        take(block[:-ALIGN], partial(_wait_for_bytes, channel, _progress(block)))
+        _take_as_it_comes(channel, op, place, nbytes, take)
     return answer
 
 
@@ -133,7 +130,7 @@ def _progress(block: np.ndarray) -> np.ndarray:
 def _wait_for_bytes(channel: Channel, progress: np.ndarray, wanted: int) -> None:
     """Waits until `wanted` bytes of the block are there: as a rule for less time than it takes to sleep and wake."""
     if 0 <= progress[0] < wanted:
-        channel.messages.wait(lambda: not 0 <= progress[0] < wanted)
+        channel.messages.wait(lambda: not 0 <= progress[0] < wanted, by_mpi=channel.core_each)
     if progress[0] == _FAILED:
         raise RankLeftError("rank 0 failed while it was sending; part of what this rank has is new, part old")
 
@@ -159,30 +156,62 @@ def parts(block: np.ndarray) -> list[np.ndarray]:
     return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
 
 
-def _send_parts(channel: Channel, block: np.ndarray, to: Sequence[int]) -> list[Any]:
-    """Begins to send the block to these ranks; a request for each part."""
-    tag = bulk_tag(channel)
-    return [channel.comm.Isend(part, k, tag) for part in parts(block) for k in to]
+class _Outgoing:
+    """A block of which this rank has more and more, and that others follow: in shared memory, and by MPI."""
+
+    def __init__(self, channel: Channel, op: str, block: np.ndarray, to: Sequence[int]):
+        self._channel, self._op, self._progress, self._to = channel, op, _progress(block), to
+        self._parts = parts(block[:-ALIGN])
+        self._begun, self._requests = 0, list[Any]()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Waits until all is sent; after an error lets those know who wait for the rest."""
+        if error is None:
+            wait_for_all(self._channel, self._requests)
+            return
+        self._progress[0] = _FAILED
+        self._channel.messages.fail(self._op, error, self._to, waiting=self._to)
+
+    def send(self, nbytes: int) -> None:
+        """So many bytes are there."""
+        self._progress[0] = nbytes
+        while self._begun < len(self._parts) and self._begun * _PART_BYTES + len(self._parts[self._begun]) <= nbytes:
+            part, tag = self._parts[self._begun], bulk_tag(self._channel)
+            self._requests += [self._channel.comm.Isend(part, k, tag) for k in self._to]
+            self._begun += 1
 
 
-def _arrived(channel: Channel, place: Place, nbytes: int) -> np.ndarray:
-    """The block as it arrives at this rank, which sends it on if it is the leader of its machine."""
+def _take_as_it_comes(
+    channel: Channel, op: str, place: Place, nbytes: int, take: Callable[[np.ndarray, Callable[[int], None]], None]
+) -> None:
+    """A rank other than 0 gets a block; the leader of a machine sends it on."""
     ticket, live = place.ticket, place.live
     leads = channel.leader == channel.rank
     if ticket is None and not leads and channel.leader:
-        ticket, live = channel.messages.receive(channel.leader, "weights")
+        ticket, live = channel.messages.receive(channel.leader, op)
     if ticket is not None:
-        return np.ndarray((nbytes,), np.uint8, channel.attached.map(ticket, live))
+        block = np.ndarray((nbytes + ALIGN,), np.uint8, channel.attached.map(ticket, live))
+        take(block[:-ALIGN], partial(_wait_for_bytes, channel, _progress(block)))
+        return
     source, onward = _neighbours(channel) if leads else (channel.leader, [])
-    block, ticket = lease(channel, nbytes)
-    under_way = []
-    tag = bulk_tag(channel)
-    for part, request in [(part, channel.comm.Irecv(part, source, tag)) for part in parts(block)]:
-        wait_for_all(channel, [request])
-        under_way += _send_parts(channel, part, onward)
+    block, ticket = lease(channel, nbytes + ALIGN)
+    _progress(block)[0] = received = 0
     for k in channel.members:
         channel.messages.send(k, (ticket, channel.pool.live))
-    if ticket is None:
-        under_way += _send_parts(channel, block, channel.members)
-    wait_for_all(channel, under_way)
-    return block
+    tag, incoming = bulk_tag(channel), parts(block[:-ALIGN])
+    requests = [channel.comm.Irecv(part, source, tag) for part in incoming]
+    outgoing = _Outgoing(channel, op, block, [*onward, *([] if ticket else channel.members)])
+
+    def wait_for(wanted: int) -> None:
+        nonlocal received
+        while received * _PART_BYTES < wanted:
+            wait_for_all(channel, requests[received : received + 1])
+            received += 1
+            outgoing.send(min(received * _PART_BYTES, nbytes))
+
+    with outgoing:
+        take(block[:-ALIGN], wait_for)
+        wait_for(nbytes)

@@ -4,6 +4,7 @@ import numpy as np
 from harness import fork, raises, run_checks
 
 import mpi_util
+from mpi_util.collectives import averaging
 from mpi_util.collectives.averaging import average, combine
 from mpi_util.collectives.channel import channel_of
 
@@ -53,6 +54,25 @@ def check_many_rounds(comm, rank, size):
         x[:] = i + rank
         add("test", lambda: {"x": x}, comm=comm)
         assert (x == sum(i + k for k in range(size))).all()
+
+
+def check_a_failure_amid_it_is_everybodys(comm, rank, size):
+    """After all have agreed: while the arrays are copied where ranks share memory, or added up along the machines."""
+    copy = averaging._copy
+    apart = len(set(channel_of(comm).machine)) > 1
+    for who in range(size if apart else 0):
+
+        def fail(arrays, into, who=who):
+            if rank == who:
+                raise MemoryError(f"no room on {who}")
+            copy(arrays, into)
+
+        averaging._copy = fail
+        raises(Exception, f"no room on {who}", lambda: average("test", lambda: {"x": np.zeros(200_000)}, comm=comm))
+        averaging._copy = copy
+        x = np.full(200_000, float(rank))
+        add("test", lambda x=x: {"x": x}, comm=comm)
+        assert (x == sum(range(size))).all()
 
 
 def check_ever_other_shapes_fill_no_memory(comm, rank, size):

@@ -1,4 +1,4 @@
-"""Gathers and broadcasts 160 MB with little shared memory: fallback.py N none | no-memfd | one-way | small-files."""
+"""Large calls with little shared memory: fallback.py N none | no-memfd | one-way | small-files."""
 
 import os
 import resource
@@ -34,5 +34,6 @@ for iteration in range(2):
     weights = {"w": np.full(20_000_000, float(rank))}
     mpi_util.rank0_bcast_wts(weights)
     assert (weights["w"] == 0).all()
+    assert (mpi_util.all_sum(np.full(3_000_000, float(rank))) == sum(range(size))).all()
 shared = mpi_util.all_sum(len(channel_of().members))
 mpi_util.print0(f"{shared} ranks share memory")

@@ -18,7 +18,9 @@ def run_checks(names: dict) -> None:
     if mpi_util.nworkers > 1:
         from mpi4py import MPI
 
-        comms += [MPI.COMM_SELF, MPI.COMM_WORLD, MPI.COMM_WORLD.Dup()]
+        number, n = mpi_util.rank, mpi_util.nworkers
+        mixed = MPI.COMM_WORLD.Split(0, number % 2 * n + number)  # ranks of one machine do not follow each other
+        comms += [MPI.COMM_SELF, MPI.COMM_WORLD, mixed]
     for comm in comms:
         rank, size = (comm.Get_rank(), comm.Get_size()) if comm else (mpi_util.rank, mpi_util.nworkers)
         for check in checks:
