@@ -54,17 +54,20 @@ def test_what_a_machine_sends_is_put_together_and_taken_apart():
                 break
         starts, runs = collecting._image(pieces)
         image = np.empty(sum(n for own in pieces.values() for _, n in own), np.uint8)
+        owners = np.full(len(image), -1)
         for k, own in pieces.items():
             for (start, n), at in zip(own, starts[k]):
                 image[at : at + n] = target[start : start + n]
+                owners[at : at + n] = k
         at = 0
         messages = collecting._in_messages(runs)
-        for message in messages:
+        for message, owner in messages:
             assert 0 < sum(n for _, n in message) <= 4 << 20
             for start, n in message:
                 assert (image[at : at + n] == target[start : start + n]).all()
+                assert owner == -1 or (owners[at : at + n] == owner).all()
                 at += n
-        assert at == len(image) and len(messages) < 2 * sum((n >= 1 << 16) + n // (4 << 20) for _, n in runs) + 9
+        assert at == len(image) and len(messages) < 2 * sum((n >= 1 << 16) + n // (4 << 20) for (_, n), _ in runs) + 9
 
 
 def test_a_segment_is_lent_once_and_reused_when_nothing_refers_to_it():

@@ -1,13 +1,14 @@
 """Brings pieces of memory of all ranks into one block of rank 0's.
 
-The ranks of rank 0's machine write them there, each to its place. On another machine all write into a block of their
+The ranks of rank 0's machine write them there, each to its place. On another machine they write into a block of their
 leader's: its pieces in the order in which they lie in rank 0's block, without gaps. So what lies together there is one
 message, from memory to memory; small pieces that lie apart travel together, and rank 0 copies them to their places.
+Large pieces of the leader's are sent from where they are, while the other ranks write theirs.
 """
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from .transport import bulk_tag, lease, parts, wait_for_all
 _SMALL = 1 << 16  # bytes; what is smaller is copied once more rather than sent as a message of its own
 _FULL = 1 << 22  # bytes of small pieces in one message
 WRITTEN = "written"
+_SEVERAL = -1  # in place of a rank: its pieces, and others'
+
+T = TypeVar("T")
 
 Piece = tuple[int, int]
 """Byte offset in rank 0's block, number of bytes."""
@@ -30,7 +34,7 @@ class Share(NamedTuple):
     ticket: Ticket | None  # of rank 0's block, for the ranks of its machine
     live: frozenset[int]  # rank 0's segments that still exist
     starts: list[int]  # where each of this rank's pieces goes in the block of its machine
-    messages: list[int]  # if it leads another machine: how many bytes each message to rank 0 has
+    messages: list[tuple[int, int]]  # if it leads another machine, of each message to rank 0: bytes, whose they are
     writers: list[int]  # and the others there that have any
 
 
@@ -57,10 +61,11 @@ class Collection:
         for leader in {*channel.machine} - {0}:
             machine = [k for k, its in enumerate(channel.machine) if its == leader]
             starts, runs = _image({k: pieces[k] for k in machine})
-            self._incoming[leader] = _in_messages(runs)
+            messages = _in_messages(runs)
+            self._incoming[leader] = [pieces for pieces, _ in _in_order(messages, leader)]
             for k in machine:
                 self.shares[k] = Share(None, frozenset(), starts[k], [], [])
-            sizes = [sum(n for _, n in message) for message in self._incoming[leader]]
+            sizes = [(sum(n for _, n in pieces), owner) for pieces, owner in messages]
             self.shares[leader] = Share(None, frozenset(), starts[leader], sizes, writers.get(leader, []))
 
     def finish(self, own: Sequence[np.ndarray]) -> None:
@@ -116,18 +121,41 @@ def bring(channel: Channel, share: Share, own: Sequence[np.ndarray]) -> None:
 
 def _send_image(channel: Channel, share: Share, own: Sequence[np.ndarray]) -> None:
     """The leader of another machine sends what that has."""
-    block, ticket = lease(channel, sum(share.messages))
+    block, ticket = lease(channel, sum(n for n, _ in share.messages))
     for k in share.writers:
         channel.messages.send(k, (ticket, channel.pool.live))
     try:
-        write(block, own, share.starts)
-        wait_for_writers(channel, block, share.writers, "gather")
-        ends = list(itertools.accumulate(share.messages, initial=0))
-        tag = bulk_tag(channel)
-        wait_for_all(channel, [channel.comm.Isend(block[a:b], 0, tag) for a, b in itertools.pairwise(ends)])
+        ends = itertools.accumulate((n for n, _ in share.messages), initial=0)
+        messages = [(range(a, b), owner) for (a, b), (_, owner) in zip(itertools.pairwise(ends), share.messages)]
+        awaited, requests, tag = [channel.rank, *share.writers], [], bulk_tag(channel)
+        for where, owner in _in_order(messages, channel.rank):
+            memory = _of_one(own, share.starts, where) if owner == channel.rank else None
+            if memory is None:
+                for k in [k for k in awaited if owner in (k, _SEVERAL)]:
+                    awaited.remove(k)
+                    if k == channel.rank:
+                        write(block, own, share.starts)
+                    else:
+                        wait_for_writers(channel, block, [k], "gather")
+                memory = block[where.start : where.stop]
+            requests.append(channel.comm.Isend(memory, 0, tag))
+        wait_for_all(channel, requests)
     except BaseException:
         process.of(Abandoned).append(block)
         raise
+
+
+def _in_order(messages: list[tuple[T, int]], leader: int) -> list[tuple[T, int]]:
+    """The messages of a machine as they are sent: those of the leader's first."""
+    return sorted(messages, key=lambda message: message[1] != leader)
+
+
+def _of_one(own: Sequence[np.ndarray], starts: Sequence[int], where: range) -> np.ndarray | None:
+    """These bytes of an image, if they lie so in one of the arrays."""
+    for array, start in zip(own, starts):
+        if start <= where.start and where.stop <= start + array.nbytes and array.flags.c_contiguous:
+            return array.reshape(-1).view(np.uint8)[where.start - start : where.stop - start]
+    return None
 
 
 def write(block: Any, arrays: Sequence[np.ndarray], starts: Sequence[int]) -> None:
@@ -161,36 +189,38 @@ def wait_for_writers(channel: Channel, block: np.ndarray, writers: list[int], op
             block[start : start + len(part)] = part
 
 
-def _image(pieces: dict[int, list[Piece]]) -> tuple[dict[int, list[int]], list[Piece]]:
+def _image(pieces: dict[int, list[Piece]]) -> tuple[dict[int, list[int]], list[tuple[Piece, int]]]:
     """How a machine's pieces, by rank, lie in its leader's block.
 
-    Returns: for each rank the offsets of its pieces there; what the block holds: the runs of bytes in rank 0's block.
+    Returns: for each rank the offsets of its pieces there; what the block holds: the runs of bytes in rank 0's block,
+        and whose they are. Large pieces of two ranks are two runs.
     """
-    starts, runs, end = {k: [0] * len(own) for k, own in pieces.items()}, list[Piece](), 0
+    starts, runs, end = {k: [0] * len(own) for k, own in pieces.items()}, list[tuple[Piece, int]](), 0
     for start, n, k, i in sorted(
         (start, n, k, i) for k, own in pieces.items() for i, (start, n) in enumerate(own) if n
     ):
         starts[k][i] = end
         end += n
-        if runs and sum(runs[-1]) == start:
-            runs[-1] = runs[-1][0], runs[-1][1] + n
+        (before, length), owner = runs[-1] if runs else ((0, 0), k)
+        if before + length == start and (owner == k or max(length, n) < _SMALL):
+            runs[-1:] = [((before, length + n), k if owner == k else _SEVERAL)]
         else:
-            runs.append((start, n))
+            runs.append(((start, n), k))
     return starts, runs
 
 
-def _in_messages(runs: list[Piece]) -> list[list[Piece]]:
-    """The runs in messages: parts of a large one, or several small ones."""
-    found: list[list[Piece]] = []
+def _in_messages(runs: list[tuple[Piece, int]]) -> list[tuple[list[Piece], int]]:
+    """The runs in messages, each with whose it is: parts of a large one, or several small ones."""
+    found: list[tuple[list[Piece], int]] = []
     room = 0
-    for start, n in runs:
+    for (start, n), owner in runs:
         if n >= _SMALL:
-            found += [[(start + at, min(_FULL, n - at))] for at in range(0, n, _FULL)]
+            found += [([(start + at, min(_FULL, n - at))], owner) for at in range(0, n, _FULL)]
             room = 0
             continue
         if n > room:
-            found.append([])
+            found.append(([], _SEVERAL))
             room = _FULL
-        found[-1].append((start, n))
+        found[-1][0].append((start, n))
         room -= n
     return found

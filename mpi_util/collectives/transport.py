@@ -18,7 +18,7 @@ from .channel import Channel
 
 _FIRST_BULK_TAG, _BULK_TAGS = 8, 1 << 13  # twice as many stay below the 32767 that every MPI has
 _STREAM_BYTES = 1 << 22
-_BULK_SPIN_S = 5e-3  # a part takes less, as a rule; and some MPI moves at each test only a little of it
+_BULK_SPIN_S = 20e-3  # MPI moves what comes only while it is tested
 _PART_BYTES = 1 << 20  # forwarded while the next part comes
 _ALONG_BYTES = 1 << 17  # sent along with rank 0's answer to other machines, which saves a message
 _FAILED = -1
