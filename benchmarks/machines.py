@@ -5,7 +5,7 @@
 The machines are network namespaces of this one (tests/hosts.sh: root, iproute2, openssh-server), so all share its cores
 and its memory: figures of bandwidth are the kernel's, and ratios are what counts. Each sample is the time from when the
 last rank begins until the last is done. rank0_accum_batches stands against Gatherv, rank0_bcast_wts against Bcast,
-all_mean against Allreduce of the same bytes.
+all_mean against Allreduce of the same bytes. train.py on two machines stands against itself on one.
 
 "Processor time" is rank 0's for one agreement of all ranks, which every collective call begins with, on ranks of this
 machine that are told to behave as if on several (MPI_UTIL_MACHINES). Its law is fitted by least squares:
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,8 @@ MOST = {  # of our time / MPI's
 AGREEMENTS = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (16, 2), (16, 4), (32, 4), (32, 16), (64, 8), (64, 32), (128, 16))
 MOST_MS = {64: 0.5, 10_000: 10.0}
 FAN = 32
+TRAINED_ON = "h1:2,h2:2"
+ENV, EPISODES = "benchmarks.sleeping_env:Sleeping-v0", 80  # of 20 steps of 5 ms, in an iteration
 
 
 def main() -> None:
@@ -50,6 +53,7 @@ def main() -> None:
     parser = record.command_line(__doc__, repeats=15, mpi="mpich,openmpi")
     parser.add_argument("--hosts", nargs="+", default=LAYOUTS, help="ranks on each pretended host")
     parser.add_argument("--most", type=int, default=128, help="ranks of an agreement (default: 128)")
+    parser.add_argument("--trained", type=int, default=5, help="runs of train.py for each layout (default: 5)")
     parser.add_argument("--pretended", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
@@ -58,6 +62,14 @@ def main() -> None:
     for layout in args.hosts:
         with Hosts(layout.count(":")) as hosts:
             for mpi in args.mpi:
+                if layout == TRAINED_ON:
+                    rates = record.in_turn(
+                        {each: partial(hosts.train, mpi, each) for each in ("h1:4", layout)}, args.trained
+                    )
+                    one, two = (record.spread(found) for found in rates.values())
+                    samples |= {f"train.py, steps per second, {k}, {mpi}": v for k, v in zip(rates, (one, two))}
+                    text = f"train.py, sleeping environment, steps per second: {layout} / 4 ranks of one machine, {mpi}"
+                    claims.append(record.claim(text, two["median"] / one["median"], at_least=0.95))
                 options = ("--hosts", layout, "--repeats", args.repeats)
                 seconds = hosts.run_part(mpi, "benchmarks.machines", *options)
                 for what, most in MOST.items():
@@ -122,6 +134,16 @@ class Hosts:
         command = (sys.executable, "-m", program, *arguments, "--part", path)
         self._call(record.mpi_environment(mpi), "on", "h1", *command)
         return json.loads(path.read_text())
+
+    def train(self, mpi: str, layout: str) -> float:
+        """Environment steps per second of train.py."""
+        run_folder = Path(self._folder.name) / "run"
+        limits = ("-b", EPISODES, "-n", 6 * EPISODES)
+        command = (sys.executable, "train.py", ENV, "--hosts", layout, *limits, "--run_dir", run_folder)
+        self._call(record.mpi_environment(mpi), "on", "h1", *command)
+        rows = record.progress(run_folder)
+        shutil.rmtree(run_folder)
+        return record.steps_per_s(rows)
 
     def _call(self, environment: Any, *words: Any) -> None:
         command = ["bash", str(HOSTS), *map(str, words)]
