@@ -1,5 +1,6 @@
 """Dealing and sharing in one process: what the collective tests cannot time."""
 
+import json
 import struct
 import sys
 
@@ -67,6 +68,38 @@ def test_a_deal_may_be_the_last_call_of_ranks_on_several_machines(tmp_path, mpi)
         assert done.status == 0 and sorted(map(int, done.out.split())) == sorted([*range(12)] * 3), done.err
 
 
+def test_another_machine_asks_seldom_and_hears_of_the_end(tmp_path, mpi):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time, mpi_util\nif mpi_util.mpi_fork(4) == 'parent': sys.exit()\n"
+        "from mpi_util.collectives import dealing\n"
+        "asked, ask = [], dealing._Counter._ask\n"
+        "dealing._Counter._ask = lambda *question: asked.append(1) or ask(*question)\n"
+        "mine = []\n"
+        "for i in mpi_util.deal(200):\n"
+        "    mine.append(i)\n"
+        "    time.sleep(0.002)\n"
+        "everyones = mpi_util.rank0_gather((mine, len(asked)))\n"
+        "dealt = mpi_util.deal(10**6)\n"
+        "mpi_util.all_sum(0)\n"
+        "n, start = 0, time.perf_counter()\n"
+        "for i in dealt:\n"
+        "    n += 1\n"
+        "    if mpi_util.rank == 0 and n == 50: dealt.close()\n"
+        "    while mpi_util.rank and n == 50 and not dealt.closed:\n"
+        "        dealt.serve()\n"
+        "        assert time.perf_counter() < start + 20\n"
+        "mpi_util.all_sum(0)\n"
+        "if mpi_util.rank == 0:\n"
+        "    assert sorted(sum((each for each, _ in everyones), [])) == [*range(200)]\n"
+        "    print([number for _, number in everyones], n)\n"
+    )
+    done = run([sys.executable, program], 60, mpi_environment(mpi) | {"MPI_UTIL_MACHINES": "2"})
+    assert done.status == 0, done.err
+    asked = json.loads(done.out[: done.out.index("]") + 1])
+    assert asked[:2] == [0, 0] and 3 <= sum(asked[2:]) <= 14, asked
+
+
 def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):
     dealt = mpi_util.deal(5)
 
@@ -75,7 +108,7 @@ def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):
 
         @staticmethod
         def unpack_from(*where):
-            found = struct.unpack_from("qqqq", *where)
+            found = struct.unpack_from("qqqqq", *where)
             dealt.close()  # as a signal handler, or rank 0 beside another rank, does
             return found
 

@@ -8,6 +8,7 @@ import operator
 import os
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from ..errors import RankMismatchError, UsageError
 from ..host import threads
@@ -20,11 +21,15 @@ from ..launch.watchdog import Watchdog
 from .channel import Channel, channel_of
 from .messages import Background
 
-_SLOT = struct.Struct("qqqq")  # number of the round, how many it deals, the next to deal, the round if it was closed
-_DEALT, _CLOSED = struct.Struct("qqq"), struct.Struct("q")  # its parts: the last one is written without the lock
+# number of the round, how many it deals, the next to deal here, the end of these, the round if it was closed
+_SLOT = struct.Struct("qqqqq")
+_DEALT, _CLOSED = struct.Struct("qqqq"), struct.Struct("q")  # its parts: the last one is written without the lock
 _ROUNDS = 64  # rounds that may be under way at once: after as many a slot is used again
 _NONE_YET = -1
-_QUESTION_TAG = 2  # of a rank that asks rank 0 for a number
+_ALL_DEALT = -1  # as the end, on another machine than rank 0's
+_QUESTION_TAG = 2  # of a rank that asks rank 0 for numbers
+_CLOSED_TAG = 3  # of rank 0, which tells the other machines that it has closed a round
+_WATCHED = 4  # rounds of which they may still have numbers
 
 
 def share(n: int) -> range:
@@ -53,9 +58,11 @@ def _count(call: str, n: int) -> int:
 def deal(n: int, *, comm: Comm = None) -> "Deal":
     """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
-    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks on
-    rank 0's machine count in shared memory under a lock; others ask rank 0, which answers before each number of its
-    own, while it waits in a collective call, and in `Deal.serve`. A rank that does not call it gets none.
+    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
+    one machine count in shared memory under a lock. Another machine than rank 0's gets its numbers from rank 0, at
+    first half of its ranks' part at once, then half of what is theirs of the rest, down to one by one. Rank 0 answers
+    before each number of its own, while it waits in a collective call, and in `Deal.serve`. A rank that does not call
+    it gets none. If all ranks of such a machine leave the loop early, no rank gets the numbers that are left there.
 
     Args:
         n: how many; the same on every rank.
@@ -96,73 +103,82 @@ class Deal:
 
     @property
     def closed(self) -> bool:
-        """True once the round was closed (seen at once on rank 0's machine, elsewhere at the next number)."""
-        page = self._counter.map
-        return bool(page) and _CLOSED.unpack_from(page, self._closed_at)[0] == self._round
+        """True once the round was closed: at once on rank 0's machine, elsewhere at the next number or `serve`."""
+        return bool(_CLOSED.unpack_from(self._counter.map, self._closed_at)[0] == self._round)
 
     def serve(self) -> None:
-        """Rank 0 may call this amid an episode, so that ranks of other machines need not wait for its end."""
+        """Call it amid an episode: on rank 0, so that other machines need not wait for its end; there, for `closed`."""
         self._counter.serve()
 
 
 class _Counter:
-    """What has been dealt on one communicator: a slot for each of the last rounds."""
+    """What has been dealt on one communicator: a slot for each of the last rounds, on each machine."""
 
     def __init__(self, channel: Channel):
         self._channel = channel
         self.rounds = itertools.count()
-        self.map: mmap.mmap | bytearray = bytearray()  # empty on a machine without rank 0
         self._lock: int | None = None
         self._segment: Segment | None = None
-        if channel.rank == 0:
-            slots = _SLOT.pack(_NONE_YET, 0, 0, _NONE_YET) * _ROUNDS
+        slots = _SLOT.pack(_NONE_YET, 0, 0, 0, _NONE_YET) * _ROUNDS
+        self.map: mmap.mmap | bytearray = bytearray(slots)
+        if channel.members:
             with contextlib.suppress(OSError):
-                self._segment = Segment(len(slots)) if channel.size > 1 else None
-            self.map = self._segment.map if self._segment else bytearray(len(slots))
-            self.map[:] = slots
+                self._segment = Segment(len(slots))
+                self.map, self._lock = self._segment.map, self._segment.ticket.fd
+                self.map[:] = slots
         mine = self._segment.ticket if self._segment else None
-        ticket = channel.agree("deal", lambda: None, lambda brought: [mine] * channel.size)
-        if ticket is not None and channel.rank == 0:
-            self._lock = ticket.fd
-        elif ticket is not None and channel.leader == 0:
+        ticket = channel.agree("deal", lambda: mine, lambda tickets: [tickets[leader] for leader in channel.machine])
+        if ticket is not None and channel.rank != channel.leader:
             self._lock, self.map = attach(ticket)  # each process needs an open file of its own: a lock belongs to that
-        if channel.rank == 0 and (any(channel.machine) or (ticket is None and channel.size > 1)):
+        shares = ticket is not None
+        self._has_all = channel.rank == 0 or (shares and channel.leader == 0)
+        self._n_ranks = len(channel.here()) if shares else 1
+        self._others = [k for k in range(1, channel.size) if channel.machine[k] or not shares]  # as rank 0 sees it
+        self._watched: list[int] = []
+        self._notices: list[Any] = []
+        if channel.rank == 0 and self._others:
             process.of(Background).append(self.serve)
 
     def take(self, question: tuple[int, int]) -> int | None:
         """The next number of a round, or None. `question`: the round, and how many it deals."""
-        answer: int | str | None
         failure.enter("deal")
-        if self.map:
-            answer = self._take_here(question)
-        else:
-            messages = self._channel.messages
-            messages.wait(messages.comm.isend((messages.rank, question), 0, _QUESTION_TAG).Test)
-            answer = messages.receive(0, "deal", serves=True)
-        if isinstance(answer, str):
-            raise RankMismatchError(answer)
-        return answer
+        found = self._take_here(question, 0)
+        if isinstance(found, str):
+            raise RankMismatchError(found)
+        return found.start if found else None
 
-    def _take_here(self, question: tuple[int, int]) -> int | str | None:
+    def _take_here(self, question: tuple[int, int], n_ranks: int) -> range | str:
+        """The next number; for that many ranks of another machine several. What is wrong, if something is."""
         number_of_round, n = question
         place = number_of_round % _ROUNDS * _SLOT.size
         if self._lock is not None:
             wait_until(self._try_lock, None, process.of(Watchdog))  # a holder may be stopped
         try:
-            found, found_n, number, closed = _SLOT.unpack_from(self.map, place)
+            found, found_n, number, end, closed = _SLOT.unpack_from(self.map, place)
             if found > number_of_round or closed == number_of_round:
-                return None
+                return range(0)
             if found < number_of_round:
-                found_n, number = n, 0
+                found_n, number, end = n, 0, n if self._has_all else 0
             if found_n != n:
                 return f"deal: this rank deals {n} numbers and another one {found_n}; give the same on every rank"
-            if number >= n:
-                return None
-            _DEALT.pack_into(self.map, place, number_of_round, n, number + 1)
-            return int(number)
+            if number == end and not self._has_all:
+                got = self._ask(question)
+                if isinstance(got, str):
+                    return got
+                number, end = (got.start, got.stop) if got else (0, _ALL_DEALT)
+            taken = range(number, min(end, number + max(1, (end - number) * n_ranks // (2 * self._channel.size))))
+            _DEALT.pack_into(self.map, place, number_of_round, n, max(number, taken.stop), end)
+            return taken
         finally:
             if self._lock is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _ask(self, question: tuple[int, int]) -> range | str:
+        """The next numbers for this machine, from rank 0."""
+        messages = self._channel.messages
+        messages.wait(messages.comm.isend((messages.rank, question, self._n_ranks), 0, _QUESTION_TAG).Test)
+        got: range | str = messages.receive(0, "deal", serves=True)
+        return got
 
     def _try_lock(self) -> bool:
         """The kernel gives the lock back when its holder is killed."""
@@ -173,10 +189,27 @@ class _Counter:
         return True
 
     def serve(self) -> None:
-        """Rank 0 answers ranks that ask for a number, which are on other machines."""
-        while self._channel.size > 1 and (message := self._channel.comm.improbe(tag=_QUESTION_TAG)):
-            asking, question = message.recv()
-            self._channel.messages.send(asking, self._take_here(question))
+        """Rank 0 answers other machines, and tells them of rounds that are closed; these hear of it."""
+        comm = self._channel.comm
+        if self._channel.rank:
+            while not self._has_all and (message := comm.improbe(0, _CLOSED_TAG)):
+                number_of_round = message.recv()
+                _CLOSED.pack_into(self.map, number_of_round % _ROUNDS * _SLOT.size + _DEALT.size, number_of_round)
+            return
+        while self._others and (message := comm.improbe(tag=_QUESTION_TAG)):
+            asking, question, n_ranks = message.recv()
+            self._channel.messages.send(asking, self._take_here(question, n_ranks))
+            if question[0] not in self._watched:
+                self._watched = [*self._watched[1 - _WATCHED :], question[0]]
+        for number_of_round in self._watched:
+            if (
+                _CLOSED.unpack_from(self.map, number_of_round % _ROUNDS * _SLOT.size + _DEALT.size)[0]
+                == number_of_round
+            ):
+                self._watched.remove(number_of_round)
+                self._notices += [comm.isend(number_of_round, k, _CLOSED_TAG) for k in self._others]
+                break
+        self._notices = [request for request in self._notices if not request.Test()]
 
     def close(self) -> None:
         """Gives file and memory back."""
