@@ -33,9 +33,10 @@ def setup_pytorch_for_mpi() -> None:
 
 
 def sync_params(module: Any, *, comm: Comm = None) -> None:
-    """Collective: `rank0_bcast_wts` of a torch module."""
+    """Collective: `rank0_bcast_wts` of a torch module, or of what else has `parameters()`."""
     framework("torch")
-    rank0_bcast_wts(module, comm=comm)
+    whole = hasattr(module, "state_dict") or not hasattr(module, "parameters")
+    rank0_bcast_wts(module if whole else list(module.parameters()), comm=comm)
 
 
 def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:

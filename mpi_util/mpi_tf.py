@@ -26,6 +26,10 @@ from .collectives.weights import rank0_bcast_wts
 from .errors import UsageError, WeightsError
 from .launch.identity import Comm
 
+__all__ = [
+    "MpiAdamOptimizer", "assign_params_from_flat", "average_gradients", "flat_concat", "sync_all_params", "sync_params",
+]  # fmt: skip
+
 _turn = threading.Lock()  # a graph may run two operations at once, but a rank can be in one collective call only
 
 
@@ -149,11 +153,11 @@ def _adam() -> type:
             self.comm = comm
 
         def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-            """As in tf.compat.v1, but each gradient is the mean over the ranks; None where no rank has one."""
+            """As in tf.compat.v1, but each gradient is the mean over the ranks. Variables without one are left out."""
             grads, variables = zip(*super().compute_gradients(*args, **kwargs))
             paths = [variable.name for variable in variables]
             means = _tensorflow_means(f"a step of {self.get_name()}", list(grads), paths, self.comm)
-            return list(zip(means, variables))
+            return [(mean, variable) for mean, variable in zip(means, variables) if mean is not None]
 
         def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
             """As in tf.compat.v1, followed by `sync_params` of the variables."""

@@ -4,6 +4,7 @@ Differences: dtypes and shapes are kept (there all became float32), waiting rank
 MPI library, and one rank needs no MPI. `comm` is a communicator; None: all ranks.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -124,7 +125,7 @@ def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
     return all_sum(x, comm=comm) if op in (None, np.add) else all_reduce(x, op, comm=comm)
 
 
-def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[float, ...]:
+def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[np.float32, ...]:
     """Collective: mean and standard deviation of the samples of all ranks together, each sample counting once.
 
     Args:
@@ -132,12 +133,16 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
         with_min_and_max: return the extremes too.
 
     Returns:
-        (mean, std), or (mean, std, min, max): Python floats, so that a float32 array minus the mean stays float32; the
-        same bits on every rank, calculated in float64; std divides by the number of samples. NaN if no rank has any.
+        (mean, std), or (mean, std, min, max), float32 as in Spinning Up, calculated in float64, the same bits on every
+        rank; std divides by the number of samples. If no rank has any: NaN, NaN, infinity, -infinity.
 
     Raises BatchError on every rank: values on one are not real numbers.
     """
-    return statistics("mpi_statistics_scalar", {"x": x}, comm)["x"][: 4 if with_min_and_max else 2]
+    found = statistics("mpi_statistics_scalar", {"x": x}, comm)["x"]
+    if not found.n:
+        found = found._replace(min=math.inf, max=-math.inf)
+    with np.errstate(over="ignore"):
+        return tuple(np.float32(value) for value in found[: 4 if with_min_and_max else 2])
 
 
 def _buffer(call: str, x: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ slow = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 STEPS, EPOCHS = 201, 2  # shares of different sizes on 2 and 4 ranks
-WEIGHTS = {"torch": "pyt_save/model.npz", "tf1": "tf1_save/weights.npz"}
+WEIGHTS = {"torch": "pyt_save/weights.npz", "tf1": "tf1_save/weights.npz"}
 SPINNING_UP = {"ppo_torch", "vpg_torch", "ppo_tf1", "vpg_tf1", "trpo_tf1"}
 COLUMNS = {
     "Epoch",

@@ -124,11 +124,41 @@ def test_a_resumed_run_keeps_rows_and_a_new_one_puts_results_aside(tmp_path, cap
     assert not (tmp_path / "progress.txt.3").exists()
 
 
-@pytest.mark.parametrize("val", ["text", None, [1.0, 2.0], np.zeros(2), 1j, {}, np.zeros(0)], ids=repr)
-def test_what_is_no_number_is_one_line(tmp_path, val):
-    with pytest.raises(UsageError, match="log_tabular: 'Loss' takes a number; got ") as caught:
-        Logger(tmp_path).log_tabular("Loss", val)
-    assert "\n" not in str(caught.value) and caught.value.status == 2
+@pytest.mark.parametrize("val", ["a text\tof\nlines", None, [1.0, 2.0], np.zeros(2), 1j, {}, np.zeros(0)], ids=repr)
+def test_what_is_no_number_is_a_cell_of_text(tmp_path, val):
+    logged(tmp_path, {"Loss": val, "Epoch": 1}, {"Loss": 0.5, "Epoch": 2})
+    text = " ".join(str(val).split())
+    assert table(tmp_path) == [["Loss", "Epoch"], [text, "1"], ["0.5", "2"]]
+    logged(tmp_path, {"Loss": 1, "Epoch": 3}, keep_rows=2)
+    assert table(tmp_path)[1:] == [[text, "1"], ["0.5", "2"], ["1", "3"]]
+
+
+def test_a_program_may_go_to_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logger = Logger("run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert logger.first_row and logger.log_headers == []
+    logger.log_tabular("Epoch", 1)
+    logger.dump_tabular()
+    logger.save_state({})
+    assert not logger.first_row and logger.log_headers == ["Epoch"] and logger.output_dir == str(tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["progress.txt", "vars.pkl"]
+
+
+def test_spinning_up_finds_the_latest_save(tmp_path):
+    """Its test_policy reads iterations from the names of files with `model`, and folders with `tf1_save`, in them."""
+    for _ in range(2):
+        logger = Logger(tmp_path)
+        logger.setup_pytorch_saver(torch.nn.Linear(2, 2))
+        for itr in (None, 10):
+            logger.save_state({}, itr)
+        (tmp_path / "tf1_save7").mkdir()
+        logger.log_tabular("Epoch", 1)
+        logger.dump_tabular()
+    names = [path.name for path in (tmp_path / "pyt_save").iterdir()]
+    assert [int(name.split(".")[0][5:]) for name in names if len(name) > 8 and "model" in name] == [10]
+    assert [int(path.name[8:]) for path in tmp_path.iterdir() if "tf1_save" in path.name and len(path.name) > 8] == [7]
 
 
 def test_a_key_used_twice_in_a_row(tmp_path):
@@ -186,7 +216,7 @@ def test_a_full_disk_does_not_end_the_program(run_ranks, tmp_path, n, way):
         assert pickle.loads((tmp_path / "vars.pkl").read_bytes()) == {"i": 4} and done.err == ""
     else:
         assert done.err.count("Logger: cannot write a row") == 1 and "the state and the models" in done.err
-        assert len(load_weights(tmp_path / "pyt_save" / "model.npz")) == 2
+        assert len(load_weights(tmp_path / "pyt_save" / "weights.npz")) == 2
 
 
 @pytest.mark.parametrize("where", [0, 1, 2, 3])
@@ -278,17 +308,18 @@ def test_torch_models_are_saved_whole_and_as_weights(tmp_path):
     assert pickle.loads((tmp_path / "vars5.pkl").read_bytes()) == {"epoch": 5}
     again = torch.load(tmp_path / "pyt_save" / "model5.pt", weights_only=False)
     assert torch.equal(again[0].weight, net[0].weight)
-    weights = load_weights(tmp_path / "pyt_save" / "model.npz")
+    weights = load_weights(tmp_path / "pyt_save" / "weights.npz")
     assert set(weights) == set(net.state_dict())
     assert np.array_equal(weights["0.weight"], net[0].weight.detach().numpy()) and weights["brain"].dtype == np.float32
     assert weights["1.num_batches_tracked"] == 0 and weights["1.num_batches_tracked"].dtype == np.int64
     code = (
         "import sys; from mpi_util.logx import load_weights; "
-        f"print(load_weights({str(tmp_path / 'pyt_save' / 'model5.npz')!r})['0.weight'].shape, 'torch' in sys.modules)"
+        f"found = load_weights({str(tmp_path / 'pyt_save' / 'weights5.npz')!r}); "
+        "print(found['0.weight'].shape, 'torch' in sys.modules)"
     )
     assert run([sys.executable, "-c", code], 60).out == "(2, 3) False\n"
     names = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
-    kinds = [f"pyt_save/model{itr}.{kind}" for itr in ("", "5") for kind in ("npz", "pt")]
+    kinds = [f"pyt_save/{kind}" for itr in ("", "5") for kind in (f"model{itr}.pt", f"weights{itr}.npz")]
     assert names == sorted(["progress.txt", "vars.pkl", "vars5.pkl", *kinds])
 
 
@@ -302,7 +333,7 @@ def test_what_cannot_be_pickled_is_a_warning_once(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("Warning: could not pickle state_dict") == 1
     assert out.count("Warning: could not pickle the model, only its weights are saved") == 1
-    weights = load_weights(tmp_path / "pyt_save" / "model.npz")
+    weights = load_weights(tmp_path / "pyt_save" / "weights.npz")
     assert {"pi/weight", "pi/bias", "file"} <= set(weights)
     assert not list(tmp_path.rglob(".*"))
 

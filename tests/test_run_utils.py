@@ -174,6 +174,23 @@ def test_a_grid_goes_on_after_a_failure_and_leaves_out_what_is_done(tmp_path, mp
     assert (marker.parent / "progress.txt.1").exists()
 
 
+def test_a_grid_runs_again_what_has_changed(tmp_path):
+    program = tmp_path / "grid.py"
+    program.write_text(
+        "import sys\nfrom mpi_util.run_utils import ExperimentGrid\n"
+        "def thunk(logger_kwargs, seed):\n    print('version 1')\n"
+        "if __name__ == '__main__':\n    grid = ExperimentGrid('g')\n    grid.add('seed', [0])\n"
+        "    grid.run(thunk, redo=len(sys.argv) > 1)\n"
+    )
+    command = [sys.executable, program]
+    seen = [statuses(run([*command, *more], 60, cwd=tmp_path).out)["g_s0"] for more in ([], [], ["redo"])]
+    assert seen == ["done", "done before", "done"]
+    program.write_text(program.read_text().replace("version 1", "version 2"))
+    again = run(command, 60, cwd=tmp_path)
+    assert "g_s0: its function has changed since it was run\n" in again.out and "version 2" in again.out
+    assert statuses(again.out) == {"g_s0": "done"}
+
+
 def test_single_experiments(tmp_path):
     finished = script(tmp_path, "call", 2, 1)
     assert "done data/cart/cart_s3\n" in finished.out

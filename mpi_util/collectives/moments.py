@@ -30,6 +30,7 @@ class Statistics(NamedTuple):
     std: float
     min: float
     max: float
+    n: float = 0.0
 
 
 class Moments(NamedTuple):
@@ -83,7 +84,8 @@ def _merged(summaries: list[tuple[Moments, float, float]]) -> Statistics:
     moments, lowest, highest = zip(*[s for s in summaries if s[0].n] or summaries[:1])
     whole = functools.reduce(merge, moments)
     std = math.sqrt(whole.m2 / whole.n) if whole.n else math.nan
-    return Statistics(whole.mean, std, float(np.min(lowest)), float(np.max(highest)))  # NaN if any sample is
+    # extremes are NaN if any sample is
+    return Statistics(whole.mean, std, float(np.min(lowest)), float(np.max(highest)), whole.n)
 
 
 def merge(a: Moments, b: Moments) -> Moments:

@@ -19,7 +19,8 @@ def set_global_seeds(seed: int) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
     if "tensorflow" in sys.modules:
-        sys.modules["tensorflow"].random.set_seed(seed)
+        tf = sys.modules["tensorflow"]  # or, where a program has put it there, tensorflow.compat.v1
+        getattr(tf.random, "set_seed" if hasattr(tf.random, "set_seed") else "set_random_seed")(seed)
 
 
 def rank_seed(seed: int) -> int:

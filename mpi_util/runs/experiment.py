@@ -1,7 +1,9 @@
 """Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once."""
 
 import contextlib
+import hashlib
 import importlib
+import inspect
 import json
 import os
 import pickle
@@ -27,6 +29,7 @@ from ..launch import failure
 from ..launch.identity import under_launcher
 from .to_json import convert_json
 
+DEFAULT_DATA_DIR = "data"  # in the current directory
 _MARKER = "finished.json"
 # What the subprocess runs. sys.path is set first: this package need not be installed, and a file of the current
 # directory is not to be imported in place of importlib.
@@ -68,7 +71,7 @@ def setup_logger_kwargs(
     It is data_dir/exp_name/exp_name_s<seed>; without a seed data_dir/exp_name; data_dir is `data` in the current
     directory if None. A datestamp makes a new one: data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
     """
-    folder = Path(data_dir or "data", time.strftime("%Y-%m-%d_") * datestamp + exp_name)
+    folder = Path(data_dir or DEFAULT_DATA_DIR, time.strftime("%Y-%m-%d_") * datestamp + exp_name)
     if seed is not None:
         folder /= time.strftime("%Y-%m-%d_%H-%M-%S-") * datestamp + f"{exp_name}_s{seed}"
     return {"output_dir": str(folder), "exp_name": exp_name}
@@ -102,15 +105,20 @@ class Experiment:
         self.config = convert_json(kwargs | {"exp_name": name, "thunk": thunk, "num_cpu": self.num_cpu})
         self.folder = Path(where.get("output_dir") or ".")
         self.name = self.folder.name if "output_dir" in where else name
+        self._source = _source_of(thunk)
         self._packed = _pack(thunk, kwargs | {"logger_kwargs": where})
         self.output = self.folder / "output.txt" if at_once > 1 else None
         self._environment = {"MPI_UTIL_CORES": str(cores)} if at_once > 1 else {}
         self.seconds = 0.0
 
     def finished(self) -> bool:
-        """True if a run with the same configuration has succeeded in the folder."""
+        """True if a run with the same configuration and function has succeeded in the folder."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
-            return bool(json.loads((self.folder / _MARKER).read_text())["config"] == self.config)
+            found = json.loads((self.folder / _MARKER).read_text())
+            if found["config"] == self.config and found.get("source", self._source) != self._source:
+                print(f"{self.name}: its function has changed since it was run")
+                return False
+            return bool(found["config"] == self.config)
         return False
 
     def start(self) -> None:
@@ -140,7 +148,8 @@ class Experiment:
             self.seconds = time.monotonic() - self._began
             self._job.close()
             if code == 0:
-                mark = {"config": self.config, "seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
+                took = {"seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
+                mark = {"config": self.config, "source": self._source} | took
                 with contextlib.suppress(OSError):  # the disk is full: the run will count as not finished
                     replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
         return code
@@ -159,7 +168,8 @@ class Schedule:
     skips runs that have finished before.
     """
 
-    def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False):
+    def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False, redo: bool = False):
+        self._redo = redo
         self._results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
         self._waiting, self._running = deque(experiments), list[Experiment]()
         self._max_parallel, self._grid = max_parallel, grid
@@ -197,7 +207,7 @@ class Schedule:
         return results
 
     def _start(self, experiment: Experiment) -> None:
-        if self._grid and experiment.finished():
+        if self._grid and not self._redo and experiment.finished():
             return self._end(experiment, "done before")
         where = f", prints to {experiment.output}" if experiment.output else ""
         print(f"{experiment.name}: started on {experiment.num_cpu} process(es){where}", flush=True)
@@ -248,6 +258,15 @@ def _tail(name: str, output: Path) -> str:
         lines = file.read().decode(errors="replace").splitlines()
     last = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=len(lines) - _SHORT_TAIL)
     return "\n".join(f"{name} | {line}" for line in lines[max(0, last - 1, len(lines) - _TAIL_LINES) :])
+
+
+def _source_of(thunk: Thunk) -> str:
+    """A digest of the function's source; "" where there is none to be had."""
+    while isinstance(thunk, partial):
+        thunk = thunk.func
+    with contextlib.suppress(OSError, TypeError):
+        return hashlib.sha256(inspect.getsource(thunk).encode()).hexdigest()
+    return ""
 
 
 def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:

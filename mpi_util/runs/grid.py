@@ -7,6 +7,7 @@ import operator
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import UsageError
@@ -117,7 +118,7 @@ class ExperimentGrid:
             if key == "seed" or not (len(vals) > 1 or in_name):
                 continue
             value: Any = functools.reduce(operator.getitem, key.split(":"), variant)
-            if not all(isinstance(v, bool) for v in vals):
+            if not all_bools(vals):
                 name += f"_{valid_str(shorthand)}{valid_str(value)}"
             elif value:
                 name += f"_{valid_str(shorthand)}"
@@ -143,18 +144,21 @@ class ExperimentGrid:
         data_dir: str | os.PathLike[str] | None = None,
         datestamp: bool = False,
         max_parallel: int = 1,
+        redo: bool = False,
     ) -> list[Result]:
         """Runs `thunk` once for each variant, prints a table of the results, and returns them.
 
         A run that fails prints its report, and the others continue. A grid that was interrupted, or in which some have
         failed, can be run again: runs that have succeeded with the same arguments are skipped (but with a datestamp all
-        have new folders, and run).
+        have new folders, and run). One whose function has another source since is run again; what that calls is not
+        compared: use `redo` after changes there.
 
         Args:
             thunk: as for `call_experiment`, or the name of the parameter whose values are such functions.
             data_dir, datestamp: as for `setup_logger_kwargs`.
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
+            redo: run what has succeeded before, too.
 
         Raises:
             UsageError: before anything has run: no parameter; two variants with one name; what cannot be pickled.
@@ -178,7 +182,12 @@ class ExperimentGrid:
         if shared := [folder for folder, n in folders.items() if n > 1]:
             raise UsageError(f"{folders[shared[0]]} variants have the folder {shared[0]}; make their names differ")
         self.print()
-        return Schedule(experiments, max_parallel, grid=True).run()
+        return Schedule(experiments, max_parallel, grid=True, redo=redo).run()
+
+
+def all_bools(vals: Iterable[Any]) -> bool:
+    """True if all are True or False."""
+    return all(isinstance(v, bool) for v in vals)
 
 
 def valid_str(v: Any) -> str:

@@ -21,14 +21,15 @@ from ..launch.identity import Comm, rank
 from .savers import numbers, save_keras, save_session, save_torch
 from .to_json import convert_json
 
-_COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")  # codes 30, 31, ...
+_COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
+color2num = {name: 30 + i for i, name in enumerate(_COLORS)}  # codes of a terminal
 _ROW = "a row"
 _RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # what a logger writes, and the table
 
 
 def colorize(string: str, color: str, bold: bool = False, highlight: bool = False) -> str:
     """`string` in a terminal's gray, red, green, yellow, blue, magenta, cyan, white or crimson; highlight: on it."""
-    codes = [str(30 + _COLORS.index(color) + 10 * highlight)] + ["1"] * bold
+    codes = [str(color2num[color] + 10 * highlight)] + ["1"] * bold
     return f"\x1b[{';'.join(codes)}m{string}\x1b[0m"
 
 
@@ -90,7 +91,8 @@ class Logger:
             return
         try:
             # not in a folder of a known name, which another user may have made
-            self._folder = Path(output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-")))
+            found = output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-"))
+            self._folder = Path(found).absolute()  # the program may go to another folder
             self._folder.mkdir(parents=True, exist_ok=True)
             table = self._folder / output_fname
             if keep_rows is None and table.exists() and table.stat().st_size:
@@ -108,7 +110,8 @@ class Logger:
         number = next(n for n in itertools.count(1) if not any(self._folder.glob(f"*.{n}")))
         for path in [path for pattern in (*_RESULTS, output_fname) for path in self._folder.glob(pattern)]:
             if not path.suffix[1:].isdigit():
-                path.rename(f"{path}.{number}")
+                # Spinning Up's test_policy looks for folders with tf1_save in their name
+                path.rename(path.with_name(f"{path.name.replace('tf1_save', 'tf1-save')}.{number}"))
         self.log(f"{self._folder} holds an earlier run; its files are now {output_fname}.{number} and so on", "yellow")
 
     def log(self, msg: str, color: str = "green") -> None:
@@ -119,14 +122,15 @@ class Logger:
     def log_tabular(self, key: str, val: Any) -> None:
         """Adds a column to the current row, which `dump_tabular` writes; a new one is empty in earlier rows.
 
-        Args: val: a number, bool, or array or tensor of one element.
-        Raises UsageError: it is none of these, or the row has this column already.
+        Args: val: a number, bool, or array or tensor of one element; of anything else its text, without line breaks.
+        Raises UsageError: the row has this column already.
         """
         if type(val) not in (int, float):  # they print with all their digits
-            array = numbers(val)
-            if array is None or array.size != 1:
-                raise UsageError(f"log_tabular: '{key}' takes a number; got {val!r:.80}")
-            val = (int if array.dtype.kind in "iub" else float)(array.item())
+            array = None if isinstance(val, (str, list, tuple)) else numbers(val)
+            if array is not None and array.size == 1:
+                val = (int if array.dtype.kind in "iub" else float)(array.item())
+            else:
+                val = " ".join(str(val).split())
         self._add(key, val)
 
     def _add(self, key: str, val: Any) -> None:
@@ -221,6 +225,16 @@ class Logger:
 
         self.attempt("the state and the models", write)
 
+    @property
+    def log_headers(self) -> list[str]:
+        """The columns of the table, in order."""
+        return list(self._progress.columns) if self._is_root else list(self.log_current_row)
+
+    @property
+    def first_row(self) -> bool:
+        """True until the first row was written."""
+        return not (self._is_root and self._progress.lines)
+
     def _warn(self, text: str | None) -> None:
         if text and text not in self._warned:
             self._warned.add(text)
@@ -229,7 +243,7 @@ class Logger:
     def setup_pytorch_saver(self, what_to_save: Any) -> None:
         """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
 
-        The files are pyt_save/model<itr>.pt, and model<itr>.npz with the weights.
+        The files are pyt_save/model<itr>.pt, and weights<itr>.npz.
         """
         self._savers["torch"] = partial(save_torch, what_to_save)
 
@@ -240,7 +254,7 @@ class Logger:
 
         Args:
             sess: a tf.compat.v1 session, saved to tf1_save<itr>, for `restore_tf_graph`; or a Keras model, saved to
-                keras_save/model<itr>.keras and, its weights, model<itr>.npz.
+                keras_save/model<itr>.keras, with weights<itr>.npz.
             inputs, outputs: for a session: {name of your choice: placeholder that the outputs need, tensor to restore}.
         """
         if inputs is not None and outputs is not None:
@@ -256,11 +270,12 @@ def _print(text: str) -> None:
         print(text, end="", flush=True)
 
 
-def _box(columns: list[str], row: dict[str, float]) -> str:
+def _box(columns: list[str], row: dict[str, Any]) -> str:
     """The row as a table of two columns; with its newline, so that another rank's output cannot come before that."""
     width = max(15, *map(len, columns))
     line = "-" * (width + 22)
-    cells = [(key, f"{row[key]:8.3g}" if key in row else "") for key in columns]
+    shown = {key: value[:15] if isinstance(value, str) else f"{value:8.3g}" for key, value in row.items()}
+    cells = [(key, shown.get(key, "")) for key in columns]
     return "\n".join([line, *(f"| {key:>{width}} | {value:>15} |" for key, value in cells), line, ""])
 
 
@@ -281,9 +296,10 @@ class Progress:
         *lines, half = text.split("\n")
         self.columns, found = lines[0].split("\t") if lines and "\0" not in lines[0] else [], {}
         for number, cells in enumerate([line.split("\t") for line in lines[1:]], 1):
-            with contextlib.suppress(ValueError):  # a cell that is no number, or too few or too many of them
+            with contextlib.suppress(ValueError):  # too few cells, or too many, or one that is no number of a row
                 row = dict(zip(self.columns, cells, strict=True))
-                [float(cell) for cell in cells if cell]
+                if not all(cell.isprintable() for cell in cells):
+                    continue
                 found[int(row.get(numbered_by or "", number))] = "\t".join(cells)
         if lost := [str(n) for n in range(1, keep_rows + 1) if n not in found]:
             numbers = ", ".join(lost[:5]) + ", ..." * (len(lost) > 5)
@@ -293,11 +309,11 @@ class Progress:
         self.lines, self._n_written = [found[n] for n in found if n <= keep_rows], 0
         self.write()
 
-    def add(self, row: Mapping[str, int | float]) -> None:
+    def add(self, row: Mapping[str, int | float | str]) -> None:
         """Adds a row, for `write` to write."""
         before, self.columns = self.columns, list(dict.fromkeys([*self.columns, *row]))
         self._n_written *= before == self.columns
-        self.lines.append("\t".join(repr(row[key]) if key in row else "" for key in self.columns))
+        self.lines.append("\t".join(str(row[key]) if key in row else "" for key in self.columns))
 
     def write(self, durably: bool = False) -> None:
         """Writes the rows that are not in the file yet; if it raises OSError, the next call does. durably: syncs it."""

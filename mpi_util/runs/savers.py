@@ -49,7 +49,7 @@ def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
 
 
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:
-    """The weights in pyt_save/model.npz, keras_save/model.npz or tf1_save/weights.npz, by name; needs no framework.
+    """The weights in pyt_save/weights.npz, keras_save/weights.npz or tf1_save/weights.npz, by name; needs no framework.
 
     Nothing is unpickled. Raises UsageError: it is no such file.
     """
@@ -61,11 +61,11 @@ def load_weights(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def save_torch(what: Any, folder: Path, itr: str) -> str | None:
-    """Writes pyt_save/model<itr>.pt, which holds whole objects, and pyt_save/model<itr>.npz, which holds weights."""
+    """Writes pyt_save/model<itr>.pt, which holds whole objects, and pyt_save/weights<itr>.npz, which holds weights."""
     torch = framework("torch")
     place = folder / "pyt_save"
     place.mkdir(exist_ok=True)
-    _save_weights(place / f"model{itr}.npz", weights_of(what))
+    _save_weights(place / f"weights{itr}.npz", weights_of(what))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that whole objects depend on the code that made them
@@ -78,7 +78,7 @@ def save_torch(what: Any, folder: Path, itr: str) -> str | None:
 
 
 def save_keras(model: Any, folder: Path, itr: str) -> None:
-    """Writes keras_save/model<itr>.keras and keras_save/model<itr>.npz."""
+    """Writes keras_save/model<itr>.keras and keras_save/weights<itr>.npz."""
     place = folder / "keras_save"
     place.mkdir(exist_ok=True)
     draft = place / ".draft.keras"  # Keras infers the format from the ending, and wants a path
@@ -87,7 +87,7 @@ def save_keras(model: Any, folder: Path, itr: str) -> None:
         publish(draft, place / f"model{itr}.keras")
     finally:
         draft.unlink(missing_ok=True)  # half of it, where the disk is full
-    _save_weights(place / f"model{itr}.npz", weights_of(model))
+    _save_weights(place / f"weights{itr}.npz", weights_of(model))
 
 
 def save_session(sess: Any, inputs: dict[str, Any], outputs: dict[str, Any], folder: Path, itr: str) -> None:

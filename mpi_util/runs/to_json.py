@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import json
 import math
 import os
 import re
@@ -22,6 +23,15 @@ def convert_json(obj: Any) -> Any:
     dtype and shape remain.
     """
     return _convert(obj, ())
+
+
+def is_json_serializable(v: Any) -> bool:
+    """True if `json.dumps` accepts it."""
+    try:
+        json.dumps(v)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _convert(obj: Any, around: tuple[int, ...]) -> Any:

@@ -45,7 +45,7 @@ net(np.ones((1, 300), "f4"))
 logger = Logger(disk / "keras")
 logger.setup_tf_saver(net)
 check(logger, "keras_save", 50_000)
-saved = load_weights(disk / "keras" / "keras_save" / "model.npz").values()
+saved = load_weights(disk / "keras" / "keras_save" / "weights.npz").values()
 assert all(np.array_equal(a, b) for a, b in zip(saved, net.get_weights(), strict=True))
 
 for leave in (0, 5_000, 60_000):

@@ -52,6 +52,6 @@ logger.dump_tabular()
 assert (folder / "keras" / "progress.txt").read_text().split("\n")[1] == "1.5\t0.0\t0.0\t0.5"
 again = tf.keras.models.load_model(folder / "keras" / "keras_save" / "model.keras")
 assert np.array_equal(again(np.eye(3)), net(np.eye(3)))
-weights = load_weights(folder / "keras" / "keras_save" / "model.npz")
+weights = load_weights(folder / "keras" / "keras_save" / "weights.npz")
 kernel, bias = (next(a for name, a in weights.items() if name.endswith(end)) for end in ("kernel", "bias"))
 assert np.array_equal(kernel, net.get_weights()[0]) and np.array_equal(bias, net.get_weights()[1])

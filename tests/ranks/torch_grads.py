@@ -55,6 +55,9 @@ def check_ranks_stay_alike(comm, rank, size):
     net = module(rank)
     sync_params(net, comm=comm)
     assert mpi_util.chksum(net) == mpi_util.chksum(module(0))
+    other = module(rank)  # what has parameters, and is no module
+    sync_params(SimpleNamespace(parameters=other.parameters), comm=comm)
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), module(0).parameters()))
     adam = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(3):
         backward(net, rank)
