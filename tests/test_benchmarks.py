@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, run, skip_without_hosts
 
-from benchmarks import end_to_end
+from benchmarks import end_to_end, scaling
 from policies.returns import gae
 
 PROGRAMS = {
@@ -24,6 +24,7 @@ PROGRAMS = {
     "time_to_return": f"--repeats 1 --ranks 1 --steps 3000 --returns 50,9000 --sb3_python {sys.executable}",
     "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO-1M/Hopper-v4",
     "own_program": "--repeats 1 --mpi mpich --steps 1",
+    "machines": "--repeats 1 --mpi mpich --hosts h1:1,h2:1 --most 2",
     "memory": "--repeats 1 --ranks 2",
     "examples": "--repeats 1 --only same_bits --iterations 2 --options=--episodes=10",
     "sleeping": "--repeats 1 --ranks 1,3 --episodes 2",
@@ -41,6 +42,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "overlap")) for n in PROGRAMS])
 def test_writes_what_it_measured(name, tmp_path):
+    if name == "machines":
+        skip_without_hosts()
     command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(PROGRAMS[name]), "--results", tmp_path]
     done = run(command, timeout=120)
     assert done.status == 0, done.out + done.err
@@ -147,6 +150,7 @@ def test_every_program_is_tried_or_is_left_out_on_purpose():
     others = {
         "record",
         "table",
+        "scaling",
         "sleeping_env",
         "sb3_ppo",
         "envpool_ppo",
@@ -158,3 +162,17 @@ def test_every_program_is_tried_or_is_left_out_on_purpose():
     others |= {"background", "learning_tasks", "learning_results", "learning_doc"}  # parts of learning
     others |= {"spinup", "spinup_loop"}  # blocking MPI calls: minutes on a machine that has other work
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others
+
+
+def test_the_simulation_of_scaling():
+    costs = scaling.Costs(1e-5, 1e-5, {"all": 0.1, "member": 0.01, "leader": 0.02, "rank": 1e-4})
+    assert scaling.last_done(np.array([3.0, 1.0, 1.0, 1.0, 2.0]), 2) == 5.0
+    alone, two, many = (scaling.simulate(n, 200, 1e-3, costs) for n in (1, 2, 10_000))
+    steps = scaling.lengths(200)
+    assert alone.rollout == pytest.approx(steps.sum() * 1.01e-3) and alone.agree == 0
+    assert alone.rollout / 2 <= two.rollout < alone.rollout * 0.6 and two.update == alone.update
+    assert many.rollout == pytest.approx(steps.max() * 1.01e-3)
+    assert many.agree == pytest.approx(2 * (1e-4 + 63e-5 + 64e-5 + 1e-3 + 6 * scaling.HOP_S))
+    limits = [scaling.limit(episodes, 1e-3, costs) for episodes in scaling.EPISODES.values()]
+    assert 16 <= limits[0] <= 200
+    assert scaling.tables(costs).count("|") > 300

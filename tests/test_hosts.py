@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RANKS, ROOT, TESTS, mpi_environment
+from conftest import RANKS, ROOT, TESTS, mpi_environment, skip_without_hosts
 from test_train import EPISODES
 
 from mpi_util import HostError, LaunchError
 from mpi_util.launch import hosts as launch_hosts
 from mpi_util.launch.hosts import Hosts, find
 
-TOOLS = ("unshare", "nsenter", "ip", "ssh-keygen", "/usr/sbin/sshd")
 TWO = {"hosts": "h1:2,h2:2"}
 KNOWN_S, GONE_S = 10, 10  # until a host that vanishes is known, and until nothing is left
 
@@ -89,10 +87,7 @@ class Machines:
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """Two hosts; skipped where they cannot be made."""
-    if os.getuid() or (missing := [tool for tool in TOOLS if not shutil.which(tool)]):
-        pytest.skip("hosts are made by root" if os.getuid() else f"hosts need {', '.join(missing)}")
-    if subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], capture_output=True).returncode:
-        pytest.skip("namespaces cannot be made here")
+    skip_without_hosts()
     folder = tmp_path_factory.mktemp("hosts")
     made = Machines(folder / "hosts", [ROOT, Path(sys.prefix), folder.parent])
     yield made
