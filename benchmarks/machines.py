@@ -167,7 +167,11 @@ class Hosts:
 
     def __enter__(self) -> "Hosts":
         self._folder = tempfile.TemporaryDirectory(dir="/tmp")
-        self._environment = {"HOSTS_DIR": f"{self._folder.name}/hosts", "KEEP": self._folder.name}
+        seen = [
+            self._folder.name,
+            *(str(path) for path in (record.ROOT, sys.prefix) if Path("/tmp") in Path(path).parents),
+        ]
+        self._environment = {"HOSTS_DIR": f"{self._folder.name}/hosts", "KEEP": " ".join(seen)}
         self._call(os.environ, "up", self._n)
         return self
 
