@@ -128,6 +128,18 @@ def test_a_single_rank_on_another_host_needs_no_hostfile_there(machines, tmp_pat
     assert status == 0 and "1 process" in out, err
 
 
+def test_experiments_on_two_hosts(machines, mpi, tmp_path):
+    program = ROOT / "tests" / "ranks" / "experiment_hosts.py"
+    where = {"MPI_UTIL_HOSTS": "h1:2,h2:2"}
+    status, out, err = machines.run("h1", mpi, program, tmp_path, env=where)
+    assert status == 0, err
+    assert sorted(line for line in out.splitlines() if line.startswith("rank")) == [f"rank {k} of 4" for k in range(4)]
+    assert not (tmp_path / "x" / "x_s0" / ".job").exists()
+    status, out, err = machines.run("h1", mpi, program, "/tmp/not-shared", env=where)
+    assert status == 1 and "/tmp/not-shared/x/x_s0/.job is not on this host" in err
+    machines.on("h1", "rm", "-r", "/tmp/not-shared")
+
+
 def test_a_host_that_greets_and_a_large_environment(machines):
     machines.on("h2", "sh", "-c", "echo 'echo Welcome to h2' >/root/.ssh/rc")  # as a login shell's files may
     try:

@@ -26,6 +26,7 @@ from ..host.cores import usable_cores
 from ..host.files import read_own, replace_file
 from ..host.process import process
 from ..launch import failure
+from ..launch.hosts import nslots
 from ..launch.identity import under_launcher
 from .to_json import convert_json
 
@@ -35,6 +36,7 @@ _MARKER = "finished.json"
 # directory is not to be imported in place of importlib.
 _START = "import sys; _, module, job, *sys.path[:] = sys.argv; import importlib; "
 _START += "importlib.import_module(module).run_packed(job)"
+_JOB = ".job"  # on several hosts, in the run's folder
 _POLL_S = 0.05
 _GRACE_S = 10.0  # time to save its work for a run that is asked to stop
 _LAST_GRACE_S = 3.0  # after it was asked again
@@ -124,13 +126,16 @@ class Experiment:
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / _MARKER).unlink(missing_ok=True)
-        # A file in memory: nothing is left of it however this process ends, and the run and its ranks end with it.
-        self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
-        os.fchmod(self._job.fileno(), 0o600)
+        if nslots():  # the ranks of all hosts read it
+            job = os.path.abspath(self.folder / _JOB)
+            self._job = os.fdopen(os.open(job, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
+        else:  # in memory: nothing is left of it however this process ends
+            self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
+            os.fchmod(self._job.fileno(), 0o600)
+            job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
         self._job.write(pickle.dumps((self.num_cpu, self._packed)))
         self._job.flush()
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
-        job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
         self._began = time.monotonic()
         with open(self.output, "ab") if self.output else contextlib.nullcontext() as file:
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter
@@ -147,6 +152,7 @@ class Experiment:
         if (code := self._process.poll()) is not None:
             self.seconds = time.monotonic() - self._began
             self._job.close()
+            (self.folder / _JOB).unlink(missing_ok=True)
             if code == 0:
                 took = {"seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
                 mark = {"config": self.config, "source": self._source} | took
@@ -295,6 +301,8 @@ def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
     failure.die_with_parent()
+    if not os.path.exists(path):
+        raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file
     num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
