@@ -7,13 +7,14 @@ import io
 import json
 import pickle
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import RANKS, fill, run
+from conftest import RANKS, ROOT, fill, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,25 @@ def test_what_is_no_number_is_a_cell_of_text(tmp_path, val):
     assert table(tmp_path) == [["Loss", "Epoch"], [text, "1"], ["0.5", "2"]]
     logged(tmp_path, {"Loss": 1, "Epoch": 3}, keep_rows=2)
     assert table(tmp_path)[1:] == [[text, "1"], ["0.5", "2"], ["1", "3"]]
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path):
+    code = (
+        "import sys\nfrom mpi_util.logx import Logger\nlogger = Logger(sys.argv[1])\n"
+        "logger.log_tabular('Epoch', 1); logger.dump_tabular(); print('there', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, tmp_path]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    while other.stdout.readline() != "there\n":
+        pass
+    for keep_rows in (None, 1):
+        with pytest.raises(UsageError, match="another run, which has not ended, writes to this folder"):
+            Logger(tmp_path, keep_rows=keep_rows)
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.txt"]
+    other.kill()
+    other.communicate()
+    logger = Logger(tmp_path, keep_rows=1)
+    assert Logger(tmp_path, keep_rows=1).output_dir == logger.output_dir  # of one process
 
 
 def test_a_program_may_go_to_another_folder(tmp_path, monkeypatch):

@@ -1,13 +1,20 @@
 """Files and folders that are whole or not there: written under another name, synced, renamed."""
 
+import fcntl
 import os
 import shutil
+import time
+import weakref
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+
+from .process import process
+
+_RELEASED_S = 2.0  # after which the lock of a process that was killed is free
 
 
 def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> None:
@@ -72,3 +79,42 @@ def write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+
+
+class FolderLock:
+    """A folder that this process alone writes, as long as the object lives; the kernel frees it however that ends.
+
+    Several objects of one process may share it. Where the file system has no such locks, nothing is locked.
+    """
+
+    def __init__(self, path: Path):
+        """BlockingIOError: another process has it."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._end = weakref.finalize(self, os.close, fd)
+        end = time.monotonic() + _RELEASED_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    self._end()
+                    raise
+                time.sleep(0.05)
+                continue
+            except OSError:  # NFS locks no folder
+                pass
+            return
+
+
+class _Locks(weakref.WeakValueDictionary[tuple[int, int], FolderLock]):
+    """Those of this process, by device and inode."""
+
+
+def lock_folder(path: Path) -> FolderLock:
+    """The lock of a folder, for as long as it is kept. BlockingIOError: another process has it."""
+    found = os.stat(path)
+    held, key = process.of(_Locks), (found.st_dev, found.st_ino)
+    lock = held.get(key)
+    if lock is None:
+        held[key] = lock = FolderLock(path)
+    return lock

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..host.files import replace_file, sync
+from ..host.files import lock_folder, replace_file, sync
 from ..launch import failure
 from ..launch.identity import Comm, rank
 from .savers import numbers, save_keras, save_session, save_torch
@@ -77,7 +77,7 @@ class Logger:
                 renamed, such as progress.txt.1.
             numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
 
-        Raises UsageError: the folder cannot be written.
+        Raises UsageError: the folder cannot be written, or another process writes to it.
         """
         self.exp_name = exp_name
         self.output_dir: str | None = None
@@ -94,10 +94,13 @@ class Logger:
             found = output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-"))
             self._folder = Path(found).absolute()  # the program may go to another folder
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(self._folder)
             table = self._folder / output_fname
             if keep_rows is None and table.exists() and table.stat().st_size:
                 self._rename_results(output_fname)
             self._progress = Progress(table, keep_rows or 0, numbered_by)
+        except BlockingIOError:
+            raise UsageError(f"{output_dir}: another run, which has not ended, writes to this folder") from None
         except OSError as error:
             raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
         self.output_dir = str(self._folder)
