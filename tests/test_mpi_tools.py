@@ -95,7 +95,7 @@ def test_merged_moments_are_those_of_all_samples_together(parts, offset):
     merged = moments._merged([moments._summary("x", part) for part in parts])
     whole = np.concatenate(parts)
     if not whole.size:
-        assert np.isnan(merged).all()
+        assert np.isnan(merged[:4]).all() and merged.n == 0
         return
     exact = whole.astype(np.longdouble)
     assert np.allclose(merged.mean, float(exact.mean()), rtol=1e-14, atol=1e-8)

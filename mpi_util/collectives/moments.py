@@ -24,7 +24,7 @@ _ROUNDING = 1e-6
 
 
 class Statistics(NamedTuple):
-    """Of the samples of all ranks. All are NaN if there are none."""
+    """Of the samples of all ranks, `n` of them. All are NaN if there are none."""
 
     mean: float
     std: float
