@@ -28,6 +28,11 @@ def test_messages_go_through_the_leaders(run_ranks, who):
     assert len(done.err.splitlines()) == 2, done.err
 
 
+def test_an_answer_may_come_after_rank_0_has_ended(run_ranks):
+    done = run_ranks("slow_leader.py", 4, env={"MPI_UTIL_MACHINES": "2"})
+    assert done.out == "done\n" * 4 and not done.err
+
+
 def test_the_tree_reaches_each_rank_once(monkeypatch):
     rng = random.Random(1)
     for fan in (1, 2, 3, 32):

@@ -33,7 +33,7 @@ CALLS: as CALL, of a leader for all ranks below it in the tree: [(message, ranks
 REPLY: (number of the call, rank 0's answer); of a leader all below get the same.
 REPLIES: (number of the call, [(REPLY, ranks that get it), ...]), to a leader.
 ERROR: an MpiUtilError, to be raised. DATA: anything, within a call; also an MpiUtilError, to be raised.
-LEAVE: (exit status, reason or "") of a rank that ends.
+LEAVE: (exit status, reason or "", number of the last call that it has answered, as rank 0) of a rank that ends.
 WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
 """
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
@@ -67,7 +67,8 @@ class Messages:
     Attributes:
         calls: how many collective calls this rank has begun.
         failed: of each rank below this one in the tree, the call that has failed before its message was read.
-        ended: ranks that have ended, with exit status and reason.
+        ended: ranks that have ended, with the payload of their LEAVE.
+        answered: on rank 0, the number of the last call of which it has sent the answers.
         inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
     """
 
@@ -77,7 +78,8 @@ class Messages:
     def __init__(self, rank: int, size: int):
         self.rank, self.size, self.calls = rank, size, 0
         self.failed: dict[int, int] = {}
-        self.ended: dict[int, tuple[int, str]] = {}
+        self.ended: dict[int, tuple[int, str, int]] = {}
+        self.answered = 0
         self.inbox: dict[int, list[Message]] = {}
 
     def connect(self, comm: Any, peers: Peers) -> None:
@@ -164,7 +166,7 @@ class Messages:
 
     def left_error(self, op: str, source: int) -> RankLeftError:
         """That this rank waits for one that has ended."""
-        status, reason = self.ended[source]
+        status, reason, _ = self.ended[source]
         text = f" with status {status}{f' ({reason})' if reason else ''}" if status else ""
         error = RankLeftError(f"{op}: rank {source} has ended{text} while rank {self.rank} waits for it")
         # that it has ended, and why, is reported by mpi_fork's parent if there is one
@@ -254,7 +256,7 @@ class Messages:
     def announce_end(self, status: int, reason: str) -> None:
         """This rank ends with that exit status."""
         for k in self._concerned():
-            self.post(k, LEAVE, (status, reason))
+            self.post(k, LEAVE, (status, reason, self.answered))
 
     def wait_for_ends(self, end: float | None) -> bool:
         """True when the others have ended too; False if not by time `end` (of time.perf_counter; None: waits for ever).
