@@ -29,6 +29,14 @@ from trainer.startup import set_up
 
 def main() -> int:
     """One run, on every rank. Returns the exit status."""
+    if "--watch" in sys.argv:
+        from trainer.watch import main as watch
+
+        return watch()
+    if "--seeds" in sys.argv:
+        from trainer.presets import several_seeds
+
+        return several_seeds(sys.argv[0], sys.argv[1:])
     config = parse()
     launch = {name: getattr(config, name) for name in LAUNCH}
     if mpi_util.mpi_fork(config.nprocs, **launch) == "parent":
@@ -44,7 +52,7 @@ def main() -> int:
     if not config.resume:
         run.save(collector)
     if is_root:
-        record.announce(control.steps, control.ended)
+        record.announce(control.steps, control.episodes, control.ended)
     advice, phases = Advice(config, mpi_util.nworkers, mpi_util.usable_cores()), mpi_util.Phases()
     if control.evaluate:  # the run was stopped before it had evaluated the policy
         with mpi_util.during("evaluate"):
@@ -53,8 +61,6 @@ def main() -> int:
     while not control.ended:
         run.actor.refresh()
         updates = control.iteration
-        if is_root:
-            record.display.doing(f"iteration {updates + 1}: collecting")
         if config.overlap:  # rank 0 updates on what the last iteration has collected, while the others collect
             log, data = run.learn(phases)
             run.collect(collector, phases)
@@ -67,6 +73,7 @@ def main() -> int:
         if control.stop == DROPPED:
             break
         with phases("evaluate"):
+            run.doing("evaluating" if control.evaluate else "")
             tests = evaluator.evaluate() if evaluator and control.iteration > updates else {}
         seconds = phases.take()
         with phases("record"):

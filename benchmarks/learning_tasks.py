@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
+from trainer import presets
+from trainer.presets import PRESETS
+
 EVAL_EVERY = 30_000  # steps; Tianshou's figures come from evaluations as far apart
 FIRST_SEED = 20  # of the table; settings were chosen on lower ones
 M = 1_000_000
 
-PPO = "--batch_steps 2048 --num_envs 16 --minibatches 32 --kl_targ 0 --lr 3e-4 --lr_schedule linear"
-PPO += " --gamma 0.99 --lam 0.95"
-TRPO = "--algo trpo --batch_steps 2048 --num_envs 16 --lr_schedule linear"
-VPG = "--algo vpg --batch_steps 1024 --num_envs 16 --lr 1e-3"
+PPO, TRPO, VPG = (PRESETS["mujoco"][algo] for algo in ("ppo", "trpo", "vpg"))
 DEFAULTS = ""
 
 # Who reached a figure: of Tianshou's own results, or of what its tables quote.
@@ -73,11 +73,7 @@ BEST_1M = {  # of any on-policy algorithm after a million steps
     "InvertedDoublePendulum-v4": ((9258, T_A2C), (9231, T_PPO)),
 }
 WITH_DEFAULTS_1M = {"Humanoid-v4": ((1726, T_A2C), (787, T_PPO)), "Walker2d-v4": BEST_1M["Walker2d-v4"]}
-ADDED = {
-    "HalfCheetah-v4": ("--log_std -1", "chosen for it on seed 0"),
-    "Swimmer-v4": ("--gamma 0.999", "what a stroke brings comes late; chosen on seed 1"),
-}
-ADDED_TRPO = ADDED | {"Hopper-v4": ("--rew_scale returns", "without it it learns to stand; chosen on seed 1")}
+ADDED, ADDED_TRPO = ({f"{env}-v4": why for env, why in of.items()} for of in (presets.ADDED, presets.ADDED_TRPO))
 
 GROUPS = {
     "PPO-default-1M": Group(

@@ -1,30 +1,27 @@
-"""python -m mpi_util doctor: will a job run here, and if not, what is to be done."""
+"""python -m mpi_util COMMAND ...: the tools around a run."""
 
-import argparse
+import importlib
 import sys
 
-from .launch import doctor
+COMMANDS = {  # name: module with a `main` of the arguments, what it does
+    "doctor": ("mpi_util.launch.doctor", "will a job run on this machine, and if not, what is to be done"),
+    "plot": ("mpi_util.runs.plot", "curves of runs, their scaling, where their time goes"),
+    "grid": ("mpi_util.runs.shell_grid", "run a script once for each combination of options"),
+}
 
 
 def main() -> int:
     """Runs the command that the command line names; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m mpi_util", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    options = commands.add_parser(
-        "doctor", help="check this machine, and run a real job of two ranks", description=doctor.examine.__doc__
-    )
-    options.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
-    options.add_argument(
-        "--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: %(default)s)"
-    )
-    args = parser.parse_args()
-    if not 1 <= args.timeout < 1e6:
-        options.error(f"--timeout is {args.timeout:g}; it must be a number of seconds, 1 or more")
-    try:
-        checks = doctor.examine(args.timeout)
-    except OSError as error:  # not even its own parts could be started
-        parser.exit(1, f"{parser.prog}: {error}; see the limits of `ulimit -a`\n")
-    return doctor.report(checks, args.json)
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help"):
+        print("usage: python -m mpi_util COMMAND ...; each has a --help\n")
+        print("\n".join(f"  {command:<8} {what}" for command, (_, what) in COMMANDS.items()))
+        return 0
+    if name not in COMMANDS:
+        print(f"mpi_util: {name!r} is no command; these are: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    status: int = importlib.import_module(COMMANDS[name][0]).main(sys.argv[2:])
+    return status
 
 
 if __name__ == "__main__":

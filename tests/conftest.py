@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 # they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.environ.setdefault("MPI_UTIL_CURVE", "0")  # a picture takes a second, of every run; test_run_tools draws some
 
 
 @pytest.fixture(scope="session", autouse=True)

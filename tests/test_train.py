@@ -148,17 +148,22 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
 def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     monkeypatch.setattr(sys, "argv", ["../repository/train.py"])  # as it was started
     record = Record(parse(["Hopper-v4", *limits.split(), "--nprocs", "2", "--run_dir", f"{tmp_path}/a run"]), None, {})
-    record.announce(0, False)
+    record.announce(0, 0, False)
     again = f"{python_command()} ../repository/train.py --resume '{tmp_path}/a run'"
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"Hopper-v4: ppo, seed 0, 2 processes, results in {tmp_path}/a run"
     assert second == f"{ends}; Ctrl-C saves and stops; to continue: {again}"
     record.finish("stopped", 3, 4000)
-    assert capsys.readouterr().out.endswith(f"policy.safetensors; to continue: {again}\n")
+    stopped, play, more = capsys.readouterr().out.splitlines()
+    assert stopped == "stopped: 3 iterations, 4,000 steps in 0:00; weights in policy.safetensors"
+    assert play == f"  play:     {again.replace('--resume', '--watch')}" and more == f"  continue: {again}"
+    record.keep_best({}, 12.34)
     record.finish("done", 3, 4000)
-    assert (
-        capsys.readouterr().out == f"done: 3 iterations, 4,000 steps; weights in {tmp_path}/a run/policy.safetensors\n"
-    )
+    done, _, more = capsys.readouterr().out.splitlines()
+    assert done == "done: 3 iterations, 4,000 steps in 0:00; weights in best.safetensors, evaluated 12.3"
+    assert more == f"  continue: {again} {'--total_steps N' if '--total_steps' in limits else '-n N'}"
+    record.finish("stopped", 3, 4000, saved=False)
+    assert capsys.readouterr().out == "stopped: 3 iterations, 4,000 steps in 0:00; the last save failed\n"
 
 
 def start(folder: Path, n: int, mpi: str = "mpich", before: str = "") -> subprocess.Popen:
@@ -190,7 +195,7 @@ def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
     process.send_signal(signum)
     out, err = process.communicate(timeout=20)
     assert process.returncode == status
-    assert out.splitlines()[-1].startswith("stopped: ") and "Traceback" not in err
+    assert "\nstopped: " in out and "Traceback" not in err
     last = rows(folder)[-1]
     assert load(folder / "checkpoint.safetensors")[0]["iteration"] == int(last["Iteration"])
 
@@ -231,14 +236,20 @@ def on_terminal(columns: int, *arguments, env: dict | None = None) -> tuple[int,
     return process.wait(20), shown.decode().split("\r\n")
 
 
-@pytest.mark.parametrize("columns, width", [(60, 55), (80, 80), (200, 95)])
+@pytest.mark.parametrize("columns, width", [(40, 95), (60, 59), (200, 100)])
 @pytest.mark.parametrize("n", [1, 2])
-def test_rows_fit_the_terminal(tmp_path, n, columns, width):
+def test_the_panel_fits_the_terminal(tmp_path, n, columns, width):
+    """On a terminal too narrow for it there is a table."""
     status, lines = on_terminal(columns, *EPISODES, "--nprocs", n, "--run_dir", tmp_path / "run")
-    plain = [re.sub(r".*\r|\x1b\[\w+", "", line) for line in lines]
+    plain = [re.sub(r"\x1b\[[\d;?]*\w", "", line.split("\r")[-1]) for line in lines]
     table = [line for line in plain if re.match(r" +(iter|\d+) ", line)]
-    assert status == 0 and len(table) == 4 and {len(line) for line in table} == {width}
-    assert any("\r\x1b[2K\x1b[2miteration 2: collecting\x1b[0m\r" in line for line in lines)
+    frames = [line for line in plain if line[:1] in tuple("╭│╰")]
+    assert status == 0 and {len(line) for line in table + frames} == {width} and bool(table) == (columns < 50)
+    if frames:
+        last = "\n".join(frames[-9:])
+        for words in ("Hopper-v4, ppo, seed 0", "progress", "24 of 24 episodes", "100%", "return", "steps/s", "done"):
+            assert words in last, last
+        assert "idle" in last or n == 1
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -368,15 +379,15 @@ def test_bad_input_gets_one_line(tmp_path, case):
 def test_the_policy_of_a_run_folder_can_be_evaluated(tmp_path):
     folder = tmp_path / "run"
     train(*EPISODES[:2], 8, *EPISODES[3:], "--run_dir", folder)
-    evaluate = [sys.executable, "-m", "trainer.evaluate"]
-    done, again = (run([*evaluate, path, "--episodes", 2], 60) for path in (folder, folder / "policy.safetensors"))
-    assert (done.status, done.out) == (0, again.out), done.err
-    lines = done.out.splitlines()
+    done, again = (train("--watch", path, "--episodes", 2) for path in (folder, folder / "policy.safetensors"))
+    assert done.out == again.out
+    first, _no_display, *lines = done.out.splitlines()
+    assert first == f"Hopper-v4, weights of {folder}/policy.safetensors"
     assert [line.split(":")[0] for line in lines[:2]] == ["episode 1", "episode 2"]
     returns = [float(line.split()[3].rstrip(",")) for line in lines[:2]]
     assert float(lines[2].split()[2].rstrip(",")) == pytest.approx(np.mean(returns), abs=0.11)
-    nothing = run([*evaluate, tmp_path / "none"], 60)
-    assert nothing.status == 2 and nothing.err.startswith("evaluate: cannot load") and nothing.err.count("\n") == 1
+    nothing = train("--watch", tmp_path / "none", status=2)
+    assert nothing.err.startswith("train.py: cannot load") and nothing.err.count("\n") == 1
 
 
 BAD_CONFIG = {

@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, undi
     assert done.err.splitlines()[-1].count("it is damaged") == len(checkpoints(folder)) == 2
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
     flip(folder / "best.safetensors", 100, 5000)
-    done = run([sys.executable, "-m", "trainer.evaluate", folder / "best.safetensors"], 60)
+    done = train("--watch", folder / "best.safetensors", status=2)
     assert (done.status, done.err.count("\n")) == (2, 1) and "it is damaged" in done.err
 
 

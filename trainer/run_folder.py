@@ -45,9 +45,12 @@ class RunFolder:
                 (path / ".probe").unlink()
 
     @classmethod
-    def default_path(cls, env: str, seed: int) -> Path:
-        """runs/<env>/<time>-s<seed>, numbered where two runs start in one second."""
-        base = Path("runs") / env.replace("/", "-").replace(":", "-") / f"{time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
+    def default_path(cls, env: str, seed: int, name: str | None = None) -> Path:
+        """runs/<env>/<name>-s<seed>; without a name its time, numbered where two runs start in one second."""
+        folder = Path("runs") / env.replace("/", "-").replace(":", "-")
+        if name:
+            return folder / f"{name}-s{seed}"
+        base = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
         numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
         return next(path for path in itertools.chain([base], numbered) if not path.exists())
 

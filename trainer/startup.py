@@ -71,8 +71,8 @@ def build_training(run: Run) -> None:
     run.training = Training(run.config, run.spec, run.actor.params, Ranks() if run.average else ALONE)
     run.training.publish(run.weights)
     if is_root:
-        run.record = Record(run.config, run.spec, run.training.resumed)
         keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
+        run.record = Record(run.config, run.spec, run.training.resumed | {"rows": keep_rows or 0})
         how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
         run.logger = EpochLogger(run.record.folder.path, **how)
         run.logger.save_config(run.record.settings)

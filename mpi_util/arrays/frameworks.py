@@ -8,11 +8,11 @@ from ..errors import MissingFrameworkError
 
 _EXTRAS = {"torch": ("PyTorch", "torch"), "tensorflow": ("TensorFlow", "tf"), "keras": ("Keras", "tf")}
 _EXTRAS |= {"tensordict": ("TensorDict", "torchrl"), "torchrl": ("TorchRL", "torchrl")}
-_EXTRAS |= {"gymnasium": ("Gymnasium", "mujoco")}
+_EXTRAS |= {"gymnasium": ("Gymnasium", "mujoco"), "matplotlib": ("matplotlib", "plot")}
 
 
 def framework(module: str) -> Any:
-    """The framework's module: "torch", "tensorflow", "keras", "tensordict", "torchrl" or "gymnasium"; untyped.
+    """The framework's module: "torch", "tensorflow", "keras", "tensordict", "torchrl", "gymnasium" or "matplotlib".
 
     Raises:
         MissingFrameworkError: it is not installed.

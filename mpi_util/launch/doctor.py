@@ -6,6 +6,7 @@ with a time limit. This process never loads MPI or a framework.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -268,3 +269,20 @@ PARTS: dict[str, tuple[Any, ...]] = {
     "machine": (_machine, "shared memory", _SHM, "leftovers"),
     "gpu": (_gpu, "GPU"),
 }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m mpi_util doctor", description=examine.__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: %(default)s)"
+    )
+    args = parser.parse_args(arguments)
+    if not 1 <= args.timeout < 1e6:
+        parser.error(f"--timeout is {args.timeout:g}; it must be a number of seconds, 1 or more")
+    try:
+        checks = examine(args.timeout)
+    except OSError as error:  # not even its own parts could be started
+        parser.exit(1, f"{parser.prog}: {error}; see the limits of `ulimit -a`\n")
+    return report(checks, args.json)

@@ -216,7 +216,8 @@ class Schedule:
         if self._grid and not self._redo and experiment.finished():
             return self._end(experiment, "done before")
         where = f", prints to {experiment.output}" if experiment.output else ""
-        print(f"{experiment.name}: started on {experiment.num_cpu} process(es){where}", flush=True)
+        n = f" on {experiment.num_cpu} processes" * (experiment.num_cpu != 1)
+        print(f"{experiment.name}: started{n}{where}", flush=True)
         try:
             experiment.start()
             self._running.append(experiment)

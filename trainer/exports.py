@@ -1,0 +1,58 @@
+"""Rows of progress.txt for other tools: progress.jsonl, and on request TensorBoard's files and Weights & Biases."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config
+
+JSONL = "progress.jsonl"
+NEEDED = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # modules
+
+
+class Exports:
+    """Takes each row, on rank 0. progress.txt is what counts: a row that one of these cannot take is left out."""
+
+    def __init__(self, config: Config, folder: Path, rows: int):
+        """Args: rows: to keep of an earlier start. Raises ValueError: one line: a package is not installed."""
+        modules = {}
+        for option, module in NEEDED.items():
+            if getattr(config, option):
+                try:
+                    modules[option] = importlib.import_module(module)
+                except ImportError:
+                    raise ValueError(f"--{option} needs {module}: pip install {module}") from None
+        path = folder / JSONL
+        kept = path.read_text().splitlines(keepends=True)[:rows] if rows and path.exists() else []
+        path.write_text("".join(kept))
+        self._path = path
+        self._events = self._run = None
+        if "tensorboard" in modules:
+            self._events = modules["tensorboard"].SummaryWriter(str(folder))
+        if "wandb" in modules:
+            settings = config.effective
+            self._run = modules["wandb"].init(
+                project="mpi_util", name=folder.name, id=folder.name, resume="allow", dir=str(folder), config=settings
+            )
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Args: row: as in progress.txt."""
+        finite = {name: value for name, value in row.items() if math.isfinite(value)}
+        try:
+            with open(self._path, "a") as file:
+                file.write(json.dumps(dict.fromkeys(row) | finite) + "\n")
+            for name, value in finite.items() if self._events else ():
+                self._events.add_scalar(name, value, row["TotalEnvInteracts"])
+            if self._run:
+                self._run.log(finite, step=row["TotalEnvInteracts"])
+        except OSError:  # which the logger reports, of progress.txt
+            pass
+
+    def close(self) -> None:
+        """Writes what is buffered."""
+        if self._events:
+            self._events.close()
+        if self._run:
+            self._run.finish()

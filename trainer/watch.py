@@ -1,0 +1,253 @@
+"""Plays the policy of a run, in NumPy, whichever framework trained it: in a window, as a video, or for its returns.
+
+    python train.py --watch runs/Hopper-v4/20260101-120000-s0
+    python train.py --watch runs/Hopper-v4/20260101-120000-s0 --episodes 1 --video hopper.mp4
+
+In a program:
+
+    policy = load_policy("runs/Hopper-v4/20260101-120000-s0")
+    action = policy.act(obs)
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from policies.actor import Spec
+from policies.scaler import CLIP, Scaler
+from trainer.config import Config
+from trainer.control import Control
+from trainer.environment import make_env
+from trainer.rollout import Episode, Runner, networks
+from trainer.run_folder import load
+
+POLICY, BEST = "policy.safetensors", "best.safetensors"
+PROBE = """
+import json, sys
+from trainer.environment import make_env
+env = make_env(sys.argv[1], json.loads(sys.argv[2]) | {"render_mode": "rgb_array"}, quiet=True)
+env.reset(seed=0)
+sys.exit(0 if env.render() is not None else "it makes no pictures")
+"""
+FPS = 30  # where the environment does not say
+
+
+class SavedPolicy:
+    """A trained policy. It needs neither torch nor TensorFlow, unless --network made it.
+
+    Attributes: path: its file. notes: what was saved with it; `test_ret`: the mean return of its evaluation.
+    """
+
+    def __init__(self, path: Path):
+        """Raises ValueError: one line: the file is missing or damaged."""
+        self.path, (arrays, self.notes) = path, load(path)
+        self.spec = Spec.from_dict(self.notes["spec"])
+        self.scaler = Scaler(self.spec.obs_dim)
+        for name, array in self.scaler.arrays.items():
+            array[:] = arrays.pop(name)
+        self.actor = networks(self.spec).Actor(self.spec, arrays)
+        self._rng = np.random.default_rng()
+
+    def make_env(self, **more: Any) -> gym.Env:
+        """The environment it was trained in, with flat observations. Args: more: keywords besides those of the run."""
+        return make_env(self.notes["env"], json.loads(self.notes["env_kwargs"]) | more, quiet=True)
+
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """Plays episodes in an environment without pictures, deterministically."""
+        return self.player(self.make_env())
+
+    def player(self, env: gym.Env, seed: int = 0, stochastic: bool = False) -> Runner:
+        """Plays episodes in `env`. Args: seed: of the episodes. stochastic: actions are drawn."""
+        config = Config(env=self.notes["env"], env_kwargs=self.notes["env_kwargs"], seed=seed)
+        return Runner(env, self.actor, self.scaler, config, Control(1.0), greedy=not stochastic)
+
+    def act(self, obs: Any, stochastic: bool = False) -> Any:
+        """The environment's action for one of its observations. Args: stochastic: drawn, and not the most likely."""
+        env = self.runner.env
+        flat = env.observation(obs) if isinstance(env, gym.wrappers.FlattenObservation) else obs
+        out = self.actor.output(self.scaler.scale(np.asarray(flat, np.float32)))
+        noise = next(iter(self.actor.noise(self._rng, 1)))
+        return self.runner.to_env(self.actor.sample(out, noise) if stochastic else self.actor.mode(out))
+
+    def to_torch(self) -> Any:
+        """A torch.nn.Sequential of its mean action (Box, from -1 to 1 before the environment's range) or logits.
+
+        Its input are flat observations, float32 (N, obs_dim), unscaled. Raises ValueError: its networks are a user's.
+        """
+        if self.spec.network:
+            raise ValueError(f"{self.path}: its networks are those of {self.spec.network}, in torch already")
+        import torch
+        from torch import nn
+
+        mean, scale = (torch.from_numpy(self.scaler.arrays[f"scaler/{name}"].copy()) for name in ("mean", "scale"))
+        first = nn.Linear(len(mean), len(mean))
+        layers: list[Any] = [first, nn.Hardtanh(-CLIP, CLIP)]
+        with torch.no_grad():
+            first.weight.copy_(torch.diag(scale))
+            first.bias.copy_(-mean * scale)
+            for i, (n, m) in enumerate(zip(self.spec.sizes("policy"), self.spec.sizes("policy")[1:])):
+                layers += [nn.Tanh()] * (i > 0) + [nn.Linear(n, m)]
+                layers[-1].weight.copy_(torch.from_numpy(self.actor.params[f"policy/{i}/weight"].T.copy()))
+                layers[-1].bias.copy_(torch.from_numpy(self.actor.params[f"policy/{i}/bias"].copy()))
+        return nn.Sequential(*layers)
+
+    def to_onnx(self, path: str | Path) -> None:
+        """Writes `to_torch`'s network as ONNX: "obs", float32 (N, obs_dim), to "act". Needs onnx and onnxscript."""
+        import torch
+
+        example, any_rows = torch.zeros(2, self.spec.obs_dim), ({0: torch.export.Dim("n")},)
+        torch.onnx.export(
+            self.to_torch(), (example,), path, dynamic_shapes=any_rows,
+            input_names=["obs"], output_names=["act"], verbose=False, external_data=False,
+        )  # fmt: skip
+
+
+def load_policy(run: str | Path, which: str = "") -> SavedPolicy:
+    """The policy of a run folder, or of a file in it.
+
+    Args: which: "best": with the highest mean return of an evaluation; "last"; "": the best one, if there is one.
+    Raises ValueError: one line: there is none, or it is damaged.
+    """
+    path = Path(run)
+    if path.is_dir():
+        best = which == "best" or (not which and (path / BEST).exists())
+        if which == "best" and not (path / BEST).exists():
+            raise ValueError(f"{path} has no {BEST}: the run has not evaluated its policy (--eval_every)")
+        path /= BEST if best else POLICY
+    return SavedPolicy(path)
+
+
+class Filmed(gym.Wrapper):
+    """An environment whose pictures go to `take`."""
+
+    def __init__(self, env: gym.Env, take: Callable[[Any], Any]):
+        super().__init__(env)
+        self._take = take
+
+    def reset(self, **keywords: Any) -> Any:
+        """As gymnasium.Env.reset."""
+        found = super().reset(**keywords)
+        self._take(self.env.render())
+        return found
+
+    def step(self, action: Any) -> Any:
+        """As gymnasium.Env.step."""
+        found = super().step(action)
+        self._take(self.env.render())
+        return found
+
+
+def display_works() -> bool:
+    """True if a window can be opened: without this question some libraries abort the process."""
+    if os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
+        return True
+    host, _, number = os.environ.get("DISPLAY", "").partition(":")
+    if host or not number:
+        return bool(host)  # of another machine, by ssh
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
+        server.connect(f"/tmp/.X11-unix/X{number.split('.')[0]}")  # noqa: S108  # X's own place
+        return True
+    return False
+
+
+def choose_drawing(policy: SavedPolicy) -> None:
+    """Sets MUJOCO_GL and the like to what draws here. Raises ValueError: nothing does; one line with the reason."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's
+    ways = [os.environ["MUJOCO_GL"]] if "MUJOCO_GL" in os.environ else ["glfw"] * display_works() + ["egl", "osmesa"]
+    why = ""
+    for way in ways:
+        command = [sys.executable, "-c", PROBE, policy.notes["env"], policy.notes["env_kwargs"]]
+        path = os.pathsep.join(map(str, filter(None, [*sys.path])))
+        tried = subprocess.run(  # noqa: S603  # in a process of its own: a library may abort it
+            command, env=os.environ | {"MUJOCO_GL": way, "PYTHONPATH": path}, capture_output=True, text=True
+        )
+        if tried.returncode == 0:
+            os.environ["MUJOCO_GL"] = way
+            return
+        why = why or next(iter(reversed(tried.stderr.strip().splitlines())), f"status {tried.returncode}")
+    raise ValueError(
+        f"cannot draw {policy.notes['env']} here: {why.strip()[:200]}; MuJoCo needs libEGL or OSMesa "
+        "(apt-get install libegl1 libosmesa6), other environments pip install 'gymnasium[classic-control,box2d]'"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the return of each episode, their mean and standard deviation. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="train.py --watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--watch", type=Path, required=True, metavar="RUN", help="run folder, or a file of weights")
+    parser.add_argument("--episodes", type=int, default=10, help="number of episodes (default: 10)")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="record them: .mp4 (needs imageio-ffmpeg) or .gif")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the weights with the best evaluation (default, if any)")
+    which.add_argument("--last", action="store_true", help="the newest weights")
+    parser.add_argument("--stochastic", action="store_true", help="draw the actions, as in training")
+    parser.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+    parser.add_argument("--no_window", action="store_true", help="only play, and print the returns")
+    parser.error = lambda message: parser.exit(2, f"train.py: {message}\n")  # type: ignore[method-assign]
+    args = parser.parse_args(arguments)
+    if args.episodes < 1 or args.seed < 0:
+        parser.error(f"--episodes is {args.episodes}, --seed {args.seed}; they must be at least 1 and 0")
+    try:
+        policy = load_policy(args.watch, "best" * args.best or "last" * args.last)
+        print(f"{policy.notes['env']}, weights of {policy.path}", flush=True)
+        returns = _play(policy, args)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print(f"mean return {np.mean(returns):,.1f}, standard deviation {np.std(returns):.1f}")
+    return 0
+
+
+def _play(policy: SavedPolicy, args: argparse.Namespace) -> list[float]:
+    with contextlib.ExitStack() as stack:
+        if args.video:
+            env = _filmed(policy, args.video, stack)
+        elif args.no_window or not display_works():
+            env = policy.make_env()
+            print("" if args.no_window else "no display here, so only the returns; --video FILE.mp4 records\n", end="")
+        else:
+            env = policy.make_env(render_mode="human")
+        stack.callback(env.close)
+        player, returns = policy.player(env, args.seed, args.stochastic), []
+        for i in range(args.episodes):
+            player.start(Episode((0, i)))
+            batch, _ = player.run()
+            returns.append(float(batch["ep_ret"][0]))
+            print(f"episode {i + 1}: return {returns[-1]:,.1f}, {batch['ep_len'][0]} steps", flush=True)
+    if args.video:
+        print(f"video: {args.video}")
+    return returns
+
+
+def _filmed(policy: SavedPolicy, path: Path, stack: contextlib.ExitStack) -> gym.Env:
+    """An environment whose pictures go to a file. Raises ValueError: it cannot be drawn, or written."""
+    import imageio.v2 as imageio
+
+    if path.suffix not in (".mp4", ".gif"):
+        raise ValueError(f"--video {path}: a video ends in .mp4 or .gif")
+    choose_drawing(policy)
+    env = policy.make_env(render_mode="rgb_array")
+    fps = env.metadata.get("render_fps", FPS)
+    how = {"fps": fps, "macro_block_size": 2} if path.suffix == ".mp4" else {"duration": 1000 / fps, "loop": 0}
+    try:
+        writer: Any = stack.enter_context(imageio.get_writer(path, **how))
+    except (ImportError, ValueError):
+        raise ValueError(f"--video {path}: pip install imageio-ffmpeg, or give a name that ends in .gif") from None
+    return Filmed(env, writer.append_data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
