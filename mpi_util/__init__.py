@@ -12,7 +12,7 @@ says which file to read first.
     arrays/          nested batches and models as named arrays; adapters/: one module per framework
     program/         what a rank calls alone: printing, seeding, timing, signals, TensorFlow's set-up
     collectives/     what ranks do together: gather, broadcast, reduce, average, deal
-    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these
+    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these; names_2017: those of the mpi_util of 2017
     integrations/ *  other libraries' programs on N ranks: Stable-Baselines3
     weight_sync/ *   sender and receivers of weights for workers that keep running
     runs/ *          loggers, saved models, experiments, grids; names in logx *, run_utils *, serialization_utils *
@@ -50,6 +50,7 @@ from .launch.failure import during, fail
 from .launch.hosts import nslots
 from .launch.restarts import saved
 from .launch.watchdog import watchdog
+from .names_2017 import accum_batches, mpitype, pt_to_pt_bcast, set_wt  # noqa: F401  # not for new programs
 from .program import tensorflow_setup as _tensorflow_setup
 from .program.console import Phases, msg, print0, steps_sec, timeit
 from .program.seeding import rank_seed, set_global_seeds, stream

@@ -235,7 +235,7 @@ def test_a_setting_without_effect_is_refused(capsys, arguments, line):
 def test_what_is_not_refused_has_a_value_in_config_json_and_the_rest_has_none(arguments):
     config = parse(["Hopper-v4", *arguments.split()])
     unlimited = {"num_episodes", "total_steps", "run_dir", "resume", "batch_steps", "eval_every", "watchdog"}
-    unlimited |= {"hosts", "hostfile", "log_dir"}
+    unlimited |= {"hosts", "hostfile", "log_dir", "name", "video_every"}
     without = {name for name, value in config.effective.items() if value is None}
     assert without - unlimited == set(config.unused) - unlimited and "lr" in config.effective
     again = Config(**{key: value for key, value in config.effective.items() if value is not None})

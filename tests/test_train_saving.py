@@ -264,7 +264,7 @@ def test_a_full_disk_stops_nothing_and_no_row_is_lost(small_disk, started):
     wait_for_row(process, last + 2)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
-    assert process.returncode == 143 and "to continue" in out, err
+    assert process.returncode == 143 and "  continue: " in out, err
     assert [int(row["Iteration"]) for row in rows(folder)] == [*range(1, len(rows(folder)) + 1)]
     assert len(rows(folder)) >= last + 2 and load(folder / CHECKPOINT)[0]["iteration"] == len(rows(folder))
     assert not list(folder.glob(".*"))
@@ -279,7 +279,7 @@ def test_what_could_not_be_saved_at_the_end_is_said_and_the_status_is_1(small_di
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert out.splitlines()[-1].endswith("; the last save failed") and "to continue" not in out
+    assert out.splitlines()[-1].endswith("; the last save failed") and "  continue: " not in out
     assert "cannot write a checkpoint" in err and "No space left on device" in err and "Traceback" not in err
     assert load(folder / CHECKPOINT)[0]["iteration"] == before
 
@@ -329,7 +329,7 @@ def test_a_first_checkpoint_for_which_there_is_no_room_is_written_later(small_di
     others.unlink()
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
-    assert process.returncode == 143 and "to continue" in out, err
+    assert process.returncode == 143 and "  continue: " in out, err
     assert load(folder / CHECKPOINT)[0]["iteration"] == len(rows(folder))
 
 

@@ -166,7 +166,7 @@ class Panel:
         config, row, grid = self.config, self._row, Table.grid(padding=(0, 2))
         done, limit, unit = self._progress()
         if limit:
-            bar = ProgressBar(total=limit, completed=min(done, limit), width=24)
+            bar = ProgressBar(total=limit, completed=min(done, limit), width=max(5, self._console.width // 4))
             part = Table.grid(padding=(0, 2))
             part.add_row(f"{done:,} of {limit:,} {unit}", bar, f"{done / limit:.0%}", self._left(done, limit))
             grid.add_row("progress", part)
@@ -179,13 +179,15 @@ class Panel:
             grid.add_row("evaluated", f"[bold]{last:,.1f}[/] {spark(self._tests)} best {best:,.1f}")
         if row:
             n, total = config.nprocs, sum(row[f"{name.capitalize()}S"] for name in PHASES) or 1.0
-            grid.add_row("speed", f"{row['StepsPerSecond']:,.0f} steps/s, {n} process{'es' * (n > 1)}")
+            idle = f", idle {row['IdleShare']:.0%}" * (n > 1)
+            grid.add_row("speed", f"{row['StepsPerSecond']:,.0f} steps/s, {n} process{'es' * (n > 1)}{idle}")
             shares = (f"{name} {row[f'{name.capitalize()}S'] / total:.0%}" for name in PHASES)
-            grid.add_row("time", ", ".join(shares) + f"; idle {row['IdleShare']:.0%}" * (n > 1))
+            grid.add_row("time", ", ".join(shares))
             grid.add_row("update", f"KL {row['KL']:.4f}, entropy {row['Entropy']:.2f}, value loss {row['LossV']:.3f}")
         grid.add_row("now", self.doing)
         for column, style in zip(grid.columns, ("dim", "")):
             column.style, column.no_wrap = style, True
+        grid.columns[0].min_width = len("evaluated")
         return Frame(grid, title=f"{config.env}, {config.algo}, seed {config.seed}", title_align="left")
 
     def _progress(self) -> tuple[int, int | None, str]:

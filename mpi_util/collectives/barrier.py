@@ -212,6 +212,9 @@ class Exchange:
         return places(channel, ticket, room)
 
 
+DIFFERS = "is not the same on all ranks"  # what all ranks have brought to one call
+
+
 def check_same(op: str, descriptions: Sequence[Description]) -> None:
     """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
     other = next((description for description in descriptions if description != descriptions[0]), None)
@@ -226,7 +229,7 @@ def check_same(op: str, descriptions: Sequence[Description]) -> None:
         what = dtype if dtype == "missing" else "None" if dtype is None else f"{np.dtype(dtype)} {shape}"
         return f"{what} (of {len(one)} arrays)"
 
-    what = f"{op}: '{name}' is not the same on all ranks; they must have the same names, dtypes and shapes"
+    what = f"{op}: '{name}' {DIFFERS}; they must have the same names, dtypes and shapes"
     raise rank_mismatch(what, map(text, found))
 
 

@@ -12,6 +12,7 @@ from ..arrays.adapters import adapter_for
 from ..errors import BatchError
 from ..host import threads
 from ..launch.identity import Comm
+from ..program.old_names import renamed
 from .channel import Channel, channel_of
 from .collecting import Collection, Share, bring, put
 from .gather_plan import Header, Joined, Plan, check_segments, pack
@@ -30,6 +31,7 @@ def rank0_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = No
 def rank0_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def rank0_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
+@renamed(segins="batch")
 def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: joins the batches of all ranks, row after row, on rank 0. Waits until all ranks call it.
 
@@ -93,11 +95,14 @@ def all_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = None
 def all_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def all_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
+@renamed(segs="batch")
 def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: `rank0_accum_batches`, but every rank gets the joined rows, in arrays of its own.
 
-    Args, Raises: as `rank0_accum_batches`.
+    Args, Raises: as `rank0_accum_batches`; but in a dict a list is joined whatever is in it, as in 2017: pickled.
     """
+    if index is None and isinstance(batch, dict):
+        batch = {key: tree.Objects(leaf) if isinstance(leaf, list) else leaf for key, leaf in batch.items()}
     return _Gather(channel_of(comm), "all_accum_batches", batch, index).run_for_all()
 
 

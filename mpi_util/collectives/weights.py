@@ -9,9 +9,10 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import Plan, derived
-from ..errors import rank_mismatch
+from ..errors import RankMismatchError, rank_mismatch
 from ..launch.identity import Comm
-from .barrier import SMALL, Exchange, Page, possible
+from ..program.old_names import renamed
+from .barrier import DIFFERS, SMALL, Exchange, Page, possible
 from .channel import Channel, channel_of
 from .gather import rank0_accum_batches
 from .transport import broadcast
@@ -19,6 +20,7 @@ from .transport import broadcast
 T = TypeVar("T")
 
 
+@renamed(sess="model")
 def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
@@ -32,7 +34,8 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
             tensors and variables; the same names, dtypes and shapes on every rank. The numbers in automatic layer names
             (`dense_3`) do not matter.
         graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
-            state), and nothing is added to it. None: the session's own; other models have none.
+            state), and nothing is added to it; where the ranks' differ, because rank 0 alone has an optimizer, the
+            trainable ones. None: the session's own; other models have none.
         label: accepted as in 2017, and not used.
         comm: communicator; None: all ranks.
 
@@ -44,10 +47,16 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
         WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
     """
     channel = channel_of(comm)
-    channel.version = _Model("rank0_bcast_wts", model, graph).send(channel)
+    try:
+        channel.version = _Model("rank0_bcast_wts", model, graph).send(channel)
+    except RankMismatchError as error:  # on every rank
+        if graph is None or DIFFERS not in str(error):
+            raise
+        channel.version = _Model("rank0_bcast_wts", model, graph, trainable=True).send(channel)
     return channel.version
 
 
+@renamed(sess="model")
 def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
@@ -70,6 +79,7 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     own.send(channel)
 
 
+@renamed(sess="model")
 def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
 
@@ -138,13 +148,13 @@ class _Model(Exchange):
     The exchange compares the models on the barrier page, and sends what is small there.
     """
 
-    def __init__(self, op: str, model: Any, graph: Any):
-        self.op, self._model, self._graph = op, model, graph
+    def __init__(self, op: str, model: Any, graph: Any, trainable: bool = False):
+        self.op, self._model, self._graph, self._trainable = op, model, graph, trainable
 
     @functools.cached_property
     def plan(self) -> Plan:
         """How the weights are written and taken."""
-        return derived(slots(self._model, self._graph), Plan.of)
+        return derived(slots(self._model, self._graph, trainable=self._trainable), Plan.of)
 
     @property
     def _small(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from ..host.process import process
 from ..launch import failure
 from ..launch.identity import nworkers, rank
+from .old_names import renamed
 
 
 class _Printed(set[str]):
@@ -36,12 +37,13 @@ def msg(*args: Any, sep: str = " ") -> None:
 
 
 class _Last:
-    """When `steps_sec` and `timeit` were called last, and the steps so far."""
+    """When `steps_sec` and `timeit` were called last, `timeit` with a line of dashes too, and the steps so far."""
 
-    steps_at = timed_at = time.perf_counter()
+    steps_at = timed_at = looped_at = time.perf_counter()
     steps = 0
 
 
+@renamed(stepcnt="n_steps")
 def steps_sec(n_steps: int) -> float:
     """Prints on rank 0, and returns, the rate since the last call, in steps per second. Not collective.
 
@@ -55,9 +57,14 @@ def steps_sec(n_steps: int) -> float:
 
 
 def timeit(label: str) -> float:
-    """Prints on rank 0, and returns, the seconds since the last call. Not collective."""
+    """Prints on rank 0, and returns, the seconds since the last call. Not collective.
+
+    Args: label: printed too; one of dashes alone, as at the end of a loop: since the last such line.
+    """
     now, last = time.perf_counter(), process.of(_Last)
     elapsed, last.timed_at = now - last.timed_at, now
+    if label and not label.strip("-"):
+        elapsed, last.looped_at = now - last.looped_at, now
     print0(f"{label}: {elapsed:.6f} s")
     return elapsed
 

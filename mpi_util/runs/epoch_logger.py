@@ -68,13 +68,26 @@ class EpochLogger(Logger):
 
         Raises RankMismatchError on every rank: they ask for statistics of different keys.
         """
+        self._complete("dump_tabular")
+        super().dump_tabular()
+
+    def _complete(self, op: str) -> None:
         if self._statistics:
             samples = {key: stored for key, (stored, _) in self._statistics.items()}
-            found = statistics("dump_tabular", samples, self._comm)
+            found = statistics(op, samples, self._comm)
             for key, (_, columns) in self._statistics.items():
-                self.log_current_row |= {column: getattr(found[key], field) for column, field in columns.items()}
+                self._row |= {column: getattr(found[key], field) for column, field in columns.items()}
             self._statistics = {}
-        super().dump_tabular()
+
+    @property
+    def log_current_row(self) -> dict[str, Any]:
+        """The values logged since the last `dump_tabular`, by column. Collective, if the row has statistics."""
+        self._complete("log_current_row")
+        return self._row
+
+    @log_current_row.setter
+    def log_current_row(self, row: dict[str, Any]) -> None:
+        self._row = row
 
     def get_stats(self, key: str) -> tuple[float, float]:
         """Collective: (mean, std) over all ranks of what has been stored under `key`, which stays stored."""

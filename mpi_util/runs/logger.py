@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -52,8 +53,10 @@ class Logger:
     Attributes:
         unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
         output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
-        log_current_row: the values logged since the last `dump_tabular`, by column.
+        pytorch_saver_elements: what setup_pytorch_saver was given.
     """
+
+    pytorch_saver_elements: Any = None
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Logger:
         """
         self.exp_name = exp_name
         self.output_dir: str | None = None
-        self.log_current_row: dict[str, Any] = {}
+        self._row: dict[str, Any] = {}
         self.unsaved: dict[str, str] = {}
         self._comm, self._show, self._config = comm, show, b""
         self._savers: dict[str, Callable[[Path, str], str | None]] = {}
@@ -139,13 +142,13 @@ class Logger:
     def _add(self, key: str, val: Any) -> None:
         if not isinstance(key, str) or not key.isprintable() or not key:
             raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
-        if key in self.log_current_row:
+        if key in self._row:
             raise UsageError(f"log_tabular: '{key}' is in this row already; call dump_tabular between two rows")
-        self.log_current_row[key] = val
+        self._row[key] = val
 
     def dump_tabular(self) -> None:
         """Writes the row, on rank 0: to progress.txt, where floats keep all digits, and to the terminal."""
-        row, self.log_current_row = self.log_current_row, {}
+        row, self._row = self._row, {}
         if not self._is_root or not row:
             return
         self._progress.add(row)
@@ -223,15 +226,39 @@ class Logger:
                 self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
             else:
                 replace_file(self._folder / f"vars{number}.pkl", content)
-            for save in self._savers.values():
-                self._warn(save(self._folder, number))
+            self._save(number)
 
         self.attempt("the state and the models", write)
+
+    def _save(self, number: str, only: str = "") -> None:
+        for name, save in self._savers.items():
+            if only in ("", name):
+                self._warn(save(self._folder, number))
+
+    def _pytorch_simple_save(self, itr: int | None = None) -> None:
+        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), "torch"))
+
+    def _tf_simple_save(self, itr: int | None = None) -> None:
+        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), "session"))
 
     @property
     def log_headers(self) -> list[str]:
         """The columns of the table, in order."""
-        return list(self._progress.columns) if self._is_root else list(self.log_current_row)
+        return list(self._progress.columns) if self._is_root else list(self._row)
+
+    @property
+    def log_current_row(self) -> dict[str, Any]:
+        """The values logged since the last `dump_tabular`, by column."""
+        return self._row
+
+    @log_current_row.setter
+    def log_current_row(self, row: dict[str, Any]) -> None:
+        self._row = row
+
+    @functools.cached_property
+    def output_file(self) -> Any:
+        """The table, open for appending, on rank 0; None elsewhere. The logger itself opens it for each row."""
+        return open(self._progress.path, "a") if self._is_root else None  # closed with the process
 
     @property
     def first_row(self) -> bool:
@@ -248,6 +275,7 @@ class Logger:
 
         The files are pyt_save/model<itr>.pt, and weights<itr>.npz.
         """
+        self.pytorch_saver_elements = what_to_save
         self._savers["torch"] = partial(save_torch, what_to_save)
 
     def setup_tf_saver(

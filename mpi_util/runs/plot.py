@@ -30,10 +30,9 @@ SHORT = {"steps": "TotalEnvInteracts", "time": "Time", "iteration": "Iteration",
 SPEED = "StepsPerSecond"
 PHASES = ("RolloutS", "GatherS", "UpdateS", "BcastS")
 # settings that do not distinguish what a run learns; some hold paths, times or seeds
-OF_ONE_RUN = frozenset(
-    "seed run_dir resume commands versions logger_kwargs output_dir exp_name thunk hosts hostfile log_dir tag_output "
-    "nprocs num_cpu name watchdog_kill save_every total_steps num_episodes framework device".split()
-)
+_OF_ONE_RUN = """seed run_dir resume commands versions logger_kwargs output_dir exp_name thunk hosts hostfile log_dir
+tag_output nprocs num_cpu name watchdog_kill save_every total_steps num_episodes framework device"""
+OF_ONE_RUN = frozenset(_OF_ONE_RUN.split())
 WIDTH, HEIGHT, DPI = 7.0, 4.2, 120
 ESTIMATES: dict[str, Callable[..., Any]] = {"mean": np.nanmean, "max": np.nanmax, "min": np.nanmin}
 

@@ -289,6 +289,17 @@ def check_a_batch_that_is_no_list_has_no_index(comm, rank, size):
             raises(mpi_util.BatchError, "give a list", lambda b=batch, c=call: c(b, index=[rank], comm=comm))
 
 
+def check_lists_of_2017_are_joined_for_all(comm, rank, size):
+    got = mpi_util.all_accum_batches(segs={"obs": [np.full(2, rank)] * rank, "x": np.zeros((1, 3))}, comm=comm)
+    assert [row.tolist() for row in got["obs"]] == [[k, k] for k in range(size) for _ in range(k)]
+    assert got["x"].shape == (size, 3)
+    if rank == 0:
+        batches = [{"a": [1, "b"], "x": np.ones(2), "last": np.float64(3)}, {"a": [], "x": np.zeros(1), "last": 4.0}]
+        joined = mpi_util.accum_batches(batches)
+        assert joined.keys() == {"a", "x"} and joined["a"] == [1, "b"] and joined["x"].tolist() == [1, 1, 0]
+    assert mpi_util.mpitype(np.float32).Get_size() == 4 and mpi_util.mpitype("i4") is None
+
+
 def check_a_counter_is_a_dict(comm, rank, size):
     got = mpi_util.all_accum_batches({"acts": Counter(left=3)}, comm=comm)["acts"]
     assert type(got) is Counter and got["left"].tolist() == [3] * size

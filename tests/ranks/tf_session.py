@@ -69,6 +69,16 @@ def once_broadcast(comm, rank, size):
         assert mpi_util.chksum(mine.session, mine.graph) == checksum == mpi_util.chksum(mine.session)
 
 
+def check_an_optimizer_on_rank_0_only(comm, rank, size):
+    mine, reference = Program(rank, adam_step if rank == 0 else lambda program: None), Program(0)
+    mpi_util.rank0_bcast_wts(sess=mine.session, graph=mine.graph, label="policy", comm=comm)
+    expected, found = reference.values(), mine.values()
+    assert all(np.array_equal(expected[name], found[name]) for name in ("w:0", "a/b:0"))
+    if rank == 0:
+        mpi_util.set_wt(mine.session, mine.graph, mine.w, np.full((3, 2), 7.0))
+        assert (mine.values()["w:0"] == 7).all()
+
+
 def check_average(comm, rank, size):
     mine = Program(rank)
     everybody = [Program(k).values() for k in range(size)]

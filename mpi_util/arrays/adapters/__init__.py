@@ -72,11 +72,12 @@ def _load(name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
 
-def slots(model: Any, graph: Any = None, read_only: bool = False) -> list[Slot]:
+def slots(model: Any, graph: Any = None, read_only: bool = False, trainable: bool = False) -> list[Slot]:
     """Everything in `model` that a broadcast of its weights carries.
 
     Args:
         graph: of the tf.compat.v1 session `model`; None: the session's own, or `model` is something else.
+        trainable: of a session, only the trainable variables.
         read_only: take from a dict, list or tuple also what cannot be written in place; to write its slot is an error.
 
     Raises:
@@ -85,7 +86,7 @@ def slots(model: Any, graph: Any = None, read_only: bool = False) -> list[Slot]:
     found: list[Slot]
     kind: type = type(model)
     if graph is not None or _is_session(kind):
-        found = _load("tf1").slots(model, graph if graph is not None else model.graph)
+        found = _load("tf1").slots(model, graph if graph is not None else model.graph, trainable)
     elif isinstance(model, (dict, list, tuple)):  # Keras and TensorFlow have containers of their own
         found = _load("arrays").slots(model, read_only)
     else:

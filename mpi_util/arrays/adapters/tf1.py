@@ -11,11 +11,16 @@ from . import value_slot
 from .tensorflow import check_dtype
 
 
-def slots(session: Any, graph: Any) -> list[Slot]:
-    """All global variables of the graph by name: trainable ones, BatchNorm's statistics, optimizer state, counters."""
+def slots(session: Any, graph: Any, trainable: bool = False) -> list[Slot]:
+    """All global variables of the graph by name: trainable ones, BatchNorm's statistics, optimizer state, counters.
+
+    Args: trainable: only these.
+    """
     if not hasattr(session, "run") or id(getattr(session, "graph", None)) != id(graph):
         raise WeightsError("give a tf.compat.v1 session and the graph that it runs")
-    variables = sorted(graph.get_collection("variables"), key=lambda variable: variable.name)
+    variables = sorted(
+        graph.get_collection("trainable_variables" if trainable else "variables"), key=lambda variable: variable.name
+    )
     values = _Values(session, variables)
     return [values.slot(i) for i in range(len(variables))]
 

@@ -1,0 +1,93 @@
+"""Spinning Up's command line: an algorithm, with every option a parameter of a grid.
+
+    python -m mpi_util.run ppo --env CartPole-v1 --cpu 4 --exp_name cart
+    python -m mpi_util.run ppo --env CartPole-v1 --lr 1e-3 3e-4 --hid "[32,32]" "[64,64]" --seed 0 10 20
+    python -m mpi_util.run plot data/cart
+    python -m mpi_util.run test_policy data/cart/cart_s0 --trust
+
+An option with several values varies; --key[short] gives its name in the folders. Values are numbers, lists, booleans,
+strings; torch.nn.NAME is that class. No value is True.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from typing import Any
+
+from .errors import MpiUtilError
+from .run_utils import ExperimentError, ExperimentGrid
+
+ALGORITHMS = ("ppo", "vpg", "trpo")
+SHORT = {"env": "env_name", "hid": "ac_kwargs:hidden_sizes", "act": "ac_kwargs:activation", "lr": "pi_lr"}
+OF_THE_RUN = {
+    "cpu": "num_cpu",
+    "num_cpu": "num_cpu",
+    "data_dir": "data_dir",
+    "dt": "datestamp",
+    "datestamp": "datestamp",
+}
+
+
+def value(text: str) -> Any:
+    """What a word of the command line stands for. Nothing is evaluated."""
+    if re.fullmatch(r"torch\.nn\.\w+", text):
+        return getattr(importlib.import_module("torch.nn"), text.rpartition(".")[2])
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(__doc__)
+        return 0
+    if name in ("plot", "test_policy"):
+        status: int = importlib.import_module(f"mpi_util.{name}").main(words)
+        return status
+    try:
+        name = name.removesuffix("_pytorch")
+        if name not in ALGORITHMS:
+            raise ValueError(f"{name!r} is none of: {', '.join(ALGORITHMS)}, plot, test_policy")
+        _run(name, words)
+    except (ExperimentError, ValueError, MpiUtilError) as error:
+        print(f"mpi_util.run: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ExperimentError) else 2
+    return 0
+
+
+def _run(name: str, words: list[str]) -> None:
+    algorithm = getattr(importlib.import_module("mpi_util.spinup"), name)
+    options: dict[str, tuple[str | None, list[Any]]] = {}
+    for word in words:
+        if found := re.fullmatch(r"--?([a-zA-Z]\w*(?::\w+)*)(?:\[(\w+)\])?", word):
+            key = SHORT.get(found[1], found[1])
+            if key in options:
+                raise ValueError(f"--{found[1]} is given twice; give its values together")
+            options[key] = found[2], []
+        elif options:
+            options[next(reversed(options))][1].append(value(word))
+        else:
+            raise ValueError(f"{word!r} is no option")
+    of_run = {OF_THE_RUN[key]: (options.pop(key)[1] or [True])[0] for key in list(options) if key in OF_THE_RUN}
+    exp_name = (options.pop("exp_name", (None, []))[1] or [f"cmd_{name}"])[0]
+    known = {*inspect.signature(algorithm).parameters, "env_name"}
+    for key in options:
+        if key.partition(":")[0] not in known:
+            raise ValueError(
+                f"{name} has no argument {key}; it has: {', '.join(sorted(known - {'env_fn', 'logger_kwargs'}))}"
+            )
+    if "env_name" not in options:
+        raise ValueError("give an environment: --env CartPole-v1")
+    grid = ExperimentGrid(str(exp_name))
+    for key, (shorthand, values) in options.items():
+        grid.add(key, values or [True], shorthand, in_name=shorthand is not None)
+    grid.run(algorithm, **of_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The names of Spinning Up's tools and of the mpi_util of 2017: that they are there, with these arguments, and work."""
+
+import importlib
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+from conftest import ROOT, run
+from test_run_tools import TOOL
+
+import mpi_util
+from mpi_util.errors import UsageError
+from mpi_util.logx import EpochLogger, Logger
+
+PPO = """env_fn actor_critic ac_kwargs seed=0 steps_per_epoch=4000 epochs=50 gamma=0.99 clip_ratio=0.2 pi_lr=0.0003
+vf_lr=0.001 train_pi_iters=80 train_v_iters=80 lam=0.97 max_ep_len=1000 target_kl=0.01 logger_kwargs save_freq=10"""
+VPG = """env_fn actor_critic ac_kwargs seed=0 steps_per_epoch=4000 epochs=50 gamma=0.99 pi_lr=0.0003 vf_lr=0.001
+train_v_iters=80 lam=0.97 max_ep_len=1000 logger_kwargs save_freq=10"""
+TRPO = """env_fn actor_critic ac_kwargs seed=0 steps_per_epoch=4000 epochs=50 gamma=0.99 delta=0.01 vf_lr=0.001
+train_v_iters=80 damping_coeff=0.1 cg_iters=10 backtrack_iters=10 backtrack_coeff=0.8 lam=0.97 max_ep_len=1000
+logger_kwargs save_freq=10 algo=trpo"""
+
+# module -> name -> its arguments in their order, with the defaults that programs may rely on; None: it is no function
+NAMES = {
+    "mpi_tools": {
+        "mpi_fork": "n bind_to_core=False", "msg": "m", "proc_id": "", "num_procs": "", "allreduce": "",
+        "broadcast": "x root=0",
+        "mpi_op": "x op", "mpi_sum": "x", "mpi_avg": "x", "mpi_statistics_scalar": "x with_min_and_max=False",
+    },
+    "mpi_pytorch": {"setup_pytorch_for_mpi": "", "mpi_avg_grads": "module", "sync_params": "module"},
+    "mpi_tf": {
+        "flat_concat": "xs", "assign_params_from_flat": "x params", "sync_params": "params", "sync_all_params": "",
+        "MpiAdamOptimizer": None,
+    },
+    "logx": {
+        "colorize": "string color bold=False highlight=False", "restore_tf_graph": "sess fpath", "color2num": None,
+        "Logger": "output_dir=None output_fname=progress.txt exp_name=None", "EpochLogger": None,
+    },
+    "run_utils": {
+        "setup_logger_kwargs": "exp_name seed=None data_dir=None datestamp=False",
+        "call_experiment": "exp_name thunk seed=0 num_cpu=1 data_dir=None datestamp=False",
+        "ExperimentGrid": "name", "all_bools": "vals", "valid_str": "v", "DEFAULT_DATA_DIR": None,
+        "FORCE_DATESTAMP": None, "DEFAULT_SHORTHAND": None, "WAIT_BEFORE_LAUNCH": None,
+    },
+    "serialization_utils": {"convert_json": "obj", "is_json_serializable": "v"},
+    "plot": {
+        "make_plots": "all_logdirs legend=None xaxis=None values=None count=False font_scale=1.5 smooth=1 select=None "
+        "exclude=None estimator=mean",
+        "get_datasets": "logdir condition=None", "main": None,
+    },
+    "test_policy": {
+        "load_policy_and_env": "fpath itr=last deterministic=False",
+        "run_policy": "env get_action max_ep_len=None num_episodes=100 render=True",
+    },
+    "run": {"main": None},
+    "spinup": {
+        "ppo": PPO, "vpg": VPG, "trpo": TRPO,
+        "MLPActorCritic": "observation_space action_space hidden_sizes activation",
+        "PPOBuffer": "obs_dim act_dim size gamma=0.99 lam=0.95",
+        "VPGBuffer": "obs_dim act_dim size gamma=0.99 lam=0.95",
+    },
+    "": {  # of 2017
+        "mpi_fork": "n gpu_pct=0.0", "set_global_seeds": "", "accum_batches": "segs", "print0": "", "steps_sec": "",
+        "mpitype": "typ", "rank0_accum_batches": "", "all_accum_batches": "", "all_sum": "x", "all_mean": "x",
+        "bcast": "x", "pt_to_pt_bcast": "x", "set_wt": "sess graph var val", "rank0_bcast_wts": "", "all_avg_wts": "",
+        "chksum": "", "timeit": "label", "rank": None, "nworkers": None, "tf_config": None,
+    },
+}  # fmt: skip
+METHODS = {
+    Logger: "log log_tabular dump_tabular save_config save_state setup_pytorch_saver setup_tf_saver _tf_simple_save "
+    "_pytorch_simple_save first_row log_headers log_current_row output_file pytorch_saver_elements",
+    EpochLogger: "store log_tabular dump_tabular get_stats",
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_names_are_there_with_their_arguments(module):
+    found = importlib.import_module(f"mpi_util.{module}".rstrip("."))
+    for name, expected in NAMES[module].items():
+        thing = getattr(found, name)
+        if not expected:
+            continue
+        known = inspect.signature(thing).parameters
+        for word in expected.split():
+            argument, _, default = word.partition("=")
+            assert argument in known or any(p.kind is p.VAR_POSITIONAL for p in known.values()), (name, argument)
+            assert not default or str(known[argument].default) == default, (name, argument)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_the_methods_are_there(kind):
+    assert not [name for name in METHODS[kind].split() if not hasattr(kind, name)]
+
+
+def test_keywords_of_2017():
+    assert mpi_util.rank0_accum_batches(segins={"x": np.ones(2)})["x"].tolist() == [1, 1]
+    assert mpi_util.steps_sec(stepcnt=10) > 0
+    mpi_util.set_global_seeds(i=3)
+    first = np.random.rand()
+    mpi_util.set_global_seeds(seed=3)
+    assert np.random.rand() == first
+    x = np.arange(3.0)
+    assert mpi_util.pt_to_pt_bcast(x) is x
+    with pytest.raises(TypeError, match="nix"):
+        mpi_util.steps_sec(nix=10)
+
+
+def test_a_line_of_dashes_has_the_time_of_the_whole_loop(capsys):
+    mpi_util.timeit("-----")
+    parts = [mpi_util.timeit("a"), mpi_util.timeit("b")]
+    assert mpi_util.timeit("-----") >= sum(parts) > 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["-----", "a", "b", "-----"]
+
+
+def test_the_current_row_can_be_read_before_it_is_written(tmp_path):
+    logger = EpochLogger(tmp_path)
+    logger.store(EpRet=[1.0, 3.0])
+    logger.log_tabular("EpRet", with_min_and_max=True)
+    logger.log_tabular("Epoch", 0)
+    assert logger.log_current_row == {"AverageEpRet": 2, "StdEpRet": 1, "MaxEpRet": 3, "MinEpRet": 1, "Epoch": 0}
+    logger.dump_tabular()
+    assert logger.log_current_row == {} and logger.output_file.name == str(tmp_path / "progress.txt")
+    assert (tmp_path / "progress.txt").read_text().splitlines()[1].split("\t") == ["2.0", "1.0", "3.0", "1.0", "0"]
+
+
+def test_models_can_be_saved_alone(tmp_path):
+    import torch
+
+    logger = Logger(tmp_path)
+    logger.setup_pytorch_saver(torch.nn.Linear(2, 1))
+    assert isinstance(logger.pytorch_saver_elements, torch.nn.Linear)
+    logger._pytorch_simple_save(3)
+    assert (tmp_path / "pyt_save" / "model3.pt").exists() and not list(tmp_path.glob("vars*"))
+
+
+# ---- the command line
+
+
+def command(*arguments, status=0, cwd):
+    done = run([TOOL[0], "-m", *arguments], 120, {"PYTHONPATH": str(ROOT)}, cwd=cwd)
+    assert done.status == status, done.out + done.err
+    return done
+
+
+@pytest.mark.parametrize(("algorithm", "n"), [("ppo", 2), ("vpg", 1), ("trpo", 3)])
+def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
+    options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 3, "--steps_per_epoch", 601, "--exp_name", "cart"]
+    command("mpi_util.run", algorithm, *options, "--hid", "[32]", "--gamma[g]", 0.9, 0.99, cwd=tmp_path)
+    folders = [tmp_path / "data" / f"cart_g{g}" / f"cart_g{g}_s0" for g in ("0-9", "0-99")]
+    for folder in folders:
+        header, *rows = (line.split("\t") for line in (folder / "progress.txt").read_text().splitlines())
+        assert len(rows) == 3 and {"AverageEpRet", "LossPi", "DeltaLossV", "KL", "TotalEnvInteracts"} <= set(header)
+        assert all(np.isfinite(float(cell)) for row in rows for cell in row)
+    command("mpi_util.run", "plot", "data/cart_g0-9", "--out", "c.png", "-y", "Performance", "KL", cwd=tmp_path)
+    assert (tmp_path / "c.png").exists()
+    played = command("mpi_util.test_policy", folders[0], "-n", 3, "--trust", cwd=tmp_path).out
+    assert played.count("Episode ") == 3 and "AverageEpRet" in played
+
+
+def test_bad_command_lines_get_one_line(tmp_path):
+    (tmp_path / "vars3.pkl").write_bytes(pickle.dumps({"env": None}))
+    for arguments, problem in {
+        ("mpi_util.run", "sac", "--env", "x"): "'sac' is none of: ppo, vpg, trpo, plot, test_policy",
+        ("mpi_util.run", "ppo"): "give an environment",
+        ("mpi_util.run", "ppo", "--env", "CartPole-v1", "--nix", 1): "ppo has no argument nix; it has: ac_kwargs",
+        ("mpi_util.run", "ppo", "x"): "'x' is no option",
+        ("mpi_util.test_policy", "."): "--trust",
+        ("mpi_util.test_policy", ".", "--trust"): "has neither tf1_save3 nor pyt_save/model3.pt",
+        ("mpi_util.test_policy", ".", "--trust", "-i", 5): "it has: 3",
+    }.items():
+        done = command(*arguments, status=2, cwd=tmp_path)
+        assert problem in done.err and done.err.count("\n") == 1, done.err
+
+
+def test_a_buffer_must_be_full():
+    from mpi_util.spinup import PPOBuffer
+
+    buffer = PPOBuffer((3,), (), 2, 0.5, 1.0)
+    buffer.store(np.ones(3), 1, 1.0, 0.5, -0.1)
+    with pytest.raises(UsageError, match="1 of 2 steps"):
+        buffer.get()
+    buffer.store(np.ones(3), 0, 2.0, 1.0, -0.2)
+    buffer.finish_path(4.0)
+    data = buffer.get()
+    assert data["ret"].tolist() == [1 + 0.5 * (2 + 0.5 * 4), 2 + 0.5 * 4] and abs(float(data["adv"].mean())) < 1e-6
+
+
+def test_ppo_learns_cartpole(tmp_path):
+    done = command(
+        "mpi_util.run", "ppo", "--env", "CartPole-v1", "--epochs", 12, "--steps_per_epoch", 2000, "--pi_lr", 3e-3,
+        "--cpu", 2, "--exp_name", "learns", cwd=tmp_path,
+    )  # fmt: skip
+    header, *rows = (line.split("\t") for line in next(tmp_path.rglob("progress.txt")).read_text().splitlines())
+    assert float(rows[-1][header.index("AverageEpRet")]) > 120, done.out
