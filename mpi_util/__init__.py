@@ -15,9 +15,11 @@ says which file to read first.
     mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these; names_2017: those of the mpi_util of 2017
     integrations/ *  other libraries' programs on N ranks: Stable-Baselines3
     weight_sync/ *   sender and receivers of weights for workers that keep running
-    runs/ *          loggers, saved models, experiments, grids; names in logx *, run_utils *, serialization_utils *
+    runs/ *          loggers, saved models, experiments, grids, curves; names in logx *, run_utils *,
+                     serialization_utils *, plot *
+    spinup/ *        Spinning Up's algorithms in torch; run * is their command line, test_policy * plays their policies
 
-A project that copies this folder may delete what is marked *: the last three names only together with runs/.
+A project that copies this folder may delete what is marked *; runs/ only together with the names in it and spinup/.
 docs/architecture.md of the repository has the drawing, one iteration's data, and where to change what.
 """
 

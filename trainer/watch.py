@@ -40,7 +40,7 @@ env = make_env(sys.argv[1], json.loads(sys.argv[2]) | {"render_mode": "rgb_array
 env.reset(seed=0)
 sys.exit(0 if env.render() is not None else "it makes no pictures")
 """
-FPS = 30  # where the environment does not say
+FPS = 30  # pictures of a second at most
 
 
 class SavedPolicy:
@@ -130,11 +130,11 @@ def load_policy(run: str | Path, which: str = "") -> SavedPolicy:
 
 
 class Filmed(gym.Wrapper):
-    """An environment whose pictures go to `take`."""
+    """An environment of whose pictures every `every`-th goes to `take`."""
 
-    def __init__(self, env: gym.Env, take: Callable[[Any], Any]):
+    def __init__(self, env: gym.Env, take: Callable[[Any], Any], every: int):
         super().__init__(env)
-        self._take = take
+        self._take, self._every, self._steps = take, every, 0
 
     def reset(self, **keywords: Any) -> Any:
         """As gymnasium.Env.reset."""
@@ -145,7 +145,9 @@ class Filmed(gym.Wrapper):
     def step(self, action: Any) -> Any:
         """As gymnasium.Env.step."""
         found = super().step(action)
-        self._take(self.env.render())
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._take(self.env.render())
         return found
 
 
@@ -189,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="train.py --watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--watch", type=Path, required=True, metavar="RUN", help="run folder, or a file of weights")
-    parser.add_argument("--episodes", type=int, default=10, help="number of episodes (default: 10)")
+    parser.add_argument("--episodes", type=int, help="number of episodes (default: 10; 1 with --video)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record them: .mp4 (needs imageio-ffmpeg) or .gif")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the weights with the best evaluation (default, if any)")
@@ -199,6 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no_window", action="store_true", help="only play, and print the returns")
     parser.error = lambda message: parser.exit(2, f"train.py: {message}\n")  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
+    args.episodes = (1 if args.video else 10) if args.episodes is None else args.episodes
     if args.episodes < 1 or args.seed < 0:
         parser.error(f"--episodes is {args.episodes}, --seed {args.seed}; they must be at least 1 and 0")
     try:
@@ -240,13 +243,15 @@ def _filmed(policy: SavedPolicy, path: Path, stack: contextlib.ExitStack) -> gym
         raise ValueError(f"--video {path}: a video ends in .mp4 or .gif")
     choose_drawing(policy)
     env = policy.make_env(render_mode="rgb_array")
-    fps = env.metadata.get("render_fps", FPS)
+    own = env.metadata.get("render_fps", FPS)
+    every = -(-own // FPS)
+    fps = own / every
     how = {"fps": fps, "macro_block_size": 2} if path.suffix == ".mp4" else {"duration": 1000 / fps, "loop": 0}
     try:
         writer: Any = stack.enter_context(imageio.get_writer(path, **how))
     except (ImportError, ValueError):
         raise ValueError(f"--video {path}: pip install imageio-ffmpeg, or give a name that ends in .gif") from None
-    return Filmed(env, writer.append_data)
+    return Filmed(env, writer.append_data, every)
 
 
 if __name__ == "__main__":
