@@ -91,10 +91,15 @@ def main() -> int:
     return run.stop.status
 
 
-if __name__ == "__main__":
+def run() -> int:
+    """`main`, where a number that is not finite or a failed start ends with one line. Returns the exit status."""
     try:
-        sys.exit(main())
+        return main()
     except NotFinite as error:
         mpi_util.fail(f"train.py: {error}")
     except mpi_util.LaunchError as error:
         sys.exit(f"train.py: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(run())

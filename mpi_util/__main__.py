@@ -1,9 +1,11 @@
-"""python -m mpi_util COMMAND ...: the tools around a run."""
+"""python -m mpi_util COMMAND ..., or mpi-util COMMAND ...: training, and the tools around a run."""
 
 import importlib
 import sys
 
 COMMANDS = {  # name: module with a `main` of the arguments, what it does
+    "train": ("train", "train a policy on N processes: train.py"),
+    "watch": ("trainer.watch", "play what a run has learned, in a window or as a video"),
     "doctor": ("mpi_util.launch.doctor", "will a job run on this machine, and if not, what is to be done"),
     "plot": ("mpi_util.runs.plot", "curves of runs, their scaling, where their time goes"),
     "grid": ("mpi_util.runs.shell_grid", "run a script once for each combination of options"),
@@ -20,7 +22,15 @@ def main() -> int:
     if name not in COMMANDS:
         print(f"mpi_util: {name!r} is no command; these are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    status: int = importlib.import_module(COMMANDS[name][0]).main(sys.argv[2:])
+    arguments = sys.argv[2:]
+    if name == "train":
+        sys.argv[1:] = arguments
+        return int(importlib.import_module("train").run())
+    try:
+        status: int = importlib.import_module(COMMANDS[name][0]).main(arguments)
+    except ModuleNotFoundError as error:
+        print(f"mpi_util {name}: {error}; pip install 'mpi_util[train]'", file=sys.stderr)
+        return 2
     return status
 
 

@@ -195,6 +195,7 @@ def test_numbers_as_people_write_them(capsys):
         (["--preset", "atari"], "--preset atari is not one of: mujoco"),
         (["--preset", "mujoco", "--algo", "ppo-kl"], "it has: ppo, trpo, vpg"),
         (["--name", "a/b"], "give it without /"),
+        (["--name", "a", "--run_dir", "b"], "give one of them"),
     ]:
         with pytest.raises(SystemExit):
             parse(["Hopper-v4", *arguments])

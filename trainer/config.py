@@ -168,8 +168,8 @@ class Config(Hyper):
             elif not must_be or ALLOWED[must_be](value):
                 continue
             raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
-        if self.name and (self.run_dir or "/" in self.name):
-            raise ValueError(f"--name {self.name} names a folder in runs/ENV; give it without / and without --run_dir")
+        if self.name and "/" in self.name:
+            raise ValueError(f"--name {self.name}: give it without /; --run_dir names any folder")
         if self.lr_schedule == "linear" and self.total_steps is None:
             raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
         if steps := self.batch_steps:
@@ -256,6 +256,8 @@ def parse(arguments: list[str] | None = None) -> Config:
     if ("env" in given) == ("resume" in given):
         parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
     try:
+        if {"name", "run_dir"} <= given.keys():
+            raise ValueError("--name and --run_dir both name the folder of the run; give one of them")
         if "nprocs" not in given and (slots := mpi_util.nslots(given.get("hosts"), given.get("hostfile"))):
             given["nprocs"] = slots
         config = (_resumed(given) if "resume" in given else Config.of(**given)).check()

@@ -77,7 +77,10 @@ class Record:
         return f"to continue: {self._command('--resume')}"
 
     def _command(self, option: str) -> str:
-        return f"{python_command()} {shlex.quote(sys.argv[0])} {option} {shlex.quote(str(self.folder.path))}"
+        program = f"{python_command()} {shlex.quote(sys.argv[0])}"
+        if os.path.basename(sys.argv[0]) in ("mpi-util", "__main__.py"):
+            program = "mpi-util train"
+        return f"{program} {option} {shlex.quote(str(self.folder.path))}"
 
     @property
     def settings(self) -> dict[str, Any]:
