@@ -12,7 +12,7 @@ says which file to read first.
     arrays/          nested batches and models as named arrays; adapters/: one module per framework
     program/         what a rank calls alone: printing, seeding, timing, signals, TensorFlow's set-up
     collectives/     what ranks do together: gather, broadcast, reduce, average, deal
-    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these; names_2017: those of the mpi_util of 2017
+    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these; names_2017: those of 2017
     integrations/ *  other libraries' programs on N ranks: Stable-Baselines3
     weight_sync/ *   sender and receivers of weights for workers that keep running
     runs/ *          loggers, saved models, experiments, grids, curves; names in logx *, run_utils *,
