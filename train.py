@@ -39,6 +39,8 @@ def main() -> int:
         return several_seeds(sys.argv[0], sys.argv[1:])
     config = parse()
     launch = {name: getattr(config, name) for name in LAUNCH}
+    if config.nprocs > mpi_util.nworkers and sys.stdout.isatty():  # their imports take seconds, on few cores
+        print(f"{config.env}: starting {config.nprocs} processes", flush=True)
     if mpi_util.mpi_fork(config.nprocs, **launch) == "parent":
         return 0
     config = config.again(mpi_util.last_saved)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -279,3 +280,67 @@ def test_an_environment_in_the_users_folder_is_found(tmp_path):
     command = [sys.executable, ROOT / "train.py", "myenvs:Mine-v0", "-n", 8, "-b", 8, "--nprocs", 2]
     done = run(command, 60, cwd=tmp_path)
     assert done.status == 0, done.err
+
+
+ENVS = """
+import gymnasium
+import numpy as np
+
+
+class Parts(gymnasium.Env):
+    box = gymnasium.spaces.Box(-1, 1, (2, 2))
+    observation_space = gymnasium.spaces.Dict({"a": box, "b": gymnasium.spaces.Discrete(3)})
+
+    def __init__(self, kind="discrete", n=3):
+        nvec = gymnasium.spaces.MultiDiscrete([[2, n]], start=[[0, 5]])
+        self.action_space = nvec if kind == "discrete" else gymnasium.spaces.MultiBinary(n)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"a": np.zeros((2, 2), np.float32), "b": 0}, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.reset()[0], float(action.sum()), False, False, {}
+
+
+class Image(Parts):
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 5, 3), np.uint8)
+
+    def reset(self, **_):
+        return np.zeros((4, 5, 3), np.uint8), {}
+
+
+gymnasium.register("Parts-v0", Parts, max_episode_steps=20)
+gymnasium.register("Image-v0", Image, max_episode_steps=20)
+
+
+def half(env):
+    return gymnasium.wrappers.TransformReward(env, lambda rew: rew / 2)
+"""
+
+
+def test_spaces_of_parts_images_and_wrappers(tmp_path):
+    (tmp_path / "parts.py").write_text(ENVS)
+
+    def ran(*arguments, status=0):
+        command = [sys.executable, ROOT / "train.py", *arguments, "-n", 8, "-b", 8, "--run_dir", tmp_path / "run"]
+        done = run(command, 60, cwd=tmp_path)
+        assert done.status == status, done.err
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return done
+
+    def returned(done):
+        return float(next(line for line in done.out.splitlines() if line.startswith("     1 ")).split()[3])
+
+    whole = returned(ran("parts:Parts-v0", "--nprocs", 2))
+    assert 100 < whole < 160  # 20 steps of 5 to 8
+    assert returned(ran("parts:Parts-v0", "--env_wrappers", "parts:half,parts:half")) == pytest.approx(
+        whole / 4, abs=0.1
+    )
+    assert 0 < returned(ran("parts:Parts-v0", "--env_kwargs", '{"kind": "binary"}')) < 60
+    assert "shape (4, 5, 3) are flattened to 60 numbers" in ran("parts:Image-v0", "--nprocs", 2).out
+    large = ran("parts:Parts-v0", "--env_kwargs", '{"n": 600}', status=2)
+    assert "1024 combinations at most" in large.err and large.err.count("\n") == 1
+    wrong = ran("parts:Parts-v0", "--env_wrappers", "parts:nix", status=2)
+    assert "--env_wrappers parts:nix: " in wrong.err and wrong.err.count("\n") == 1

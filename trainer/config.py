@@ -42,6 +42,9 @@ class Config(Hyper):
 
     env: str = setting(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
     env_kwargs: str = setting(RUN, "keyword arguments of the environment, a JSON object", "{}")
+    env_wrappers: str = setting(
+        RUN, "MODULE:FUNCTION,...: each takes the environment and returns another", "", metavar="LIST"
+    )
     run_dir: str | None = setting(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
     name: str | None = setting(RUN, "of the run: its folder is runs/ENV/NAME-sSEED")
     resume: str | None = setting(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")

@@ -1,5 +1,7 @@
 """Gymnasium environments as the policies need them: flat observations, and actions from -1 to 1."""
 
+import importlib
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -8,33 +10,66 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from trainer.config import Config
 
-def make_env(env_id: str, arguments: dict[str, Any], quiet: bool) -> gym.Env:
+MOST_ACTIONS = 1024  # combinations of the parts of an action, each of which is one for the policy
+
+
+def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
     """A Gymnasium environment with flat observations; `module:Env-v0` imports the module first.
 
-    Args: arguments: keywords of the environment. quiet: suppress its warnings, which are the same on every rank.
+    Args: quiet: suppress its warnings, which are the same on every rank. more: keywords, besides those of `config`.
 
     Raises: ValueError: the environment is unknown, cannot be built, or its action space is not supported.
     """
+    env_id = config.env
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is out of date")  # the version was chosen, for comparison with others
         if quiet:
             warnings.simplefilter("ignore")
             gym.logger.min_level = gym.logger.ERROR
-        if ":" in env_id and "" not in sys.path:
+        if ":" in env_id + config.env_wrappers and "" not in sys.path:
             sys.path.append("")  # a module of the user's folder
         try:
-            env = gym.make(env_id, disable_env_checker=True, **arguments)
+            env = gym.make(env_id, disable_env_checker=True, **config.env_arguments | more)
         except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
+        for name in filter(None, config.env_wrappers.split(",")):
+            env = _function(name)(env)
     space = env.action_space
     continuous = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    if not continuous and not isinstance(space, gym.spaces.Discrete):
-        raise ValueError(f"{env_id}: actions are {space}; a policy needs Box (floating point) or Discrete ones")
+    if not (continuous or 0 < _n_joint(space) <= MOST_ACTIONS):
+        fits = (
+            f"Box (floating point), Discrete, or MultiDiscrete and MultiBinary of {MOST_ACTIONS} combinations at most"
+        )
+        raise ValueError(f"{env_id}: actions are {space}; a policy needs {fits}")
     space = env.observation_space
     if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
         env = gym.wrappers.FlattenObservation(env)
+        if isinstance(space, gym.spaces.Box) and len(space.shape) > 1 and not quiet:
+            n = env.observation_space.shape[0]
+            flat = f"observations of shape {space.shape} are flattened to {n} numbers"
+            print(f"train.py: {flat}; there is no network for images here")
     return env
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    """What `module:function` names. Raises ValueError: one line: there is no such function."""
+    module, _, function = name.strip().partition(":")
+    try:
+        found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+        return found
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"--env_wrappers {name}: {error}; give module:function, which takes an environment") from None
+
+
+def _n_joint(space: Any) -> int:
+    """Number of different actions; 0: they cannot be counted."""
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return math.prod(space.nvec.ravel().tolist())
+    return 2 ** math.prod(space.shape) if isinstance(space, gym.spaces.MultiBinary) else 0
 
 
 def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
@@ -45,6 +80,11 @@ def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
     if isinstance(space, gym.spaces.Discrete):
         start = int(space.start)
         return int(space.n), True, (lambda action: action + start) if start else (lambda action: action)
+    if n := _n_joint(space):  # each combination is an action
+        nvec = space.nvec.ravel() if isinstance(space, gym.spaces.MultiDiscrete) else np.full(math.prod(space.shape), 2)
+        start = getattr(space, "start", 0)
+        table = np.array(np.unravel_index(np.arange(n), nvec)).T.reshape(n, *space.shape)
+        return n, True, (start + table).astype(space.dtype).__getitem__
     low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
     size, shape, dtype = low.size, space.shape, space.dtype
     if not (np.isfinite(low).all() and np.isfinite(high).all()):

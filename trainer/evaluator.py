@@ -136,7 +136,7 @@ def _evaluate(scheme: MultiProcessWeightSyncScheme, results: Connection, config:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     scaler, control = Scaler(spec.obs_dim), Control(config.first_rew_scale)
     try:
-        env = make_env(config.env, config.env_arguments, quiet=True)
+        env = make_env(config, quiet=True)
         actor = networks(spec).Actor(spec, networks(spec).init_params(spec, np.random.default_rng()))
         runner, policy = Runner(env, actor, scaler, config, control, greedy=True), actor.params | scaler.arrays
         scheme.init_on_receiver(model_id="policy", worker_idx=0, model=policy | control.arrays)

@@ -182,7 +182,8 @@ class Record:
         return False
 
     def _notes(self) -> dict[str, Any]:
-        return {"env": self.config.env, "env_kwargs": self.config.env_kwargs, "spec": asdict(self.spec)}
+        of_env = {name: getattr(self.config, name) for name in ("env", "env_kwargs", "env_wrappers")}
+        return of_env | {"spec": asdict(self.spec)}
 
     def finish(self, why: str, iterations: int, steps: int, saved: bool = True) -> None:
         """Prints how the run ended, and what to do with it. Args: saved: whether the last save has worked."""

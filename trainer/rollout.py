@@ -167,7 +167,7 @@ class Runner:
         while True:
             try:
                 if self.env is None:
-                    self.env = make_env(self.config.env, self.config.env_arguments | self._render, quiet=True)
+                    self.env = make_env(self.config, quiet=True, **self._render)
                 return self._replay()
             except (Exception, SystemExit) as error:
                 self._try_again(error)

@@ -105,7 +105,7 @@ class Run:
             return Beside(config, self.spec, self.control, self.weights, training.asked, self.stop, self.report_late)
         if config.eval_async or not config.eval_every:
             return None
-        env = make_env(config.env, config.env_arguments, quiet=True)
+        env = make_env(config, quiet=True)
         return Evaluator(Runner(env, self.actor, self.scaler, config, self.control, greedy=True), self.stop)
 
     def report(

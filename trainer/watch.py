@@ -12,7 +12,6 @@ In a program:
 import argparse
 import contextlib
 import functools
-import json
 import os
 import socket
 import subprocess
@@ -34,9 +33,10 @@ from trainer.run_folder import load
 
 POLICY, BEST = "policy.safetensors", "best.safetensors"
 PROBE = """
-import json, sys
-from trainer.environment import make_env
-env = make_env(sys.argv[1], json.loads(sys.argv[2]) | {"render_mode": "rgb_array"}, quiet=True)
+import sys
+from pathlib import Path
+from trainer.watch import SavedPolicy
+env = SavedPolicy(Path(sys.argv[1])).make_env(render_mode="rgb_array")
 env.reset(seed=0)
 sys.exit(0 if env.render() is not None else "it makes no pictures")
 """
@@ -61,7 +61,11 @@ class SavedPolicy:
 
     def make_env(self, **more: Any) -> gym.Env:
         """The environment it was trained in, with flat observations. Args: more: keywords besides those of the run."""
-        return make_env(self.notes["env"], json.loads(self.notes["env_kwargs"]) | more, quiet=True)
+        return make_env(self._config(), quiet=True, **more)
+
+    def _config(self, seed: int = 0) -> Config:
+        of_env = {name: self.notes[name] for name in ("env", "env_kwargs", "env_wrappers") if name in self.notes}
+        return Config(**of_env, seed=seed)
 
     @functools.cached_property
     def runner(self) -> Runner:
@@ -70,8 +74,7 @@ class SavedPolicy:
 
     def player(self, env: gym.Env, seed: int = 0, stochastic: bool = False) -> Runner:
         """Plays episodes in `env`. Args: seed: of the episodes. stochastic: actions are drawn."""
-        config = Config(env=self.notes["env"], env_kwargs=self.notes["env_kwargs"], seed=seed)
-        return Runner(env, self.actor, self.scaler, config, Control(1.0), greedy=not stochastic)
+        return Runner(env, self.actor, self.scaler, self._config(seed), Control(1.0), greedy=not stochastic)
 
     def act(self, obs: Any, stochastic: bool = False) -> Any:
         """The environment's action for one of its observations. Args: stochastic: drawn, and not the most likely."""
@@ -170,7 +173,7 @@ def choose_drawing(policy: SavedPolicy) -> None:
     ways = [os.environ["MUJOCO_GL"]] if "MUJOCO_GL" in os.environ else ["glfw"] * display_works() + ["egl", "osmesa"]
     why = ""
     for way in ways:
-        command = [sys.executable, "-c", PROBE, policy.notes["env"], policy.notes["env_kwargs"]]
+        command = [sys.executable, "-c", PROBE, str(policy.path)]
         path = os.pathsep.join(map(str, filter(None, [*sys.path])))
         tried = subprocess.run(  # noqa: S603  # in a process of its own: a library may abort it
             command, env=os.environ | {"MUJOCO_GL": way, "PYTHONPATH": path}, capture_output=True, text=True
