@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import shutil
+import textwrap
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,15 @@ class Display:
 
     def say(self, text: str) -> None:
         """Prints `text`, above the panel if there is one, unless it is empty."""
-        if text:
-            _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}" if self.panel else f"{text}\n")
+        if text and self.panel:
+            width = shutil.get_terminal_size().columns
+            lines = (
+                textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")
+            )
+            text = "\n".join(itertools.chain(*lines))
+            _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}")
+        elif text:
+            _write(f"{text}\n")
 
     def doing(self, text: str) -> None:
         """Says in the panel what is going on."""
@@ -171,7 +179,7 @@ class Panel:
             part.add_row(f"{done:,} of {limit:,} {unit}", bar, f"{done / limit:.0%}", self._left(done, limit))
             grid.add_row("progress", part)
         else:
-            grid.add_row("progress", f"{done:,} {unit}; no limit was set")
+            grid.add_row("progress", f"{done:,} {unit} after {clock(time.monotonic() - self._began)}; no limit was set")
         if self._returns:
             grid.add_row("return", f"[bold]{self._returns[-1]:,.1f}[/] {spark(self._returns)} last {EPISODES} episodes")
         if self._tests:
