@@ -1,5 +1,6 @@
 """Rows of progress.txt for other tools: progress.jsonl, and on request TensorBoard's files and Weights & Biases."""
 
+import hashlib
 import importlib
 import json
 import math
@@ -32,10 +33,11 @@ class Exports:
         if "tensorboard" in modules:
             self._events = modules["tensorboard"].SummaryWriter(str(folder))
         if "wandb" in modules:
-            settings = config.effective
+            key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run is the same one there
             self._run = modules["wandb"].init(
-                project="mpi_util", name=folder.name, id=folder.name, resume="allow", dir=str(folder), config=settings
-            )
+                project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
+                config=config.effective,
+            )  # fmt: skip
 
     def row(self, row: dict[str, Any]) -> None:
         """Args: row: as in progress.txt."""
