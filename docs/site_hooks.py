@@ -12,6 +12,7 @@ LINKS = [
     (r"\]\(\.\./examples/(\w+)\.py\)", r"](examples/\1.md)"),
     (r"\]\(\.\./examples/(README\.md)?\)", "](examples/README.md)"),
     (r"\]\(\.\./benchmarks/results/learning/", "](learning/"),
+    (r"\]\(\.\./README\.md\)", "](index.md)"),
     (r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1"),
 ]
 OF_README = [

@@ -12,7 +12,7 @@ says which file to read first.
     arrays/          nested batches and models as named arrays; adapters/: one module per framework
     program/         what a rank calls alone: printing, seeding, timing, signals, TensorFlow's set-up
     collectives/     what ranks do together: gather, broadcast, reduce, average, deal
-    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these; names_2017: those of 2017
+    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these
     integrations/ *  other libraries' programs on N ranks: Stable-Baselines3
     weight_sync/ *   sender and receivers of weights for workers that keep running
     runs/ *          loggers, saved models, experiments, grids, curves; names in logx *, run_utils *,
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from .collectives.dealing import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from .collectives.moments import merge_moments
+from .collectives.names_2017 import accum_batches, mpitype, pt_to_pt_bcast, set_wt  # noqa: F401  # not for new programs
 from .collectives.reductions import all_mean, all_sum
 from .collectives.start import mpi_fork
 from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
@@ -52,7 +53,6 @@ from .launch.failure import during, fail
 from .launch.hosts import nslots
 from .launch.restarts import saved
 from .launch.watchdog import watchdog
-from .names_2017 import accum_batches, mpitype, pt_to_pt_bcast, set_wt  # noqa: F401  # not for new programs
 from .program import tensorflow_setup as _tensorflow_setup
 from .program.console import Phases, msg, print0, steps_sec, timeit
 from .program.seeding import rank_seed, set_global_seeds, stream

@@ -6,9 +6,9 @@ import sys
 COMMANDS = {  # name: module with a `main` of the arguments, what it does
     "train": ("train", "train a policy on N processes: train.py"),
     "watch": ("trainer.watch", "play what a run has learned, in a window or as a video"),
-    "doctor": ("mpi_util.launch.doctor", "will a job run on this machine, and if not, what is to be done"),
-    "plot": ("mpi_util.runs.plot", "curves of runs, their scaling, where their time goes"),
-    "grid": ("mpi_util.runs.shell_grid", "run a script once for each combination of options"),
+    "doctor": (".launch.doctor", "will a job run on this machine, and if not, what is to be done"),
+    "plot": (".runs.plot", "curves of runs, their scaling, where their time goes"),
+    "grid": (".runs.shell_grid", "run a script once for each combination of options"),
 }
 
 
@@ -27,7 +27,7 @@ def main() -> int:
         sys.argv[1:] = arguments
         return int(importlib.import_module("train").run())
     try:
-        status: int = importlib.import_module(COMMANDS[name][0]).main(arguments)
+        status: int = importlib.import_module(COMMANDS[name][0], __package__).main(arguments)
     except ModuleNotFoundError as error:
         print(f"mpi_util {name}: {error}; pip install 'mpi_util[train]'", file=sys.stderr)
         return 2

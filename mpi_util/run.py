@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(__doc__)
         return 0
     if name in ("plot", "test_policy"):
-        status: int = importlib.import_module(f"mpi_util.{name}").main(words)
+        status: int = importlib.import_module(f".{name}", __package__).main(words)
         return status
     try:
         name = name.removesuffix("_pytorch")
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(name: str, words: list[str]) -> None:
-    algorithm = getattr(importlib.import_module("mpi_util.spinup"), name)
+    algorithm = getattr(importlib.import_module(".spinup", __package__), name)
     options: dict[str, tuple[str | None, list[Any]]] = {}
     for word in words:
         if found := re.fullmatch(r"--?([a-zA-Z]\w*(?::\w+)*)(?:\[(\w+)\])?", word):

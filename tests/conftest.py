@@ -46,6 +46,9 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 # Tests that repeat others: at more ranks, in another algorithm, under the second MPI; and the longest of benchmarks.
 # `pytest -m slow` runs these.
 SLOW = [
+    r"test_names\.py::test_an_algorithm_runs_from_the_command_line\[(vpg|trpo)",
+    r"test_names\.py::test_ppo_learns",
+    r"test_packaging\.py::test_the_source_distribution",
     r"test_train\.py::test_same_bits_at_any_size\[(2|4|10-segments|10-odd)",
     r"test_train_failures\.py::test_segments_that_were_killed_go_on_to_the_same_bits\[(tests|CartPole)",
     r"test_train_failures\.py::test_an_environment_that_fails_is_made_again\[(segments-1|episodes-3)",

@@ -34,6 +34,7 @@ from mpi_util.host.segments import Segment
 from mpi_util.launch import reap
 from mpi_util.launch.supervise import Job
 from mpi_util.logx import Logger, load_weights, restore_tf_graph
+from mpi_util.test_policy import load_policy_and_env
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync import publisher as publishing
 from mpi_util.weight_sync.connection import (
@@ -578,6 +579,9 @@ def test_no_file_is_unpickled_unasked(tmp_path):
     (tmp_path / "vars.pkl").write_bytes(pickle.dumps(Bomb(loaded)))
     finished = run([sys.executable, ROOT / "examples" / "adopt_test_policy.py", tmp_path], 60)
     assert finished.status == 2 and "add --trust" in finished.err and not loaded.exists()
+    with pytest.raises(UsageError, match="trust=True"):
+        load_policy_and_env(tmp_path)
+    assert not loaded.exists()
 
 
 # ---- what is kept from logs, what is checked in the code
@@ -593,6 +597,7 @@ UNPICKLES = {
     "mpi_util/collectives/messages.py": 1,  # the same
     "mpi_util/runs/experiment.py": 2,  # what the launcher hands to its own process
     "mpi_util/runs/savers.py": 1,  # trust=True
+    "mpi_util/test_policy.py": 2,  # trust=True
     "examples/adopt_test_policy.py": 2,  # --trust
 }
 

@@ -1,5 +1,6 @@
 """Settings by name, and the options that stand for others: what a command line means before it is parsed."""
 
+import os
 import shlex
 import sys
 
@@ -51,9 +52,7 @@ def numbers(text: str) -> list[int]:
 
 
 def several_seeds(program: str, arguments: list[str]) -> int:
-    """Runs the command line once for each of its --seeds, one after the other. Returns the exit status."""
-    from mpi_util.runs.shell_grid import main
-
+    """Runs the command line once for each of its --seeds, one after the other: becomes a grid. Returns: status 2."""
     at = arguments.index("--seeds")
     try:
         seeds = numbers(arguments[at + 1])
@@ -61,4 +60,6 @@ def several_seeds(program: str, arguments: list[str]) -> int:
         print(f"train.py: --seeds {' '.join(arguments[at + 1 : at + 2])}: give them as 0-4 or 0,1,7", file=sys.stderr)
         return 2
     rest = arguments[:at] + arguments[at + 2 :]
-    return main([program, *rest, "--seed", *map(str, seeds), "--data_dir", "runs"])
+    grid = ["grid", program, *rest, "--seed", *map(str, seeds), "--data_dir", "runs"]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.execv(sys.executable, [sys.executable, "-m", "mpi_util", *grid])  # noqa: S606  # this interpreter

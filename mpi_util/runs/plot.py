@@ -12,6 +12,7 @@ A folder stands for all runs in it and below it. Spinning Up's `plot` had the sa
 
 import argparse
 import functools
+import importlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -164,11 +165,10 @@ def make_plots(
         raise UsageError("no run is left by --select and --exclude")
     values = [values] if isinstance(values, str) else list(values or ["Performance"])
     x = SHORT.get(xaxis or "steps", xaxis or "")
-    framework("matplotlib")
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    matplotlib = framework("matplotlib")
+    Figure = importlib.import_module("matplotlib.figure").Figure
 
-    with rc_context({"font.size": 10 * font_scale / 1.5}):
+    with matplotlib.rc_context({"font.size": 10 * font_scale / 1.5}):
         if kind != "curve":
             figure = Figure((WIDTH, HEIGHT), DPI, layout="constrained")
             {"scaling": _scaling, "phases": _phases}[kind](figure.subplots(), runs)
