@@ -165,19 +165,22 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     assert played.count("Episode ") == 3 and "AverageEpRet" in played
 
 
-def test_bad_command_lines_get_one_line(tmp_path):
+def test_bad_command_lines_get_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "vars3.pkl").write_bytes(pickle.dumps({"env": None}))
-    for arguments, problem in {
-        ("mpi_util.run", "sac", "--env", "x"): "'sac' is none of: ppo, vpg, trpo, plot, test_policy",
-        ("mpi_util.run", "ppo"): "give an environment",
-        ("mpi_util.run", "ppo", "--env", "CartPole-v1", "--nix", 1): "ppo has no argument nix; it has: ac_kwargs",
-        ("mpi_util.run", "ppo", "x"): "'x' is no option",
-        ("mpi_util.test_policy", "."): "--trust",
-        ("mpi_util.test_policy", ".", "--trust"): "has neither tf1_save3 nor pyt_save/model3.pt",
-        ("mpi_util.test_policy", ".", "--trust", "-i", 5): "it has: 3",
+    monkeypatch.chdir(tmp_path)
+    for (module, *arguments), problem in {
+        ("run", "sac", "--env", "x"): "'sac' is none of: ppo, vpg, trpo, plot, test_policy",
+        ("run", "ppo"): "give an environment",
+        ("run", "ppo", "--env", "CartPole-v1", "--nix", "1"): "ppo has no argument nix; it has: ac_kwargs",
+        ("run", "ppo", "x"): "'x' is no option",
+        ("test_policy", "."): "--trust",
+        ("test_policy", ".", "--trust"): "has neither tf1_save3 nor pyt_save/model3.pt",
+        ("test_policy", ".", "--trust", "-i", "5"): "it has: 3",
     }.items():
-        done = command(*arguments, status=2, cwd=tmp_path)
-        assert problem in done.err and done.err.count("\n") == 1, done.err
+        with pytest.raises(SystemExit, match="2"):
+            sys.exit(importlib.import_module(f"mpi_util.{module}").main(arguments))
+        err = capsys.readouterr().err
+        assert problem in err and err.count("\n") == 1, err
 
 
 def test_a_buffer_must_be_full():
