@@ -23,6 +23,7 @@ A project that copies this folder may delete what is marked *; runs/ only togeth
 docs/architecture.md of the repository has the drawing, one iteration's data, and where to change what.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .collectives.dealing import deal, share
@@ -75,6 +76,8 @@ __all__ = [
     "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed", "restarts", "saved", "set_global_seeds",
     "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip
+if "tensorflow" in sys.modules:  # else a star import would load it
+    __all__ += ["tf_config"]
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
