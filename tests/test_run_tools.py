@@ -179,6 +179,15 @@ def test_videos_and_their_errors(tmp_path):
     assert "cannot draw Hopper-v4 here" in done.err and done.err.count("\n") == 1
 
 
+def test_without_a_display_no_window_is_opened(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    for display in ("", ":77"):
+        monkeypatch.setenv("DISPLAY", display)
+        done = train("Hopper-v4", "--nprocs", 2, "--render", "--run_dir", tmp_path / "run", status=2)
+        assert done.err.count("\n") == 1 and "there is no display" in done.err
+
+
 def test_a_saved_policy_in_three_lines(tmp_path):
     folder = tmp_path / "run"
     train("Hopper-v4", "--total_steps", 1000, "--eval_every", 500, "--run_dir", folder)

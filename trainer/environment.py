@@ -1,7 +1,10 @@
 """Gymnasium environments as the policies need them: flat observations, and actions from -1 to 1."""
 
+import contextlib
 import importlib
 import math
+import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -51,6 +54,32 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
             flat = f"observations of shape {space.shape} are flattened to {n} numbers"
             print(f"train.py: {flat}; there is no network for images here")
     return env
+
+
+def make_shown_env(config: Config, quiet: bool = True) -> gym.Env:
+    """As `make_env`, in a window. Raises: ValueError: none can be opened, or what draws in it is missing."""
+    if not display_works():
+        instead = "`train.py --watch RUN_DIR --video FILE` records"
+        raise ValueError(f"no window can be opened here: there is no display; {instead}")
+    env = make_env(config, quiet, render_mode="human")
+    try:
+        env.reset(seed=0)
+    except gym.error.Error as error:  # pygame is not installed
+        raise ValueError(f"cannot show {config.env}: {' '.join(str(error).split())}") from None
+    return env
+
+
+def display_works() -> bool:
+    """True if a window can be opened: without this question some libraries abort the process."""
+    if os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
+        return True
+    host, _, number = os.environ.get("DISPLAY", "").partition(":")
+    if host or not number:
+        return bool(host)  # of another machine, by ssh
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
+        server.connect(f"/tmp/.X11-unix/X{number.split('.')[0]}")  # noqa: S108  # X's own place
+        return True
+    return False
 
 
 def _function(name: str) -> Callable[[Any], Any]:

@@ -14,7 +14,7 @@ from policies.scaler import Scaler
 from policies.share import ALONE
 from trainer.config import Config
 from trainer.control import Control
-from trainer.environment import action_map, make_env
+from trainer.environment import action_map, make_env, make_shown_env
 from trainer.rollout import networks
 from trainer.run import Run
 from trainer.sharing import Ranks
@@ -41,14 +41,15 @@ def set_up(config: Config) -> Run:
 def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     """This rank's environments by number, and the sizes of the networks for them."""
     is_root = mpi_util.rank == 0
-    shown = {"render_mode": "human"} if config.render and is_root else {}
     numbers: Iterable[int] = [0]
     if config.batch_steps:
         apart = config.overlap and mpi_util.nworkers > 1  # rank 0 updates while the others collect
         collecting, first = mpi_util.nworkers - apart, mpi_util.rank - apart
         numbers = range(first, config.num_envs, collecting) if first >= 0 else ()
-    envs = {e: make_env(config, quiet=not is_root or e > 0, **shown) for e in numbers}
-    env = next(iter(envs.values()), None) or make_env(config, quiet=not is_root, **shown)
+    envs = {e: make_env(config, quiet=not is_root or e > 0) for e in numbers}
+    if config.render and is_root:
+        envs |= {e: make_shown_env(config) for e in list(envs)[:1]}
+    env = next(iter(envs.values()), None) or make_env(config, quiet=not is_root)
     obs_dim = env.observation_space.shape[0]
     act_dim, discrete, _ = action_map(env.action_space)
     if discrete and config.log_std != INIT_LOG_STD:

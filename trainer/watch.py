@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import functools
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from policies.actor import Spec
 from policies.scaler import CLIP, Scaler
 from trainer.config import Config
 from trainer.control import Control
-from trainer.environment import make_env
+from trainer.environment import display_works, make_env, make_shown_env
 from trainer.rollout import Episode, Runner, networks
 from trainer.run_folder import load
 
@@ -61,9 +60,10 @@ class SavedPolicy:
 
     def make_env(self, **more: Any) -> gym.Env:
         """The environment it was trained in, with flat observations. Args: more: keywords besides those of the run."""
-        return make_env(self._config(), quiet=True, **more)
+        return make_env(self.config(), quiet=True, **more)
 
-    def _config(self, seed: int = 0) -> Config:
+    def config(self, seed: int = 0) -> Config:
+        """The settings of its environment. Args: seed: of episodes."""
         of_env = {name: self.notes[name] for name in ("env", "env_kwargs", "env_wrappers") if name in self.notes}
         return Config(**of_env, seed=seed)
 
@@ -74,7 +74,7 @@ class SavedPolicy:
 
     def player(self, env: gym.Env, seed: int = 0, stochastic: bool = False) -> Runner:
         """Plays episodes in `env`. Args: seed: of the episodes. stochastic: actions are drawn."""
-        return Runner(env, self.actor, self.scaler, self._config(seed), Control(1.0), greedy=not stochastic)
+        return Runner(env, self.actor, self.scaler, self.config(seed), Control(1.0), greedy=not stochastic)
 
     def act(self, obs: Any, stochastic: bool = False) -> Any:
         """The environment's action for one of its observations. Args: stochastic: drawn, and not the most likely."""
@@ -154,19 +154,6 @@ class Filmed(gym.Wrapper):
         return found
 
 
-def display_works() -> bool:
-    """True if a window can be opened: without this question some libraries abort the process."""
-    if os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
-        return True
-    host, _, number = os.environ.get("DISPLAY", "").partition(":")
-    if host or not number:
-        return bool(host)  # of another machine, by ssh
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
-        server.connect(f"/tmp/.X11-unix/X{number.split('.')[0]}")  # noqa: S108  # X's own place
-        return True
-    return False
-
-
 def choose_drawing(policy: SavedPolicy) -> None:
     """Sets MUJOCO_GL and the like to what draws here. Raises ValueError: nothing does; one line with the reason."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's
@@ -227,7 +214,7 @@ def _play(policy: SavedPolicy, args: argparse.Namespace) -> list[float]:
             env = policy.make_env()
             print("" if args.no_window else "no display here, so only the returns; --video FILE.mp4 records\n", end="")
         else:
-            env = policy.make_env(render_mode="human")
+            env = make_shown_env(policy.config())
         stack.callback(env.close)
         player, returns = policy.player(env, args.seed, args.stochastic), []
         for i in range(args.episodes):
