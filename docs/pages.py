@@ -3,8 +3,8 @@
     python -m mkdocs build --strict     # writes it to site/
     python -m mkdocs serve              # shows it, and builds it again after each change
 
-The README is the first page, examples/README.md and each program there are pages, and pictures of benchmarks/results are
-copied. Files say `../examples/x.py` and `docs/x.md`, as they do on GitHub; here such links become those of the site.
+The README is the first page, examples/README.md and each program there are pages, and pictures of benchmarks/results
+are copied. Files say `../examples/x.py` and `docs/x.md`, as they do on GitHub; here such links become the site's.
 """
 
 import posixpath
