@@ -15,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]+)?(?=\))")
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]+)?\)")
 
 
 def in_site(path: str) -> str:
@@ -32,17 +32,22 @@ def in_site(path: str) -> str:
 
 
 def for_site(text: str, path: str) -> str:
-    """A file's text with the links of the site; those to what is not on it become plain text.
+    """A file's text with the links of the site, which show titles; those to what is not on it become plain text.
 
     Args: path: of the file, from the repository's root.
     """
     here = posixpath.dirname(in_site(path))
 
     def link(found: re.Match[str]) -> str:
-        target = in_site(posixpath.normpath(posixpath.join(posixpath.dirname(path), found[1])))
-        return posixpath.relpath(target, here or ".") + (found[2] or "") if target else "NONE"
+        shown, target, anchor = found.groups()
+        source = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if not (page := in_site(source)):
+            return shown
+        if re.fullmatch(r"(docs/)?\w+\.md", shown):  # a file's name means nothing on the site
+            shown = (ROOT / source).read_text().splitlines()[0].removeprefix("# ")
+        return f"[{shown}]({posixpath.relpath(page, here or '.')}{anchor or ''})"
 
-    return re.sub(r"\[([^\]]*)\]\(NONE\)", r"\1", LINK.sub(link, text))
+    return LINK.sub(link, text)
 
 
 def program(path: Path) -> str:
