@@ -4,7 +4,7 @@
     python examples/gather_ppo_torch.py --env Humanoid-v5 --nprocs 10 --episodes 50 --total_steps 2000000
     mpiexec -n 4 python examples/gather_ppo_torch.py
 
-Lines marked `# +` are those that mpi_util added or changed in a program for one process; docs/adopting.md shows
+Lines marked `# +` are those that mpi_util added or changed in a program for one process; docs/cleanrl.md shows
 both versions. Results are bit-identical on any number of processes. PPO: Schulman et al., arXiv 1707.06347.
 """
 

@@ -163,14 +163,16 @@ def code(text: str) -> list[str]:
 
 
 def adopting() -> tuple[list[str], list[str]]:
-    """The diffs of docs/adopting.md from "Before and after" on, and the other lines of code there."""
-    text = (ROOT / "docs" / "adopting.md").read_text().partition("\n## Before and after")[2]
-    plain = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    return re.findall(r"```diff\n(.*?)```", text, re.DOTALL), plain.splitlines()
+    """The diffs of docs/cleanrl.md, and the lines of code in the recipes, which are those of programs."""
+    pages = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("cleanrl", "adopting", "pitfalls", "gpu")}
+    recipes = pages["adopting"].partition("\n## The quick way")[2] + pages["gpu"]
+    recipes += pages["pitfalls"].partition("\n## Normalisers")[2].partition("\n## Logging")[0]
+    plain = "\n".join(re.findall(r"```python\n(.*?)```", recipes, re.DOTALL))
+    return re.findall(r"```diff\n(.*?)```", pages["cleanrl"], re.DOTALL), plain.splitlines()
 
 
 def before() -> str:
-    """gather_ppo_torch.py as it was for one process, by the diffs of docs/adopting.md."""
+    """gather_ppo_torch.py as it was for one process, by the diffs of docs/cleanrl.md."""
     program = "\n".join(code((EXAMPLES / "gather_ppo_torch.py").read_text())) + "\n"
     for diff in adopting()[0]:
         old, new = ("".join(f"{x[1:]}\n" for x in diff.splitlines() if x[0] in kept) for kept in ("- ", "+ "))
@@ -179,7 +181,7 @@ def before() -> str:
     return program
 
 
-def test_what_adopting_shows_is_in_the_programs():
+def test_what_the_docs_show_is_in_the_programs():
     marked = [
         line.partition("  # +")[0]
         for line in (EXAMPLES / "gather_ppo_torch.py").read_text().splitlines()

@@ -1,17 +1,22 @@
 """The programs of README and docs run as they are printed, and the commands and figures are those that hold."""
 
 import configparser
+import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from conftest import OPEN_MPI, ROOT, mpi_environment, run
+
+from trainer.config import Config, parse
 
 README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
@@ -126,16 +131,105 @@ def test_an_error_names_its_episode_and_fail_takes_one_line(ending):
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("section", "says"),
-    [("A sender and a worker", "version 10: 30.0\n"), ("In torchrl's collectors", "100 steps, version 4\n")],
-)
-def test_the_weight_synchronisation_is_a_program(tmp_path, section, says):
-    pytest.importorskip("torchrl") if "torchrl" in section else None
-    path = tmp_path / "program.py"
-    path.write_text(program(DOCS["weight_sync.md"], section))
-    done = run([sys.executable, path], 100)
-    assert (done.status, done.out) == (0, says), done.err
+def pieces(page: str) -> list[tuple[str, list[str]]]:
+    """The pieces of Python of each section of a page, by the section's title."""
+    parts = re.split(r"^## (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    found = zip(["", *parts[1::2]], (re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in parts[::2]))
+    return [(title, code) for title, code in found if code]
+
+
+PAGES = ["README.md", "examples/README.md", *(f"docs/{name}" for name in sorted(DOCS))]
+SECTIONS = {f"{page} {title}".strip(): code for page in PAGES for title, code in pieces(page)}
+PRINTS = {  # besides that the status is 0
+    "docs/weight_sync.md A sender and a worker": "version 10: 30.0\n",
+    "docs/weight_sync.md In torchrl's collectors": "100 steps, version 4\n",
+}
+ELSEWHERE = {  # run by a test of their own, with what they need
+    "README.md In your program", "docs/adopting.md Eight steps",
+}  # fmt: skip
+SHORTER = {"1_000_000": "2_048"}  # steps
+LIBRARIES = {"docs/weight_sync.md In torchrl's collectors": "torchrl", "docs/sb3.md": "stable_baselines3"}
+LIBRARIES["docs/tools.md Several runs"] = "optuna"
+
+
+def is_whole(code: str) -> bool:
+    """True for a program that defines each name that it uses."""
+    command = [sys.executable, "-m", "ruff", "check", "--quiet", "--isolated", "--select", "F821", "-"]
+    return subprocess.run(command, input=code, text=True, capture_output=True).returncode == 0
+
+
+def compile_part(code: str) -> None:
+    """Compiles a piece of a program: part of a loop's body perhaps, or a loop's first line."""
+    code = textwrap.dedent(code) + "    pass\n" * code.rstrip().endswith(":")
+    compile("while True:\n" + textwrap.indent(code, "    "), "piece", "exec")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_program_runs_and_every_piece_of_one_compiles(section, tmp_path):
+    """The pieces of a section are one program, or each is one, or part of one. A first line `# x.py` names a file."""
+    if library := LIBRARIES.get(section):
+        pytest.importorskip(library)
+    code = SECTIONS[section]
+    named = {found[1]: piece for piece in code if (found := re.match(r"# (\w+\.py)\b", piece))}
+    for name, piece in named.items():
+        (tmp_path / name).write_text(piece)
+    joined = "\n".join(code)
+    programs = [joined] if not named and is_whole(joined) else [piece for piece in code if is_whole(piece)]
+    for piece in code:
+        if programs != [joined] and piece not in programs:
+            compile_part(piece)
+    for number, text in enumerate(programs if section not in ELSEWHERE else ()):
+        for long, short in SHORTER.items():
+            text = text.replace(long, short)
+        path = tmp_path / f"program{number}.py"
+        path.write_text(text)
+        done = run([sys.executable, path, 2], 100, {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path)
+        assert done.status == 0 and done.out == PRINTS.get(section, done.out), done.err
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of each command with Python of a page, but for those that go on in the next line."""
+    found = re.findall(r"^(?: {4}|\S*bin/|[A-Z_]+=\S+ )?(python [^`\n]+)$", (ROOT / page).read_text(), re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in found if "--" in line]
+
+
+def test_the_options_of_commands_exist():
+    options = {f"--{option.name}" for option in dataclasses.fields(Config)} | {"--seeds", "--preset"}
+    found = [words for page in PAGES for words in commands(page) if "train.py" in words[1] and "--watch" not in words]
+    assert len(found) > 15
+    for words in found:
+        assert {word for word in words if word.startswith("--")} <= options, words
+        if not {"--resume", "--hosts", "--hostfile", "ENV"} & set(words):
+            parse(words[2:])
+
+
+def short(words: list[str]) -> list[str]:
+    """A command of the documentation as a test runs it, from a folder of its own."""
+    swap = {"python": sys.executable, "train.py": str(ROOT / "train.py"), "60000": "2000", "120000": "3000"}
+    return [swap.get(word, word) for word in words]
+
+
+def test_the_quick_start(tmp_path):
+    train, plot, play, resume = commands("docs/quickstart.md")
+    done = run(short(train), 60, cwd=tmp_path)
+    assert done.status == 0 and "done: 2 iterations, 2,000 steps" in done.out, done.err
+    alone = [{"2": "1", "runs/first": "runs/second"}.get(word, word) for word in short(train)]
+    assert run(alone, 60, cwd=tmp_path).status == 0
+    first, second = ((tmp_path / "runs" / name / "policy.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+    done = run(short(plot), 60, {"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert done.status == 0 and (tmp_path / "both.png").stat().st_size > 1000, done.err
+    done = run([*short(play), "--no_window"], 60, cwd=tmp_path)
+    assert done.status == 0 and done.out.count("return") == 4, done.err
+    done = run(short(resume), 60, cwd=tmp_path)
+    assert done.status == 0 and "done: 3 iterations, 3,000 steps" in done.out, done.err
+
+
+def test_ones_own_environment(tmp_path):
+    (tmp_path / "my_envs.py").write_text(SECTIONS["docs/environments.md"][0])
+    train = [{"20000": "2000"}.get(word, word) for word in short(commands("docs/environments.md")[0])]
+    done = run([*train, "--run_dir", "results"], 60, {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path)
+    assert done.status == 0 and "done: 2 iterations" in done.out, done.err
 
 
 def test_every_public_name_is_documented():

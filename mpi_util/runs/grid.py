@@ -29,11 +29,13 @@ def call_experiment(
     """Runs `thunk(logger_kwargs=..., seed=seed, **kwargs)` in a subprocess, on `num_cpu` ranks, and waits for it.
 
     Args:
-        exp_name, seed: in the name of the run's folder; the seed is also for the function.
+        exp_name: in the name of the run's folder.
+        seed: likewise, and for the function.
         thunk: function, defined at the top of a module or of the script. A script must start its experiments under
             `if __name__ == "__main__":`. With cloudpickle installed, any function works, without that guard.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
-        data_dir, datestamp: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless given.
+        data_dir: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless given.
+        datestamp: likewise.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
 
     Returns its Result; raises what `ExperimentGrid.run` does.
@@ -155,7 +157,8 @@ class ExperimentGrid:
 
         Args:
             thunk: as for `call_experiment`, or the name of the parameter whose values are such functions.
-            data_dir, datestamp: as for `setup_logger_kwargs`.
+            data_dir: as for `setup_logger_kwargs`.
+            datestamp: likewise.
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
             redo: run what has succeeded before, too.

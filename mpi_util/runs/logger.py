@@ -286,7 +286,8 @@ class Logger:
         Args:
             sess: a tf.compat.v1 session, saved to tf1_save<itr>, for `restore_tf_graph`; or a Keras model, saved to
                 keras_save/model<itr>.keras, with weights<itr>.npz.
-            inputs, outputs: for a session: {name of your choice: placeholder that the outputs need, tensor to restore}.
+            inputs: for a session: {name of your choice: placeholder that the outputs need}.
+            outputs: for a session: {name of your choice: tensor to restore}.
         """
         if inputs is not None and outputs is not None:
             self._savers["session"] = partial(save_session, sess, inputs, outputs)

@@ -41,7 +41,9 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     Args:
         comm: communicator; None: all ranks.
         sender: rank of the sender in it.
-        others: see `WeightSyncScheme`. Under common launchers a rank that is killed ends the job, whatever `on_dead`.
+
+    The other arguments are those of `WeightSyncScheme`. Under common launchers a rank that is killed ends the job,
+    whatever `on_dead`.
     """
 
     def __init__(self, *args: Any, comm: Comm = None, sender: int = 0, **kwargs: Any):

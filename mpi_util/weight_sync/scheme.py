@@ -85,8 +85,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             params_map: worker -> its own weights. Both exclude all others but `model_id`.
             device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
             num_workers: number of receivers.
-            devices, ctx: as torchrl gives them; the number of devices is that of workers. A model is where its worker
-                has put it.
+            devices: as torchrl gives them; their number is that of workers. A model is where its worker has put it.
+            ctx: as torchrl gives it; not used.
 
         Raises:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
