@@ -86,7 +86,7 @@ def ppo(
             if mpi_avg(info["KL"]) > 1.5 * target_kl:
                 run.logger.log(f"Early stopping at step {i} due to reaching max kl.")
                 break
-            loss.backward()
+            torch.autograd.backward(loss)
             mpi_avg_grads(run.ac.pi)
             optimizer.step()
         run.logger.store(StopIter=i)
@@ -110,7 +110,7 @@ def vpg(
 
     def improve(data: Data) -> None:
         optimizer.zero_grad()
-        loss_of(data)[0].backward()
+        torch.autograd.backward(loss_of(data)[0])
         mpi_avg_grads(run.ac.pi)
         optimizer.step()
 
@@ -253,7 +253,7 @@ class _Run:
         improve(data)
         for _ in range(self.given["train_v_iters"]):
             self.vf_optimizer.zero_grad()
-            self._loss_v(data).backward()
+            torch.autograd.backward(self._loss_v(data))
             mpi_avg_grads(self.ac.v)
             self.vf_optimizer.step()
         with torch.no_grad():
