@@ -11,6 +11,7 @@
 For one seed and configuration the result has the same bits for every --nprocs. See --help.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -96,7 +97,9 @@ def main() -> int:
 def run() -> int:
     """`main`, where a number that is not finite or a failed start ends with one line. Returns the exit status."""
     try:
-        return main()
+        status = main()
+        gc.collect()  # environments are in cycles, and ale_py complains of what is left when Python ends
+        return status
     except NotFinite as error:
         mpi_util.fail(f"train.py: {error}")
     except mpi_util.LaunchError as error:

@@ -22,6 +22,8 @@ import numpy as np
 
 from policies.mlp import Array, aligned, buffers, forward, layers
 
+CNN = "cnn"  # Spec.network: a convolutional network for images, in torch
+LEAST_IMAGE = 20  # its height and width at least
 INIT_LOG_STD = -0.5
 HIDDEN_GAIN = math.sqrt(2.0)
 POLICY_OUT_GAIN = 0.01  # first actions near the middle of their range, first categorical choices near uniform
@@ -40,7 +42,8 @@ class Spec:
         act_dim: components of a Box action, or the number of Discrete actions.
         discrete: True for Discrete actions.
         policy_hid, valfunc_hid: width of each hidden layer, first to last.
-        network: module:function that makes other networks, in torch; "": the built-in ones.
+        network: module:function that makes other networks, in torch; CNN; "": the built-in ones.
+        image: shape of an image, channels first or last, where observations are such of uint8, for CNN; else ().
     """
 
     obs_dim: int
@@ -49,11 +52,18 @@ class Spec:
     policy_hid: tuple[int, ...]
     valfunc_hid: tuple[int, ...]
     network: str = ""
+    image: tuple[int, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Spec":
         """The Spec from what dataclasses.asdict made of it, with tuples where JSON made lists."""
-        return cls(**{**fields, "policy_hid": tuple(fields["policy_hid"]), "valfunc_hid": tuple(fields["valfunc_hid"])})
+        tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **tuples})
+
+    @property
+    def obs_dtype(self) -> type:
+        """Of observations as the environment gives them."""
+        return np.uint8 if self.image else np.float32
 
     def sizes(self, net: str) -> tuple[int, ...]:
         """Layer widths of a network, input and output included: (376, 64, 64, 17). Args: net: "policy" or "value"."""
@@ -165,17 +175,15 @@ class Actor:
     def outputs(self, obs: Sequence[Array]) -> list[Array]:
         """`output` for any number of them, as new arrays: in products of one fixed height, filled up with zeros."""
         found: list[Array] = []
-        rows, outs = self._together
         for first in range(0, len(obs), self.height):
             some = obs[first : first + self.height]
-            rows[: len(some)], rows[len(some) :] = some, 0.0
-            found += list(forward(self._nets["policy"], rows, outs)[: len(some)].copy())
+            self._together[: len(some)], self._together[len(some) :] = some, 0.0
+            found += list(self._forward("policy", self._together)[: len(some)])
         return found
 
     def _places_agree(self, height: int) -> bool:
         """Sets the height of products. Returns: whether a row has the same bits in each place of them."""
-        self.height, rows = height, aligned((height, self.spec.obs_dim))
-        self._together = rows, buffers(self._nets["policy"], height)
+        self.height, self._together = height, aligned((height, self.spec.obs_dim))
         first, *others = self.outputs([np.linspace(-1.0, 1.0, self.spec.obs_dim, dtype=np.float32)] * height)
         return all(np.array_equal(first, other) for other in others)
 

@@ -4,8 +4,11 @@ The state is a dict of arrays that is broadcast with the weights: rank 0 updates
 scales with the same bits.
 """
 
+from typing import Any
+
 import numpy as np
 
+from policies.actor import Spec
 from policies.share import ALONE, Array, Share
 
 CLIP = 10.0  # in standard deviations: keeps a first contact force or a fall from saturating the networks
@@ -32,6 +35,11 @@ class Scaler:
             f"{name}/count": np.zeros(1),
         }
         self._mean, self._scale = self.arrays[f"{name}/mean"], self.arrays[f"{name}/scale"]
+
+    @property
+    def constants(self) -> tuple[Any, Any, float]:
+        """Of `scale`: mean, factor, and the limit of what it returns."""
+        return self._mean, self._scale, CLIP
 
     def update(self, obs: Array, share: Share = ALONE) -> None:
         """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
@@ -71,6 +79,30 @@ class Scaler:
         np.subtract(obs, self._mean, out, casting="same_kind")
         np.multiply(out, self._scale, out)
         return out.clip(-CLIP, CLIP, out=out)
+
+
+class Pixels(Scaler):
+    """Of images: from 0..255 to 0..1, so that nothing is learned and `arrays` is empty."""
+
+    def __init__(self) -> None:
+        self.arrays = {}
+
+    @property
+    def constants(self) -> tuple[Any, Any, float]:
+        """See Scaler."""
+        return np.float32(0.0), np.float32(1.0 / 255.0), 1.0
+
+    def update(self, obs: Array, share: Share = ALONE) -> None:
+        """Does nothing."""
+
+    def scale(self, obs: Array, out: Array | None = None) -> Array:
+        """See Scaler. Args: obs: uint8. Returns: float32, 0 to 1."""
+        return np.multiply(obs, self.constants[1], out)
+
+
+def scaler_for(spec: Spec) -> Scaler:
+    """What scales the observations of these networks."""
+    return Pixels() if spec.image else Scaler(spec.obs_dim)
 
 
 def _moments(obs: Array) -> Array:

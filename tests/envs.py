@@ -136,7 +136,32 @@ class Moody(Walk):
         return obs + np.float32(np.random.uniform(-0.01, 0.01)), *rest
 
 
-for env in (NotFinite, Uneven, Broken, Walk, Moody):
+class Sides(gym.Env):
+    """Images of noise, whose left (0) or right half (1) is brighter: that one is to be chosen."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size=20):
+        self.observation_space = gym.spaces.Box(0, 255, (size, size, 3), np.uint8)
+
+    def look(self):
+        self.bright = int(self.np_random.integers(2))
+        image = self.np_random.integers(0, 100, self.observation_space.shape, np.uint8)
+        np.split(image, 2, axis=1)[self.bright][...] += 100
+        return image
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.t += 1
+        rew = float(action == self.bright)
+        return self.look(), rew, self.t == 20, False, {}
+
+
+for env in (NotFinite, Uneven, Broken, Walk, Moody, Sides):
     gym.register(f"{env.__name__}-v0", env)
 
 

@@ -216,7 +216,7 @@ def test_numbers_as_people_write_them(capsys):
     assert numbers("0-2,7") == [0, 1, 2, 7]
     for arguments, problem in [
         (["--total_steps", "1.5"], "'1.5' is not a whole number"),
-        (["--preset", "atari"], "--preset atari is not one of: mujoco"),
+        (["--preset", "atarii"], "--preset atarii is not one of: atari, mujoco"),
         (["--preset", "mujoco", "--algo", "ppo-kl"], "it has: ppo, trpo, vpg"),
         (["--name", "a/b"], "give it without /"),
         (["--name", "a", "--run_dir", "b"], "give one of them"),

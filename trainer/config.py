@@ -33,6 +33,7 @@ def _kind(option: Field[Any]) -> Any:
 
 
 LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir")  # what mpi_fork is given
+ATARI = "atari"  # of env_wrappers
 FREE, BATCH, NETS = "the run: these may change on --resume", "the batch", "the networks"
 
 
@@ -43,7 +44,10 @@ class Config(Hyper):
     env: str = setting(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
     env_kwargs: str = setting(RUN, "keyword arguments of the environment, a JSON object", "{}")
     env_wrappers: str = setting(
-        RUN, "MODULE:FUNCTION,...: each takes the environment and returns another", "", metavar="LIST"
+        RUN,
+        "MODULE:FUNCTION,...: each takes the environment and returns another; atari: the usual ones of its games",
+        "",
+        metavar="LIST",
     )
     run_dir: str | None = setting(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
     name: str | None = setting(RUN, "of the run: its folder is runs/ENV/NAME-sSEED")
@@ -110,8 +114,9 @@ class Config(Hyper):
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")
     network: str = setting(
-        NETS, "makes other networks than these, in torch, which every process then loads", "", metavar="MODULE:FUNCTION"
-    )
+        NETS, "cnn: for images; MODULE:FUNCTION makes any others; in torch, which every process then loads", "",
+        metavar="NAME",
+    )  # fmt: skip
     log_std: float = setting(
         NETS, "initial log standard deviation of the actions; 0: half an action's range", INIT_LOG_STD,
         "between -10 and 10",
@@ -245,7 +250,10 @@ def parse(arguments: list[str] | None = None) -> Config:
     other = parser.add_argument_group("instead, or besides")
     other.add_argument("--watch", metavar="RUN_DIR", help="play what a run has learned; --watch RUN_DIR --help")
     other.add_argument("--seeds", metavar="0-4", help="one run after the other, of each seed")
-    other.add_argument("--preset", metavar="mujoco", help="the settings of docs/learning.md's tables, for --algo")
+    other.add_argument(
+        "--preset", metavar="NAME",
+        help="mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games",
+    )  # fmt: skip
     words = plain(sys.argv[1:] if arguments is None else arguments)
     given = vars(parser.parse_args(words))
     name, *_ = given.pop("preset"), given.pop("watch"), given.pop("seeds")

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import math
 import os
 import socket
@@ -13,7 +14,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from trainer.config import Config
+from policies.actor import CNN, LEAST_IMAGE
+from trainer.config import ATARI, Config
 
 MOST_ACTIONS = 1024  # combinations of the parts of an action, each of which is one for the policy
 
@@ -33,27 +35,61 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
             gym.logger.min_level = gym.logger.ERROR
         if ":" in env_id + config.env_wrappers and "" not in sys.path:
             sys.path.append("")  # a module of the user's folder
+        arguments = _for_atari(config) | config.env_arguments | more
         try:
-            env = gym.make(env_id, disable_env_checker=True, **config.env_arguments | more)
+            env = gym.make(env_id, disable_env_checker=True, **arguments)
         except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
         for name in filter(None, config.env_wrappers.split(",")):
             env = _function(name)(env)
-    space = env.action_space
-    continuous = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    if not (continuous or 0 < _n_joint(space) <= MOST_ACTIONS):
-        fits = (
-            f"Box (floating point), Discrete, or MultiDiscrete and MultiBinary of {MOST_ACTIONS} combinations at most"
-        )
-        raise ValueError(f"{env_id}: actions are {space}; a policy needs {fits}")
+    parts = _parts(env.action_space)
+    if not (all(map(_is_continuous, parts)) or 0 < math.prod(map(_n_values, parts)) <= MOST_ACTIONS):
+        fits = f"Box (floating point); Discrete, MultiDiscrete or MultiBinary of {MOST_ACTIONS} combinations at most"
+        raise ValueError(f"{env_id}: actions are {env.action_space}; a policy needs {fits}; or Tuple or Dict of such")
     space = env.observation_space
     if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
         env = gym.wrappers.FlattenObservation(env)
-        if isinstance(space, gym.spaces.Box) and len(space.shape) > 1 and not quiet:
+        if isinstance(space, gym.spaces.Box) and len(space.shape) > 1 and not (quiet or config.network):
             n = env.observation_space.shape[0]
-            flat = f"observations of shape {space.shape} are flattened to {n} numbers"
-            print(f"train.py: {flat}; there is no network for images here")
+            print(f"train.py: observations of shape {space.shape} are flattened to {n} numbers; --network cnn is for")
+            print("train.py: images, with --env_wrappers atari for Atari's games")
     return env
+
+
+def image_shape(env: gym.Env, config: Config) -> tuple[int, ...]:
+    """Of the observations that `make_env` has flattened, for --network cnn; (): that is not asked for.
+
+    Raises: ValueError: one line: they are no images, or too small.
+    """
+    if config.network != CNN:
+        return ()
+    space = env.env.observation_space if isinstance(env, gym.wrappers.FlattenObservation) else env.observation_space
+    is_image = space.dtype == np.uint8 and len(space.shape) == 3
+    if not is_image or sorted(space.shape)[1] < LEAST_IMAGE:
+        needs = f"--network cnn needs images of 3 dimensions and uint8, {LEAST_IMAGE} x {LEAST_IMAGE} at least"
+        raise ValueError(f"{config.env}: observations are {space.dtype} of shape {space.shape}; {needs}")
+    return tuple(space.shape)
+
+
+def _for_atari(config: Config) -> dict[str, Any]:
+    """Makes Atari's games known. Returns: keywords that the wrapper needs, which repeats each action itself."""
+    if not config.env.startswith("ALE/"):
+        return {}
+    with contextlib.suppress(ImportError):  # Gymnasium then says what is missing
+        import ale_py
+
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its banner, on every rank
+        gym.register_envs(ale_py)
+    return {"frameskip": 1} if ATARI in config.env_wrappers.split(",") else {}
+
+
+def _atari(env: gym.Env) -> gym.Env:
+    """The usual form of Atari's games (Machado et al. 2018, arXiv:1709.06009): the last 4 pictures, 84 x 84 pixels."""
+    try:
+        return gym.wrappers.FrameStackObservation(gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4), 4)
+    except (gym.error.Error, AttributeError, ValueError, AssertionError) as error:
+        needs = "it needs one of Atari's games: pip install -c constraints.txt -e '.[atari]'"
+        raise ValueError(f"--env_wrappers atari: {' '.join(str(error).split())}; {needs}") from None
 
 
 def make_shown_env(config: Config, quiet: bool = True) -> gym.Env:
@@ -85,6 +121,8 @@ def display_works() -> bool:
 def _function(name: str) -> Callable[[Any], Any]:
     """What `module:function` names. Raises ValueError: one line: there is no such function."""
     module, _, function = name.strip().partition(":")
+    if name.strip() == ATARI:
+        return _atari
     try:
         found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
         return found
@@ -92,8 +130,20 @@ def _function(name: str) -> Callable[[Any], Any]:
         raise ValueError(f"--env_wrappers {name}: {error}; give module:function, which takes an environment") from None
 
 
-def _n_joint(space: Any) -> int:
-    """Number of different actions; 0: they cannot be counted."""
+def _parts(space: Any) -> list[Any]:
+    """The spaces that make up a Tuple or Dict, in the order of Gymnasium's `flatten`; else the space itself."""
+    if isinstance(space, (gym.spaces.Tuple, gym.spaces.Dict)):
+        inner = space.values() if isinstance(space, gym.spaces.Dict) else space
+        return [part for each in inner for part in _parts(each)]
+    return [space]
+
+
+def _is_continuous(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+def _n_values(space: Any) -> int:
+    """Number of values of a space that is neither Tuple nor Dict; 0: they cannot be counted."""
     if isinstance(space, gym.spaces.Discrete):
         return int(space.n)
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -101,31 +151,40 @@ def _n_joint(space: Any) -> int:
     return 2 ** math.prod(space.shape) if isinstance(space, gym.spaces.MultiBinary) else 0
 
 
+def _values(space: Any) -> list[Any]:
+    """All values of a space whose parts can be counted."""
+    if isinstance(space, gym.spaces.Tuple):
+        return [*itertools.product(*map(_values, space))]
+    if isinstance(space, gym.spaces.Dict):
+        return [dict(zip(space, values)) for values in itertools.product(*map(_values, space.values()))]
+    if isinstance(space, gym.spaces.Discrete):
+        return [space.start + i for i in range(int(space.n))]
+    nvec = space.nvec.ravel() if isinstance(space, gym.spaces.MultiDiscrete) else np.full(math.prod(space.shape), 2)
+    table = np.array(np.unravel_index(np.arange(_n_values(space)), nvec)).T.reshape(-1, *space.shape)
+    return [*(getattr(space, "start", 0) + table).astype(space.dtype)]
+
+
 def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
     """(components or number of actions, discrete?, function from an actor's action to the environment's).
 
-    A Box with finite bounds is rescaled to bounds -1 and 1, to which the actor's Gaussian is clipped.
+    Boxes with finite bounds are rescaled to bounds -1 and 1, to which the actor's Gaussian is clipped.
     """
-    if isinstance(space, gym.spaces.Discrete):
-        start = int(space.start)
-        return int(space.n), True, (lambda action: action + start) if start else (lambda action: action)
-    if n := _n_joint(space):  # each combination is an action
-        nvec = space.nvec.ravel() if isinstance(space, gym.spaces.MultiDiscrete) else np.full(math.prod(space.shape), 2)
-        start = getattr(space, "start", 0)
-        table = np.array(np.unravel_index(np.arange(n), nvec)).T.reshape(n, *space.shape)
-        return n, True, (start + table).astype(space.dtype).__getitem__
-    low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
-    size, shape, dtype = low.size, space.shape, space.dtype
+    if not all(map(_is_continuous, _parts(space))):  # each combination is an action
+        values = _values(space)
+        return len(values), True, values.__getitem__
+    flat: Any = gym.spaces.flatten_space(space)
+    low, high = (np.asarray(bound, np.float64) for bound in (flat.low, flat.high))
+    shape = low.shape
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        return size, False, lambda action: action.reshape(shape).astype(dtype)
+        return low.size, False, lambda action: gym.spaces.unflatten(space, action)
     middle, half = ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
     low, high = low.astype(np.float32), high.astype(np.float32)
-    is_plain = shape == (size,) and dtype == np.float32
+    is_plain = space.shape == shape and space.dtype == np.float32
 
-    def to_env(action: np.ndarray) -> np.ndarray:
+    def to_env(action: np.ndarray) -> Any:
         scaled = action * half
         scaled += middle
         scaled.clip(low, high, out=scaled)  # np.maximum and np.minimum use AVX-512, which slows what follows it
-        return scaled if is_plain else scaled.reshape(shape).astype(dtype, copy=False)
+        return scaled if is_plain else gym.spaces.unflatten(space, scaled)
 
-    return size, False, to_env
+    return low.size, False, to_env

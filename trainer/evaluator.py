@@ -23,7 +23,7 @@ import mpi_util
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from policies.actor import Spec
 from policies.forked import LIBC, PR_SET_PDEATHSIG, STOPS
-from policies.scaler import Scaler
+from policies.scaler import scaler_for
 from trainer.collect import RESULT, episodes_of, play
 from trainer.config import Config
 from trainer.control import STOP, Control
@@ -134,7 +134,7 @@ class Beside:
 def _evaluate(scheme: MultiProcessWeightSyncScheme, results: Connection, config: Config, spec: Spec) -> None:
     """The process beside training: returns a result, or an error and then no more, for each version that it takes."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    scaler, control = Scaler(spec.obs_dim), Control(config.first_rew_scale)
+    scaler, control = scaler_for(spec), Control(config.first_rew_scale)
     try:
         env = make_env(config, quiet=True)
         actor = networks(spec).Actor(spec, networks(spec).init_params(spec, np.random.default_rng()))

@@ -82,7 +82,7 @@ class Episode:
         return {
             "episodes/at": np.array([[self.key[-1], self.length, sum(map(len, self.rews))]]),
             "episodes/ret": np.array([self.ret]),
-            "episodes/obs": np.zeros((1, spec.obs_dim), np.float32) if self.obs is None else self.obs[None],
+            "episodes/obs": np.zeros((1, spec.obs_dim), spec.obs_dtype) if self.obs is None else self.obs[None],
             "episodes/act": np.concatenate((empty_batch(spec)["act"], *self.acts)),
             "episodes/rew": np.concatenate((np.empty(0), *self.rews)),
         }
@@ -152,10 +152,12 @@ class Runner:
         self._stream = EVAL_STREAM if greedy else ENV_STREAM
         self._render = {"render_mode": env.render_mode} if env.render_mode else {}
         _, self.discrete, self.to_env = action_map(env.action_space)
-        self._obs, self._scaled = self._rows(FIRST_ROWS), self._rows(FIRST_ROWS)
+        self._obs, self._scaled = self._rows(FIRST_ROWS)
 
-    def _rows(self, n: int) -> np.ndarray:
-        return aligned((n, self.actor.spec.obs_dim))
+    def _rows(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for `n` observations, and for the same scaled."""
+        spec = self.actor.spec
+        return aligned((n, spec.obs_dim), spec.obs_dtype), aligned((n, spec.obs_dim))
 
     def start(self, episode: Episode) -> bool:
         """Begins an episode, or continues one by replay. Returns: False if the environment did something else then."""
@@ -228,7 +230,7 @@ class Runner:
         while not ended and t != n_steps:
             if t + 2 > len(obs):
                 self._require_finite(obs[:t], acts, rews)  # it may never end
-                self._obs, self._scaled = self._rows(2 * len(obs)), self._rows(2 * len(obs))
+                self._obs, self._scaled = self._rows(2 * len(obs))
                 self._obs[: len(obs)], self._scaled[: len(obs)] = obs, scaled
                 obs, scaled = self._obs, self._scaled
             acts.append(choose((yield scale(obs[t], scaled[t])), next(self._noise)))
@@ -322,7 +324,7 @@ def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
     """A batch like Runner's, of no steps."""
     none = np.empty(0, np.float32)
     return {
-        "obs": np.empty((0, spec.obs_dim), np.float32),
+        "obs": np.empty((0, spec.obs_dim), spec.obs_dtype),
         "act": np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32),
         "adv": none,
         "ret": none,

@@ -10,11 +10,11 @@ import numpy as np
 import mpi_util
 from mpi_util.logx import EpochLogger
 from policies.actor import INIT_LOG_STD, Spec, parse_hid_list
-from policies.scaler import Scaler
+from policies.scaler import scaler_for
 from policies.share import ALONE
 from trainer.config import Config
 from trainer.control import Control
-from trainer.environment import action_map, make_env, make_shown_env
+from trainer.environment import action_map, image_shape, make_env, make_shown_env
 from trainer.rollout import networks
 from trainer.run import Run
 from trainer.sharing import Ranks
@@ -32,8 +32,7 @@ def set_up(config: Config) -> Run:
     envs, spec = all_or_none(lambda: build_envs(config.check()))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
-    scaler = Scaler(spec.obs_dim)
-    run = Run(config, average, stop, envs, spec, actor, scaler, Control(config.first_rew_scale))
+    run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))
     all_or_none(lambda: build_training(run))
     return run
 
@@ -56,7 +55,8 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
         raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
     policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
     valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")
-    return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid, config.network)
+    image = image_shape(env, config)
+    return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid, config.network, image)
 
 
 def build_training(run: Run) -> None:

@@ -14,7 +14,7 @@ from policies.actor import Spec
 from policies.learner import State
 from policies.learners import Learners
 from policies.mlp import aligned
-from policies.scaler import Scaler
+from policies.scaler import Scaler, scaler_for
 from policies.share import Part, Share
 from trainer.config import Config
 from trainer.control import LAST, STOP, Control, NotFinite
@@ -42,7 +42,7 @@ class Training:
         self.config, self.spec, self.share = config, spec, share
         self.episodes: dict[str, np.ndarray] = {}
         self.asked: dict[str, np.ndarray] = {}
-        self.scaler, self.returns = Scaler(spec.obs_dim), Scaler(1, "returns")
+        self.scaler, self.returns = scaler_for(spec), Scaler(1, "returns")
         self.control = Control(config.first_rew_scale)
         self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays
         self.ready = NOTHING

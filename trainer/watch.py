@@ -23,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 
 from policies.actor import Spec
-from policies.scaler import CLIP, Scaler
+from policies.scaler import scaler_for
 from trainer.config import Config
 from trainer.control import Control
 from trainer.environment import display_works, make_env, make_shown_env
@@ -52,7 +52,7 @@ class SavedPolicy:
         """Raises ValueError: one line: the file is missing or damaged."""
         self.path, (arrays, self.notes) = path, load(path)
         self.spec = Spec.from_dict(self.notes["spec"])
-        self.scaler = Scaler(self.spec.obs_dim)
+        self.scaler = scaler_for(self.spec)
         for name, array in self.scaler.arrays.items():
             array[:] = arrays.pop(name)
         self.actor = networks(self.spec).Actor(self.spec, arrays)
@@ -80,31 +80,21 @@ class SavedPolicy:
         """The environment's action for one of its observations. Args: stochastic: drawn, and not the most likely."""
         env = self.runner.env
         flat = env.observation(obs) if isinstance(env, gym.wrappers.FlattenObservation) else obs
-        out = self.actor.output(self.scaler.scale(np.asarray(flat, np.float32)))
+        out = self.actor.output(self.scaler.scale(np.asarray(flat, self.spec.obs_dtype)))
         noise = next(iter(self.actor.noise(self._rng, 1)))
         return self.runner.to_env(self.actor.sample(out, noise) if stochastic else self.actor.mode(out))
 
     def to_torch(self) -> Any:
         """A torch.nn.Sequential of its mean action (Box, from -1 to 1 before the environment's range) or logits.
 
-        Its input are flat observations, float32 (N, obs_dim), unscaled. Raises ValueError: its networks are a user's.
+        Its input are flat observations, float32 (N, obs_dim), unscaled.
         """
-        if self.spec.network:
-            raise ValueError(f"{self.path}: its networks are those of {self.spec.network}, in torch already")
         import torch
-        from torch import nn
 
-        mean, scale = (torch.from_numpy(self.scaler.arrays[f"scaler/{name}"].copy()) for name in ("mean", "scale"))
-        first = nn.Linear(len(mean), len(mean))
-        layers: list[Any] = [first, nn.Hardtanh(-CLIP, CLIP)]
-        with torch.no_grad():
-            first.weight.copy_(torch.diag(scale))
-            first.bias.copy_(-mean * scale)
-            for i, (n, m) in enumerate(zip(self.spec.sizes("policy"), self.spec.sizes("policy")[1:])):
-                layers += [nn.Tanh()] * (i > 0) + [nn.Linear(n, m)]
-                layers[-1].weight.copy_(torch.from_numpy(self.actor.params[f"policy/{i}/weight"].T.copy()))
-                layers[-1].bias.copy_(torch.from_numpy(self.actor.params[f"policy/{i}/bias"].copy()))
-        return nn.Sequential(*layers)
+        from policies.torch import modules
+
+        params = {name: array.copy() for name, array in self.actor.params.items()}
+        return torch.nn.Sequential(modules.Scaling(self.scaler), modules.Actor(self.spec, params).modules["policy"])
 
     def to_onnx(self, path: str | Path) -> None:
         """Writes `to_torch`'s network as ONNX: "obs", float32 (N, obs_dim), to "act". Needs onnx and onnxscript."""
