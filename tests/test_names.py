@@ -154,15 +154,19 @@ def command(*arguments, status=0, cwd):
 
 @pytest.mark.parametrize(("algorithm", "n"), [("ppo", 2), ("vpg", 1), ("trpo", 3)])
 def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
+    grid = algorithm == "ppo"
     options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 3, "--steps_per_epoch", 601, "--exp_name", "cart"]
-    command("mpi_util.run", algorithm, *options, "--hid", "[32]", "--gamma[g]", 0.9, 0.99, cwd=tmp_path)
-    folders = [tmp_path / "data" / f"cart_g{g}" / f"cart_g{g}_s0" for g in ("0-9", "0-99")]
+    options += ["--hid", "[32]", "--gamma[g]", 0.9] + [0.99] * grid
+    command("mpi_util.run", algorithm, *options, cwd=tmp_path)
+    names = [f"cart_g{g}" for g in ("0-9", "0-99")] if grid else ["cart"]
+    folders = [tmp_path / "data" / name / f"{name}_s0" for name in names]
     for folder in folders:
         header, *rows = (line.split("\t") for line in (folder / "progress.txt").read_text().splitlines())
         assert len(rows) == 3 and {"AverageEpRet", "LossPi", "DeltaLossV", "KL", "TotalEnvInteracts"} <= set(header)
         assert all(np.isfinite(float(cell)) for row in rows for cell in row)
-    command("mpi_util.run", "plot", "data/cart_g0-9", "--out", "c.png", "-y", "Performance", "KL", cwd=tmp_path)
-    assert (tmp_path / "c.png").exists()
+    if grid:
+        command("mpi_util.run", "plot", "data/cart_g0-9", "--out", "c.png", "-y", "Performance", "KL", cwd=tmp_path)
+        assert (tmp_path / "c.png").exists()
     played = command("mpi_util.test_policy", folders[0], "-n", 3, "--trust", cwd=tmp_path).out
     assert played.count("Episode ") == 3 and "AverageEpRet" in played
 
