@@ -201,6 +201,27 @@ def test_an_endless_episode_is_stopped_where_it_is_not_finite():
         runner.run()
 
 
+def test_an_evaluation_keeps_few_rows_of_a_long_episode(monkeypatch):
+    monkeypatch.setattr(rollout, "FIRST_ROWS", 16)
+    whole, few = a_runner(WALK), a_runner(WALK)
+    few = Runner(few.env, few.actor, few.scaler, few.config, few.control, training=False)
+    few._stream = whole._stream
+    for i in range(5):
+        for runner in (whole, few):
+            runner.start(Episode((i,)))
+        expected, found = whole.run()[0], few.run()[0]
+        assert set(found) == {"ep_ret", "ep_len", "work"} and found["ep_ret"] == expected["ep_ret"]
+        assert found["ep_len"] == expected["ep_len"] == len(expected["obs"]) and np.array_equal(
+            few._obs[0], whole._obs[0]
+        )
+    assert len(few._obs) == 16 < len(whole._obs)
+    few.start(Episode((9,)))
+    step, steps = few.env.step, iter(range(100))
+    few.env.step = lambda action: (*step(action)[:1], np.nan if next(steps) == 17 else 0.0, False, False, {})
+    with pytest.raises(FloatingPointError, match=r"^episode 9, step 17: reward is nan"):
+        few.run()
+
+
 def test_of_a_very_long_episode_no_actions_are_kept(monkeypatch):
     monkeypatch.setattr(rollout, "MOST_REPLAYED", 9)
     runner = a_runner(WALK)

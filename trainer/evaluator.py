@@ -138,7 +138,8 @@ def _evaluate(scheme: MultiProcessWeightSyncScheme, results: Connection, config:
     try:
         env = make_env(config, quiet=True)
         actor = networks(spec).Actor(spec, networks(spec).init_params(spec, np.random.default_rng()))
-        runner, policy = Runner(env, actor, scaler, config, control, greedy=True), actor.params | scaler.arrays
+        runner = Runner(env, actor, scaler, config, control, training=False, greedy=True)
+        policy = actor.params | scaler.arrays
         scheme.init_on_receiver(model_id="policy", worker_idx=0, model=policy | control.arrays)
         scheme.connect(background=False)
         while not scheme.ended:

@@ -143,13 +143,20 @@ class Runner:
     episode: Episode | None = None
 
     def __init__(
-        self, env: gym.Env, actor: Actor, scaler: Scaler, config: Config, control: Control, greedy: bool = False
-    ):
-        """Args: env: of this runner alone. greedy: act deterministically, in episodes that training does not use."""
+        self, env: gym.Env, actor: Actor, scaler: Scaler, config: Config, control: Control, training: bool = True,
+        greedy: bool = False,
+    ):  # fmt: skip
+        """Makes a runner that has not started.
+
+        Args:
+            env: of this runner alone. greedy: act deterministically.
+            training: False: in episodes that training does not use; batches have ep_ret, ep_len and work alone.
+        """
+        self.training = training
         self.env, self.actor, self.scaler, self.config, self.control = env, actor, scaler, config, control
         self.failures, self.restarts = 0, 0  # of the environment: in a row; since the last batch
         self._choose = (lambda out, _: actor.mode(out)) if greedy else actor.sample
-        self._stream = EVAL_STREAM if greedy else ENV_STREAM
+        self._stream = ENV_STREAM if training else EVAL_STREAM
         self._render = {"render_mode": env.render_mode} if env.render_mode else {}
         _, self.discrete, self.to_env = action_map(env.action_space)
         self._obs, self._scaled = self._rows(FIRST_ROWS)
@@ -222,68 +229,89 @@ class Runner:
 
     def steps(self, n_steps: int | None = None) -> Steps:
         """As `run`; gives each scaled observation, float32 (obs_dim,), and takes what the policy makes of it."""
-        t, ended, terminated = 0, False, False
+        t, first, ended, terminated = 0, 0, False, False  # row 0 of `obs` is that of step `first`
         acts: list[Any] = []
         rews: list[float] = []
         step, choose, scale, to_env = self.env.step, self._choose, self.scaler.scale, self.to_env
         obs, scaled = self._obs, self._scaled
         while not ended and t != n_steps:
-            if t + 2 > len(obs):
-                self._require_finite(obs[:t], acts, rews)  # it may never end
-                self._obs, self._scaled = self._rows(2 * len(obs))
-                self._obs[: len(obs)], self._scaled[: len(obs)] = obs, scaled
-                obs, scaled = self._obs, self._scaled
-            acts.append(choose((yield scale(obs[t], scaled[t])), next(self._noise)))
+            row = t - first
+            if row + 2 > len(obs):
+                self._require_finite(obs[:row], acts, rews, first=first)  # it may never end
+                if self.training:
+                    self._obs, self._scaled = self._rows(2 * len(obs))
+                    self._obs[: len(obs)], self._scaled[: len(obs)] = obs, scaled
+                    obs, scaled = self._obs, self._scaled
+                else:  # the rows before this one serve no more
+                    obs[0], first, row = obs[row], t, 0
+            acts.append(choose((yield scale(obs[row], scaled[row])), next(self._noise)))
             try:
-                obs[t + 1], rew, terminated, truncated, _ = step(to_env(acts[t]))
+                obs[row + 1], rew, terminated, truncated, _ = step(to_env(acts[t]))
                 rews.append(float(rew))
             except (Exception, SystemExit) as error:
-                self._require_finite(obs[: t + 1], acts, rews)  # what it failed of, perhaps
+                self._require_finite(obs[: row + 1], acts, rews, first=first)  # what it failed of, perhaps
                 self._try_again(error)
                 if not self._reach():
                     return None, True
-                t, acts, rews, step = 0, [], [], self.env.step
+                t, first, acts, rews, step = 0, 0, [], [], self.env.step
                 continue
             t += 1
             ended = terminated or truncated
-        return self._batch(t, acts, rews, ended, terminated), ended
+        act, rew_all = np.array(acts, np.int64 if self.discrete else np.float32), np.array(rews)
+        self._require_finite(obs[: t - first + 1], act, rew_all, first=first)
+        batch = self._to_learn_from(act, rew_all, terminated) if self.training else {}
+        return batch | self._results(obs[t - first], act, rew_all, ended), ended
 
-    def _batch(self, t: int, acts: list[Any], rews: list[float], ended: bool, terminated: bool) -> dict[str, Any]:
-        """The batch of the last `t` steps; the observation after them becomes the first one of the next batch."""
-        act, rew = np.array(acts, np.int64 if self.discrete else np.float32), np.array(rews)
-        self._require_finite(self._obs[: t + 1], act, rew)
+    def _to_learn_from(self, act: np.ndarray, rew: np.ndarray, terminated: bool) -> dict[str, Any]:
+        """What an update needs of the last steps."""
+        t = len(rew)
         self.scaler.scale(self._obs[t], self._scaled[t])
         val = self.actor.value(self._scaled[: t + 1])
         last_val = 0.0 if terminated else float(val[t])
         adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, self.config.gamma, self.config.lam)
         self._require_finite((), (), (), adv)
-        self.episode, self.failures = self.episode.after(self._obs[t], act, rew), 0
         batch = {
             "obs": self._obs[:t].copy(),
             "act": act,
             "adv": adv,
             "ret": adv + val[:t],  # TD(lambda) returns: less noisy targets than Monte Carlo returns
+        }
+        if self.config.overlap:
+            batch["logp"] = self.actor.logp(self._scaled[:t], act)
+        return batch
+
+    def _results(self, obs: np.ndarray, act: np.ndarray, rew: np.ndarray, ended: bool) -> dict[str, Any]:
+        """Adds steps to the episode. Args: obs: after them, which becomes the first one of the next batch."""
+        self.episode, self.failures = self.episode.after(obs, act, rew), 0
+        results = {
             "ep_ret": np.array([self.episode.ret] if ended else [], np.float64),
             "ep_len": np.array([self.episode.length] if ended else [], np.int64),
             "work": np.array([[0.0, 0.0, 0.0, self.restarts]]),
         }
-        if self.config.overlap:
-            batch["logp"] = self.actor.logp(self._scaled[:t], act)
         self.restarts = 0
-        self._obs[0] = self._obs[t]
-        return batch
+        self._obs[0] = obs
+        return results
 
-    def _require_finite(self, obs: Any, act: Any, rew: Any, adv: Any = ()) -> None:
-        """Raises NotFinite, which names the first number that is not finite. Args: since the last batch."""
+    def _require_finite(self, obs: Any, act: Any, rew: Any, adv: Any = (), first: int = 0) -> None:
+        """Raises NotFinite, which names the first number that is not finite.
+
+        Args: since the last batch. first: its step to which the first of `obs` belongs; those of the others before it
+            have been looked at.
+        """
         found = []
-        for name, values in (("observation", obs), ("action", act), ("reward", rew), ("advantage", adv)):
+        for name, values in (
+            ("observation", obs),
+            ("action", act[first:]),
+            ("reward", rew[first:]),
+            ("advantage", adv),
+        ):
             if not np.isfinite(values).all():
                 at = tuple(np.argwhere(~np.isfinite(values))[0])
                 found.append((at[0], name + f"[{at[-1]}]" * (len(at) > 1), np.asarray(values)[at]))
         if found:
             step, name, value = min(found, key=lambda place: place[0])  # of one step the first, which causes the others
             episode = self.episode
-            raise NotFinite(f"episode {episode.name}, step {episode.length + step}: {name} is {value}")
+            raise NotFinite(f"episode {episode.name}, step {episode.length + first + step}: {name} is {value}")
 
 
 def alone(steps: Steps, actor: Actor, stop: Callable[[], bool]) -> Any:

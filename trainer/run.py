@@ -105,8 +105,8 @@ class Run:
             return Beside(config, self.spec, self.control, self.weights, training.asked, self.stop, self.report_late)
         if config.eval_async or not config.eval_every:
             return None
-        env = make_env(config, quiet=True)
-        return Evaluator(Runner(env, self.actor, self.scaler, config, self.control, greedy=True), self.stop)
+        plays = make_env(config, quiet=True), self.actor, self.scaler, config, self.control
+        return Evaluator(Runner(*plays, training=False, greedy=True), self.stop)
 
     def report(
         self, data: Pooled, tests: dict[str, np.ndarray], log: dict[str, float], seconds: dict[str, float]

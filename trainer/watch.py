@@ -74,7 +74,7 @@ class SavedPolicy:
 
     def player(self, env: gym.Env, seed: int = 0, stochastic: bool = False) -> Runner:
         """Plays episodes in `env`. Args: seed: of the episodes. stochastic: actions are drawn."""
-        return Runner(env, self.actor, self.scaler, self.config(seed), Control(1.0), greedy=not stochastic)
+        return Runner(env, self.actor, self.scaler, self.config(seed), Control(1.0), False, not stochastic)
 
     def act(self, obs: Any, stochastic: bool = False) -> Any:
         """The environment's action for one of its observations. Args: stochastic: drawn, and not the most likely."""
