@@ -359,6 +359,7 @@ BAD_INPUT = {
     "no such device": (["Hopper-v4", "--device", "cuda:77"], 2, "--device cuda:77"),
     "deviation beyond all numbers": (["Hopper-v4", "--log_std", "nan"], 2, "--log_std is nan"),
     "negative count": (["Hopper-v4", "-n", -3], 2, "--num_episodes"),
+    "infinite step": (["Hopper-v4", "--lr", "inf"], 2, "--lr is inf; it must be a finite number"),
     "negative time": (["Hopper-v4", "--watchdog", -1], 2, "--watchdog is -1.0; it must be 0 or more"),
     "nothing": ([], 2, "environment"),
     "nothing to resume": (["--resume", "/nowhere/run"], 2, "/nowhere/run"),

@@ -6,6 +6,7 @@ The learners' own settings, their meaning and their defaults are in `policies.hy
 import argparse
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, fields, replace
@@ -24,7 +25,7 @@ ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "between 0 and 1": lambda x: 0 <= x <= 1,
     "between -10 and 10": lambda x: -10 <= x <= 10,
 }
-KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+KINDS = {int: "a whole number", float: "a finite number", str: "a string", bool: "true or false"}
 
 
 def _kind(option: Field[Any]) -> Any:
@@ -169,7 +170,7 @@ class Config(Hyper):
             must_be = how.get("must_be") or {int: "1 or more", float: "0 or more"}.get(kind)
             if option.name == "kl_targ" and self.algo == "trpo":
                 must_be = "above 0"
-            if type(value) not in {float: (float, int)}.get(kind, (kind,)):
+            if type(value) not in {float: (float, int)}.get(kind, (kind,)) or value == math.inf:
                 must_be = KINDS[kind]
             elif "choices" in how and value not in how["choices"]:
                 must_be = " or ".join(how["choices"])
