@@ -69,7 +69,10 @@ class ConvNet(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Args: x: float32 (N, inputs). Returns: float32 (N, outputs)."""
         images = x.unflatten(1, self.image)
-        out: torch.Tensor = self.layers(images.permute(0, 3, 1, 2) if self.channels_last else images)
+        images = images.permute(0, 3, 1, 2) if self.channels_last else images
+        if torch.is_grad_enabled():  # an update takes 0.6 of the time in this layout, but acting 1.2
+            images = images.contiguous(memory_format=torch.channels_last)
+        out: torch.Tensor = self.layers(images)
         return out
 
 
