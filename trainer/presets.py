@@ -10,17 +10,18 @@ import mpi_util
 # (arXiv:1707.06347) with one learning rate throughout; then what an environment needs besides.
 PRESETS: dict[str, dict[str, str]] = {
     "atari": {
-        "ppo": "--batch_steps 1024 --num_envs 8 --env_wrappers atari --network cnn --total_steps 10000000"
+        "ppo": "--batch_steps 1024 --num_envs 8 --env_wrappers atari --network cnn"
         " --minibatches 4 --epochs 4 --vf_epochs 4 --clip 0.1 --ent_coef 0.01 --kl_targ 0 --lr 2.5e-4 --vf_lr 2.5e-4"
         " --gamma 0.99 --lam 0.95"
     },
     "mujoco": {
-        "ppo": "--batch_steps 2048 --num_envs 16 --total_steps 1000000 --minibatches 32 --kl_targ 0 --lr 3e-4"
-        " --lr_schedule linear --gamma 0.99 --lam 0.95",
-        "trpo": "--algo trpo --total_steps 1000000 --batch_steps 2048 --num_envs 16 --lr_schedule linear",
+        "ppo": "--batch_steps 2048 --num_envs 16 --minibatches 32 --kl_targ 0 --lr 3e-4 --lr_schedule linear"
+        " --gamma 0.99 --lam 0.95",
+        "trpo": "--algo trpo --batch_steps 2048 --num_envs 16 --lr_schedule linear",
         "vpg": "--algo vpg --batch_steps 1024 --num_envs 16 --lr 1e-3",
     },
 }
+STEPS = {("atari", "ppo"): 10_000_000, ("mujoco", "ppo"): 1_000_000, ("mujoco", "trpo"): 1_000_000}
 ADDED = {
     "HalfCheetah": ("--log_std -1", "chosen for it on seed 0"),
     "Swimmer": ("--gamma 0.999", "what a stroke brings comes late; chosen on seed 1"),
@@ -35,7 +36,8 @@ def preset(name: str, algo: str, env: str) -> list[str]:
     if algo not in PRESETS[name]:
         raise ValueError(f"--preset {name} has no settings for --algo {algo}; it has: {', '.join(PRESETS[name])}")
     added = (ADDED_TRPO if algo == "trpo" else ADDED).get(env.split("-")[0], ("", ""))[0]
-    return shlex.split(f"{PRESETS[name][algo]} {added}")
+    steps = f"--total_steps {STEPS[name, algo]} " if (name, algo) in STEPS else ""
+    return shlex.split(f"{steps}{PRESETS[name][algo]} {added}")
 
 
 def plain(arguments: list[str]) -> list[str]:
