@@ -145,6 +145,14 @@ def test_bounds_of_parts_are_reached():
     assert low[0].tolist() == [-3, -3] and low[1] == 0 and high[0].tolist() == [1, 1] and high[1] == 1
 
 
+def test_each_component_has_bounds_of_its_own():
+    space = SPACES.Box(np.array([-2, -np.inf, 0]), np.array([2, np.inf, np.inf]), dtype=np.float64)
+    _, _, to_env = action_map(space)
+    for action, expected in (([0.5, 0.5, 0.5], [1, 0.5, 0.5]), ([3, 3, -3], [2, 3, 0])):
+        assert to_env(np.array(action, np.float32)).tolist() == expected
+    assert to_env(np.zeros(3, np.float32)).dtype == np.float64
+
+
 def test_parts_of_both_kinds_are_refused():
     class Mixed(gym.Env):
         observation_space, action_space = (

@@ -67,7 +67,8 @@ def image_shape(env: gym.Env, config: Config) -> tuple[int, ...]:
     is_image = space.dtype == np.uint8 and len(space.shape) == 3
     if not is_image or sorted(space.shape)[1] < LEAST_IMAGE:
         needs = f"--network cnn needs images of 3 dimensions and uint8, {LEAST_IMAGE} x {LEAST_IMAGE} at least"
-        raise ValueError(f"{config.env}: observations are {space.dtype} of shape {space.shape}; {needs}")
+        found = f"{space.dtype} of shape {space.shape}" if isinstance(space, gym.spaces.Box) else f"{space}"
+        raise ValueError(f"{config.env}: observations are {found:.200}; {needs}")
     return tuple(space.shape)
 
 
@@ -167,17 +168,16 @@ def _values(space: Any) -> list[Any]:
 def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
     """(components or number of actions, discrete?, function from an actor's action to the environment's).
 
-    Boxes with finite bounds are rescaled to bounds -1 and 1, to which the actor's Gaussian is clipped.
+    Components with two finite bounds are rescaled to -1 and 1; all are clipped to their bounds.
     """
     if not all(map(_is_continuous, _parts(space))):  # each combination is an action
         values = _values(space)
         return len(values), True, values.__getitem__
     flat: Any = gym.spaces.flatten_space(space)
     low, high = (np.asarray(bound, np.float64) for bound in (flat.low, flat.high))
-    shape = low.shape
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        return low.size, False, lambda action: gym.spaces.unflatten(space, action)
-    middle, half = ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+    shape, bounded = low.shape, np.isfinite(low) & np.isfinite(high)
+    least, most = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    middle, half = ((most + least) / 2).astype(np.float32), ((most - least) / 2).astype(np.float32)
     low, high = low.astype(np.float32), high.astype(np.float32)
     is_plain = space.shape == shape and space.dtype == np.float32
 
