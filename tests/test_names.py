@@ -158,7 +158,7 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 3, "--steps_per_epoch", 601, "--exp_name", "cart"]
     options += ["--hid", "[32]", "--gamma[g]", 0.9] + [0.99] * grid
     command("mpi_util.run", algorithm, *options, cwd=tmp_path)
-    names = [f"cart_g{g}" for g in ("0-9", "0-99")] if grid else ["cart"]
+    names = ["cart_g0-9"] + ["cart_g0-99"] * grid
     folders = [tmp_path / "data" / name / f"{name}_s0" for name in names]
     for folder in folders:
         header, *rows = (line.split("\t") for line in (folder / "progress.txt").read_text().splitlines())
