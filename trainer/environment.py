@@ -159,7 +159,7 @@ def _values(space: Any) -> list[Any]:
     if isinstance(space, gym.spaces.Dict):
         return [dict(zip(space, values)) for values in itertools.product(*map(_values, space.values()))]
     if isinstance(space, gym.spaces.Discrete):
-        return [space.start + i for i in range(int(space.n))]
+        return [*range(int(space.start), int(space.start + space.n))]
     nvec = space.nvec.ravel() if isinstance(space, gym.spaces.MultiDiscrete) else np.full(math.prod(space.shape), 2)
     table = np.array(np.unravel_index(np.arange(_n_values(space)), nvec)).T.reshape(-1, *space.shape)
     return [*(getattr(space, "start", 0) + table).astype(space.dtype)]
