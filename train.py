@@ -24,7 +24,7 @@ if __name__ == "__main__":  # the imports take a second, in which Ctrl-C and SIG
 import mpi_util
 from trainer.advice import Advice
 from trainer.config import LAUNCH, parse
-from trainer.control import DROPPED, NotFinite
+from trainer.control import DROPPED, BadData
 from trainer.startup import set_up
 
 
@@ -95,12 +95,12 @@ def main() -> int:
 
 
 def run() -> int:
-    """`main`, where a number that is not finite or a failed start ends with one line. Returns the exit status."""
+    """`main`, where data that are unfit or a failed start end with one line. Returns the exit status."""
     try:
         status = main()
         gc.collect()  # environments are in cycles, and ale_py complains of what is left when Python ends
         return status
-    except NotFinite as error:
+    except BadData as error:
         mpi_util.fail(f"train.py: {error}")
     except mpi_util.LaunchError as error:
         sys.exit(f"train.py: {error}")

@@ -33,6 +33,15 @@ HEIGHTS = (16, 8)  # ... in products of so many rows; on some processors OpenBLA
 LOG_2PI = math.log(2.0 * math.pi)
 
 
+def channels_last(image: tuple[int, ...]) -> bool:
+    """Whether an image's channels are its last dimension: that which differs from two equal ones, or the smaller.
+
+    Args: image: its shape, channels first or last.
+    """
+    first, middle, last = image
+    return first == middle if (first == middle) != (middle == last) else last < first
+
+
 @dataclass(frozen=True)
 class Spec:
     """Sizes of a policy and its value function.

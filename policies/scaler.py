@@ -82,27 +82,33 @@ class Scaler:
 
 
 class Pixels(Scaler):
-    """Of images: from 0..255 to 0..1, so that nothing is learned and `arrays` is empty."""
+    """Of images: less their mean, in units of the range 0 to 255.
 
-    def __init__(self) -> None:
-        self.arrays = {}
+    Without the mean, the background is most of what a network sees: of the policy's first convolution on Pong's images
+    9 of 10 units gave 0 for all of them after 40,000 steps, and soon all; with it 2 of 10.
 
-    @property
-    def constants(self) -> tuple[Any, Any, float]:
-        """See Scaler."""
-        return np.float32(0.0), np.float32(1.0 / 255.0), 1.0
+    Attributes:
+        arrays: ``scaler/mean``: float32 (obs_dim,), 0 before the first update. ``scaler/sum``: float64 (obs_dim,), of
+            the images so far, exact. ``scaler/count``: float64 (1,), their number.
+    """
+
+    def __init__(self, obs_dim: int):
+        self.arrays = {
+            "scaler/mean": np.zeros(obs_dim, np.float32), "scaler/sum": np.zeros(obs_dim), "scaler/count": np.zeros(1),
+        }  # fmt: skip
+        self._mean, self._scale = self.arrays["scaler/mean"], np.array(1.0 / 255.0, np.float32)
 
     def update(self, obs: Array, share: Share = ALONE) -> None:
-        """Does nothing."""
-
-    def scale(self, obs: Array, out: Array | None = None) -> Array:
-        """See Scaler. Args: obs: uint8. Returns: float32, 0 to 1."""
-        return np.multiply(obs, self.constants[1], out)
+        """Takes a batch into the mean. Args: obs: uint8 (N, obs_dim). share: as of Scaler."""
+        total, count = self.arrays["scaler/sum"], self.arrays["scaler/count"]
+        total += share.sum(obs.sum(axis=0, dtype=np.uint32).astype(np.float64))
+        count += share.sum(np.array([len(obs)], np.float64))
+        np.divide(total, max(count[0], 1.0), out=self._mean, casting="same_kind")
 
 
 def scaler_for(spec: Spec) -> Scaler:
     """What scales the observations of these networks."""
-    return Pixels() if spec.image else Scaler(spec.obs_dim)
+    return Pixels(spec.obs_dim) if spec.image else Scaler(spec.obs_dim)
 
 
 def _moments(obs: Array) -> Array:

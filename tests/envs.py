@@ -141,14 +141,16 @@ class Sides(gym.Env):
 
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, size=20):
-        self.observation_space = gym.spaces.Box(0, 255, (size, size, 3), np.uint8)
+    def __init__(self, size=20, shape=None, gives=""):
+        """Args: gives: what is not in the space: "float", "turned"."""
+        self.observation_space = gym.spaces.Box(0, 255, shape or (size, size, 3), np.uint8)
+        self.gives = gives
 
     def look(self):
         self.bright = int(self.np_random.integers(2))
         image = self.np_random.integers(0, 100, self.observation_space.shape, np.uint8)
         np.split(image, 2, axis=1)[self.bright][...] += 100
-        return image
+        return {"float": image.astype(float), "turned": image.T}.get(self.gives, image)
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)

@@ -1,5 +1,6 @@
 """Images: the convolutional network, what scales its pixels, Atari's games, and spaces of actions that have parts."""
 
+import json
 import sys
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from conftest import ROOT, run
 
 torch = pytest.importorskip("torch")
-from policies.actor import CNN, Spec  # noqa: E402
+from policies.actor import CNN, Spec, channels_last  # noqa: E402
 from policies.scaler import Pixels, scaler_for  # noqa: E402
 from policies.torch import modules  # noqa: E402
 from trainer.config import Config  # noqa: E402
@@ -49,14 +50,35 @@ def test_rows_of_several_environments_have_the_bits_that_they_have_alone():
             assert np.array_equal(actor.outputs(rows[i : i + 1])[0], whole[i])
 
 
-def test_pixels_are_scaled_and_nothing_is_learned():
-    scaler = scaler_for(FIRST)
+def test_channels_are_what_differs_from_two_equal_sides():
+    last = {(24, 32, 3): True, (3, 24, 32): False, (40, 40, 48): True, (48, 40, 40): False, (40, 40, 40): False}
+    assert {shape: channels_last(shape) for shape in last} == last
+
+
+def test_pixels_are_scaled_without_their_mean():
+    scaler = scaler_for(replace(FIRST, obs_dim=3))
     pixels = np.array([[0, 51, 255]], np.uint8)
-    assert isinstance(scaler, Pixels) and scaler.arrays == {}
+    assert isinstance(scaler, Pixels)
     assert np.allclose(scaler.scale(pixels), [[0.0, 0.2, 1.0]])
-    scaler.update(pixels)
-    scaled = modules.Scaling(scaler)(torch.tensor(pixels, dtype=torch.float32))
-    assert np.array_equal(scaled.numpy(), scaler.scale(pixels))
+    images = np.random.default_rng(0).integers(0, 256, (50, 3), np.uint8)
+    for part in np.split(images, [20]):
+        scaler.update(part)
+    assert np.allclose(scaler.scale(images), (images - images.mean(axis=0)) / 255, atol=1e-6)
+    scaled = modules.Scaling(scaler)(torch.tensor(images, dtype=torch.float32))
+    assert np.array_equal(scaled.numpy(), scaler.scale(images))
+
+
+def test_a_background_does_not_silence_the_network():
+    """Of small changes in a bright picture the network's features change more with the mean picture than without."""
+    actor = modules.Actor(FIRST, modules.init_params(FIRST, np.random.default_rng(1)))
+    images = np.full((64, FIRST.obs_dim), 200, np.uint8)
+    images[np.arange(64), np.random.default_rng(0).integers(0, FIRST.obs_dim, 64)] = 0
+    scaler, share = scaler_for(FIRST), []
+    for _ in range(2):
+        values = actor.value(scaler.scale(images))
+        share.append(values.std() / np.abs(values).mean())
+        scaler.update(images)
+    assert share[1] > 10 * share[0]
 
 
 def test_it_learns_with_the_same_bits_at_any_size_and_goes_on(tmp_path):
@@ -93,8 +115,47 @@ def test_what_is_no_image_is_refused_in_one_line():
     )
     no_game = refused("CartPole-v1", "--env_wrappers", "atari")
     assert "--env_wrappers atari: " in no_game and "it needs one of Atari's games" in no_game
-    small = refused("tests.envs:Sides-v0", "--env_kwargs", '{"size": 12}', "--network", "cnn")
-    assert "uint8 of shape (12, 12, 3); --network cnn needs images of 3 dimensions and uint8, 20 x 20 at least" in small
+    for shape in ((12, 12, 3), (24, 2, 30), (30, 2, 24)):
+        arguments = json.dumps({"shape": shape})
+        small = refused("tests.envs:Sides-v0", "--env_kwargs", arguments, "--network", "cnn")
+        assert f"uint8 of shape {shape}; --network cnn needs images of 3 dimensions and uint8, 20 x 20 at" in small
+    no_wrapper = refused("CartPole-v1", "--env_wrappers", "tests.envs:wrong_network")
+    assert "--env_wrappers tests.envs:wrong_network: TypeError: " in no_wrapper
+    assert "it returned int, not an environment" in refused("CartPole-v1", "--env_wrappers", "builtins:id")
+
+
+@pytest.mark.parametrize("gives", ["float", "turned"])
+def test_images_that_their_space_does_not_have_end_the_run(gives, tmp_path):
+    arguments = [*SIDES, "--env_kwargs", json.dumps({"gives": gives}), "--run_dir", tmp_path / "x", "--nprocs", 2]
+    done = run([sys.executable, ROOT / "train.py", *arguments], 60, {"MPI_UTIL_CURVE": "0"})
+    assert done.status == 1 and "Traceback" not in done.err, done.err
+    what = "float64 of shape (20, 20, 3)" if gives == "float" else "uint8 of shape (3, 20, 20)"
+    assert f"train.py: an observation is {what}; its space is Box(0, 255, (20, 20, 3), uint8)" in done.err
+
+
+@pytest.mark.parametrize(
+    "space",
+    [gym.spaces.Sequence(gym.spaces.Discrete(2)), gym.spaces.Tuple(()), gym.spaces.Box(0, 1, (0,))],
+    ids=["sequence", "empty tuple", "empty box"],
+)
+def test_observations_of_no_fixed_length_are_refused(space):
+    class Odd(gym.Env):
+        observation_space, action_space = space, gym.spaces.Discrete(2)
+
+    gym.register("Odd-v0", Odd)
+    with pytest.raises(ValueError, match=r"^Odd-v0: observations are .*; a policy needs a fixed number of numbers$"):
+        make_env(Config(env="Odd-v0"), quiet=True)
+
+
+def test_a_policy_takes_raw_and_flat_observations(tmp_path):
+    train("FrozenLake-v1", "--total_steps", 64, "--batch_steps", 64, "--num_envs", 2, "--run_dir", tmp_path / "run")
+    policy = load_policy(tmp_path / "run")
+    out = {state: policy.actor.output(policy.scaler.scale(np.eye(16, dtype=np.float32)[state])) for state in range(16)}
+    for state in range(16):
+        assert policy.act(state) == policy.act(np.eye(16, dtype=np.int64)[state]) == int(out[state].argmax())
+    with pytest.raises(ValueError, match=r"^an observation of shape \(1, 16\); the policy's has \(16,\)$"):
+        policy.runner.env = policy.runner.env.env  # as of a space that is flat already
+        policy.act(np.zeros((1, 16)))
 
 
 def test_ataris_games(tmp_path):
@@ -104,6 +165,10 @@ def test_ataris_games(tmp_path):
     assert image_shape(env, config) == (4, 84, 84) and env.observation_space.dtype == np.uint8
     assert env.unwrapped._frameskip == 1  # the wrapper repeats actions
     env.close()
+    make_env(replace(config, env="ale_py:ALE/Pong-v5", env_wrappers=" atari"), quiet=True).close()
+    for changed in ('{"frameskip": 4}', '{"obs_type": "ram"}', '{"continuous": true}'):
+        with pytest.raises(ValueError, match=r"^--env_wrappers atari: .+; it needs the game as it is, without "):
+            make_env(replace(config, env_kwargs=changed), quiet=True)
     few = ["--batch_steps", 64, "--num_envs", 2, "--total_steps", 128, "--epochs", 1, "--vf_epochs", 1]
     for n in (1, 2):
         out = train("ALE/Pong-v5", "--preset", "atari", *few, "--nprocs", n, "--run_dir", tmp_path / str(n))
@@ -151,6 +216,31 @@ def test_each_component_has_bounds_of_its_own():
     for action, expected in (([0.5, 0.5, 0.5], [1, 0.5, 0.5]), ([3, 3, -3], [2, 3, 0])):
         assert to_env(np.array(action, np.float32)).tolist() == expected
     assert to_env(np.zeros(3, np.float32)).dtype == np.float64
+
+
+def test_an_environment_may_change_the_actions_that_it_gets():
+    for space in (SPACES.MultiDiscrete([2, 3]), SPACES.Dict({"a": SPACES.MultiBinary(2)})):
+        _, _, to_env = action_map(space)
+        before = SPACES.flatten(space, to_env(3)).tolist()
+        changed = to_env(3)
+        (changed["a"] if isinstance(changed, dict) else changed)[...] = 0
+        assert SPACES.flatten(space, to_env(3)).tolist() == before
+
+
+@pytest.mark.parametrize("bound", [0.1, np.finfo(np.float64).max])
+def test_actions_of_float64_stay_within_their_bounds(bound):
+    box = SPACES.Box(-bound, bound, (3,), np.float64)
+    for space in (box, SPACES.Tuple((box, SPACES.Box(-1, 1, (1,))))):
+        size, _, to_env = action_map(space)
+        for at in (-2, -1, 0.3, 1, 2):
+            with np.errstate(over="ignore"):
+                assert space.contains(to_env(np.full(size, at, np.float32))), at
+
+
+def test_numbers_of_actions_may_begin_near_the_end_of_their_type():
+    space = SPACES.Discrete(28, start=100, dtype=np.int8)
+    size, _, to_env = action_map(space)
+    assert [to_env(i) for i in range(size)] == list(range(100, 128))
 
 
 def test_parts_of_both_kinds_are_refused():

@@ -218,6 +218,7 @@ def test_numbers_as_people_write_them(capsys):
         (["--total_steps", "1.5"], "'1.5' is not a whole number"),
         (["--preset", "atarii"], "--preset atarii is not one of: atari, mujoco"),
         (["--preset", "mujoco", "--algo", "ppo-kl"], "it has: ppo, trpo, vpg"),
+        (["--resume", "x", "--preset", "atari"], "--preset cannot change on --resume; leave it out"),
         (["--name", "a/b"], "give it without /"),
         (["--name", "a", "--run_dir", "b"], "give one of them"),
     ]:
@@ -232,6 +233,9 @@ def test_presets_are_the_settings_of_the_tables():
     assert (config.epochs, config.total_steps) == (3, 1_000_000)  # what is given besides counts
     config = parse(["Hopper-v4", "--preset", "mujoco", "--algo", "trpo", "--total_steps", "5000"])
     assert (config.algo, config.rew_scale, config.total_steps) == ("trpo", "returns", 5000)
+    config = parse(["Hopper-v4", "--preset", "mujoco", "-b", "4", "--minibatch_rows", "100"])
+    assert (config.batch_size, config.batch_steps, config.lr_schedule) == (4, None, "linear")
+    assert (config.minibatches, config.minibatch_rows) == (0, 100)
 
 
 # ---- grids from the shell

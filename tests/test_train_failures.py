@@ -18,7 +18,7 @@ from policies.scaler import Scaler
 from trainer import rollout
 from trainer.collect import SegmentCollector
 from trainer.config import Config
-from trainer.control import Control
+from trainer.control import BadData, Control
 from trainer.rollout import Episode, Runner
 from trainer.run_folder import RunFolder, load
 from trainer.startup import build_envs
@@ -178,7 +178,7 @@ def test_what_is_not_finite_is_named(monkeypatch, bad, text, n_steps):
     monkeypatch.setenv("NOT_FINITE", bad)
     runner = a_runner("tests.envs:NotFinite-v0", on_env_error="restart")
     text = text.replace("step 0: adv", "step 2: adv") if n_steps else text  # of that segment
-    with pytest.raises(FloatingPointError) as raised:
+    with pytest.raises(BadData) as raised:
         for i in range(100):
             runner.start(Episode((7, i)))
             while not runner.run(n_steps)[1]:
@@ -189,7 +189,7 @@ def test_what_is_not_finite_is_named(monkeypatch, bad, text, n_steps):
 def test_an_action_that_is_not_finite_is_named():
     runner = a_runner(WALK, weight=np.inf)
     runner.start(Episode((3,)))
-    with pytest.raises(FloatingPointError, match=r"^episode 3, step \d+: action\[[01]\] is (nan|-?inf)$"):
+    with pytest.raises(BadData, match=r"^episode 3, step \d+: action\[[01]\] is (nan|-?inf)$"):
         runner.run()
 
 
@@ -197,7 +197,7 @@ def test_an_endless_episode_is_stopped_where_it_is_not_finite():
     runner = a_runner(WALK, weight=np.inf)
     runner.env.step = lambda action: (np.zeros(2), 0.0, False, False, {})
     runner.start(Episode((3,)))
-    with pytest.raises(FloatingPointError, match=r"^episode 3, step 0: action"):
+    with pytest.raises(BadData, match=r"^episode 3, step 0: action"):
         runner.run()
 
 
@@ -218,7 +218,7 @@ def test_an_evaluation_keeps_few_rows_of_a_long_episode(monkeypatch):
     few.start(Episode((9,)))
     step, steps = few.env.step, iter(range(100))
     few.env.step = lambda action: (*step(action)[:1], np.nan if next(steps) == 17 else 0.0, False, False, {})
-    with pytest.raises(FloatingPointError, match=r"^episode 9, step 17: reward is nan"):
+    with pytest.raises(BadData, match=r"^episode 9, step 17: reward is nan"):
         few.run()
 
 

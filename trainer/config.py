@@ -260,7 +260,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     name, *_ = given.pop("preset"), given.pop("watch"), given.pop("seeds")
     if name is not None:
         try:
-            words = [*preset(name, given.get("algo", "ppo"), given.get("env", "")), *words]
+            words = [*preset(name, given), *words]
         except ValueError as error:
             parser.error(str(error))
         given = vars(parser.parse_args(words))

@@ -8,8 +8,8 @@ import numpy as np
 STOP, DROPPED, LAST = 1, 2, 3
 
 
-class NotFinite(FloatingPointError):
-    """A number of the run is not finite; one line says which. No plain FloatingPointError, as environments raise it."""
+class BadData(Exception):
+    """Nothing can be learned from what came of an environment or an update; one line says of what, and why."""
 
 
 COUNTERS = ("stop", "evaluate", "save", "iteration", "episodes", "steps")

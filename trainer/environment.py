@@ -1,12 +1,14 @@
 """Gymnasium environments as the policies need them: flat observations, and actions from -1 to 1."""
 
 import contextlib
+import copy
 import importlib
 import itertools
 import math
 import os
 import socket
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +16,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from policies.actor import CNN, LEAST_IMAGE
+from policies.actor import CNN, LEAST_IMAGE, channels_last
 from trainer.config import ATARI, Config
+from trainer.control import BadData
 
 MOST_ACTIONS = 1024  # combinations of the parts of an action, each of which is one for the policy
 
@@ -40,20 +43,37 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
             env = gym.make(env_id, disable_env_checker=True, **arguments)
         except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
-        for name in filter(None, config.env_wrappers.split(",")):
-            env = _function(name)(env)
+        for name in _wrappers(config):
+            env = _wrapped(env, name)
     parts = _parts(env.action_space)
-    if not (all(map(_is_continuous, parts)) or 0 < math.prod(map(_n_values, parts)) <= MOST_ACTIONS):
+    if not parts or not (all(map(_is_continuous, parts)) or 0 < math.prod(map(_n_values, parts)) <= MOST_ACTIONS):
         fits = f"Box (floating point); Discrete, MultiDiscrete or MultiBinary of {MOST_ACTIONS} combinations at most"
         raise ValueError(f"{env_id}: actions are {env.action_space}; a policy needs {fits}; or Tuple or Dict of such")
     space = env.observation_space
-    if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
-        env = gym.wrappers.FlattenObservation(env)
-        if isinstance(space, gym.spaces.Box) and len(space.shape) > 1 and not (quiet or config.network):
+    flattens = space.is_np_flattenable and bool(_parts(space))
+    if flattens and not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
+        env = Flat(env)
+        if _is_image(space) and not (quiet or config.network):
             n = env.observation_space.shape[0]
             print(f"train.py: observations of shape {space.shape} are flattened to {n} numbers; --network cnn is for")
             print("train.py: images, with --env_wrappers atari for Atari's games")
+    if not (flattens and env.observation_space.shape[0]):
+        raise ValueError(f"{env_id}: observations are {space!s:.200}; a policy needs a fixed number of numbers")
     return env
+
+
+class Flat(gym.wrappers.FlattenObservation):
+    """Observations as one row of numbers; those of a Box are looked at first, as flattening would make them fit."""
+
+    def observation(self, observation: Any) -> Any:
+        """Raises BadData: the observation is not of the space."""
+        space = self.env.observation_space
+        if isinstance(space, gym.spaces.Box):
+            found = np.asarray(observation)
+            if found.shape != space.shape or not np.can_cast(found.dtype, space.dtype, "same_kind"):
+                raise BadData(f"an observation is {found.dtype} of shape {found.shape}; its space is {space!s:.200}")
+            return found.astype(space.dtype).reshape(-1)
+        return super().observation(observation)
 
 
 def image_shape(env: gym.Env, config: Config) -> tuple[int, ...]:
@@ -64,33 +84,60 @@ def image_shape(env: gym.Env, config: Config) -> tuple[int, ...]:
     if config.network != CNN:
         return ()
     space = env.env.observation_space if isinstance(env, gym.wrappers.FlattenObservation) else env.observation_space
-    is_image = space.dtype == np.uint8 and len(space.shape) == 3
-    if not is_image or sorted(space.shape)[1] < LEAST_IMAGE:
+    if not _is_image(space) or min(space.shape[:2] if channels_last(space.shape) else space.shape[1:]) < LEAST_IMAGE:
         needs = f"--network cnn needs images of 3 dimensions and uint8, {LEAST_IMAGE} x {LEAST_IMAGE} at least"
         found = f"{space.dtype} of shape {space.shape}" if isinstance(space, gym.spaces.Box) else f"{space}"
         raise ValueError(f"{config.env}: observations are {found:.200}; {needs}")
     return tuple(space.shape)
 
 
+def _is_image(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def _wrappers(config: Config) -> list[str]:
+    return [name.strip() for name in config.env_wrappers.split(",") if name.strip()]
+
+
 def _for_atari(config: Config) -> dict[str, Any]:
     """Makes Atari's games known. Returns: keywords that the wrapper needs, which repeats each action itself."""
-    if not config.env.startswith("ALE/"):
+    if not config.env.rpartition(":")[2].startswith("ALE/"):
         return {}
     with contextlib.suppress(ImportError):  # Gymnasium then says what is missing
         import ale_py
 
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its banner, on every rank
         gym.register_envs(ale_py)
-    return {"frameskip": 1} if ATARI in config.env_wrappers.split(",") else {}
+    return {"frameskip": 1} if ATARI in _wrappers(config) else {}
 
 
 def _atari(env: gym.Env) -> gym.Env:
     """The usual form of Atari's games (Machado et al. 2018, arXiv:1709.06009): the last 4 pictures, 84 x 84 pixels."""
+    needs = "it needs one of Atari's games: pip install -c constraints.txt -e '.[atari]'"
+    if not hasattr(env.unwrapped, "ale"):
+        raise ValueError(needs)
     try:
-        return gym.wrappers.FrameStackObservation(gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4), 4)
-    except (gym.error.Error, AttributeError, ValueError, AssertionError) as error:
-        needs = "it needs one of Atari's games: pip install -c constraints.txt -e '.[atari]'"
-        raise ValueError(f"--env_wrappers atari: {' '.join(str(error).split())}; {needs}") from None
+        env = gym.wrappers.FrameStackObservation(gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4), 4)
+        env.reset(seed=0)  # some faults show here only
+        return env
+    except Exception as error:
+        if not isinstance(error, gym.error.DependencyNotInstalled):
+            needs = "it needs the game as it is, without --env_kwargs or wrappers that change pictures or actions"
+        raise ValueError(f"{' '.join(str(error).split()) or type(error).__name__}; {needs}") from None
+
+
+def _wrapped(env: gym.Env, name: str) -> gym.Env:
+    """The environment in one of --env_wrappers. Raises ValueError: one line: there is none, or it fails."""
+    wrap = _atari if name == ATARI else _function(name)
+    try:
+        wrapped = wrap(env)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {' '.join(str(error).split())} ({frame.filename}, line {frame.lineno})"
+        raise ValueError(f"--env_wrappers {name}: {error if wrap is _atari else what}") from None
+    if not isinstance(wrapped, gym.Env):
+        raise ValueError(f"--env_wrappers {name}: it returned {type(wrapped).__name__}, not an environment")
+    return wrapped
 
 
 def make_shown_env(config: Config, quiet: bool = True) -> gym.Env:
@@ -121,9 +168,7 @@ def display_works() -> bool:
 
 def _function(name: str) -> Callable[[Any], Any]:
     """What `module:function` names. Raises ValueError: one line: there is no such function."""
-    module, _, function = name.strip().partition(":")
-    if name.strip() == ATARI:
-        return _atari
+    module, _, function = name.partition(":")
     try:
         found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
         return found
@@ -159,7 +204,7 @@ def _values(space: Any) -> list[Any]:
     if isinstance(space, gym.spaces.Dict):
         return [dict(zip(space, values)) for values in itertools.product(*map(_values, space.values()))]
     if isinstance(space, gym.spaces.Discrete):
-        return [*range(int(space.start), int(space.start + space.n))]
+        return [*range(int(space.start), int(space.start) + int(space.n))]
     nvec = space.nvec.ravel() if isinstance(space, gym.spaces.MultiDiscrete) else np.full(math.prod(space.shape), 2)
     table = np.array(np.unravel_index(np.arange(_n_values(space)), nvec)).T.reshape(-1, *space.shape)
     return [*(getattr(space, "start", 0) + table).astype(space.dtype)]
@@ -172,19 +217,20 @@ def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
     """
     if not all(map(_is_continuous, _parts(space))):  # each combination is an action
         values = _values(space)
-        return len(values), True, values.__getitem__
+        return len(values), True, lambda action: copy.deepcopy(values[action])  # an environment may change what it gets
     flat: Any = gym.spaces.flatten_space(space)
     low, high = (np.asarray(bound, np.float64) for bound in (flat.low, flat.high))
     shape, bounded = low.shape, np.isfinite(low) & np.isfinite(high)
     least, most = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    middle, half = ((most + least) / 2).astype(np.float32), ((most - least) / 2).astype(np.float32)
-    low, high = low.astype(np.float32), high.astype(np.float32)
     is_plain = space.shape == shape and space.dtype == np.float32
+    dtype = np.float32 if is_plain else np.float64  # in which all bounds are exact
+    bounds = most / 2 + least / 2, most / 2 - least / 2, low, high
+    middle, half, lowest, highest = (x.astype(dtype) for x in bounds)
 
     def to_env(action: np.ndarray) -> Any:
         scaled = action * half
         scaled += middle
-        scaled.clip(low, high, out=scaled)  # np.maximum and np.minimum use AVX-512, which slows what follows it
+        scaled.clip(lowest, highest, out=scaled)  # np.maximum and np.minimum use AVX-512, which slows what follows it
         return scaled if is_plain else gym.spaces.unflatten(space, scaled)
 
     return low.size, False, to_env

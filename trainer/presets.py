@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from typing import Any
 
 import mpi_util
 
@@ -26,18 +27,27 @@ ADDED = {
     "HalfCheetah": ("--log_std -1", "chosen for it on seed 0"),
     "Swimmer": ("--gamma 0.999", "what a stroke brings comes late; chosen on seed 1"),
 }
+INSTEAD = {"batch_size": ("--batch_steps", "--num_envs"), "minibatch_rows": ("--minibatches",)}  # of a preset's options
 ADDED_TRPO = ADDED | {"Hopper": ("--rew_scale returns", "without it it learns to stand; chosen on seed 1")}
 
 
-def preset(name: str, algo: str, env: str) -> list[str]:
-    """The options that --preset stands for. Raises ValueError, one line: there is no such preset."""
+def preset(name: str, given: dict[str, Any]) -> list[str]:
+    """The options that --preset stands for, without those that options beside it replace.
+
+    Args: given: options beside it. Raises: ValueError, one line: there is no such preset.
+    """
+    algo, env = given.get("algo", "ppo"), given.get("env", "")
+    if "resume" in given:
+        raise ValueError("--preset cannot change on --resume; leave it out")
     if name not in PRESETS:
         raise ValueError(f"--preset {name} is not one of: {', '.join(PRESETS)}")
     if algo not in PRESETS[name]:
         raise ValueError(f"--preset {name} has no settings for --algo {algo}; it has: {', '.join(PRESETS[name])}")
     added = (ADDED_TRPO if algo == "trpo" else ADDED).get(env.split("-")[0], ("", ""))[0]
     steps = f"--total_steps {STEPS[name, algo]} " if (name, algo) in STEPS else ""
-    return shlex.split(f"{steps}{PRESETS[name][algo]} {added}")
+    words = shlex.split(f"{steps}{PRESETS[name][algo]} {added}")
+    without = {replaced for option in given for replaced in INSTEAD.get(option, ())}
+    return [word for pair in zip(words[::2], words[1::2]) if pair[0] not in without for word in pair]
 
 
 def plain(arguments: list[str]) -> list[str]:

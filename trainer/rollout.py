@@ -28,7 +28,7 @@ from policies.mlp import aligned
 from policies.returns import gae
 from policies.scaler import Scaler
 from trainer.config import Config
-from trainer.control import Control, NotFinite
+from trainer.control import BadData, Control
 from trainer.environment import action_map, make_env
 
 ENV_STREAM, NOISE_STREAM, EVAL_STREAM = 1, 2, 3
@@ -187,6 +187,8 @@ class Runner:
         seeds = [np.random.SeedSequence(seed, spawn_key=(kind, *episode.key)) for kind in (self._stream, NOISE_STREAM)]
         self._noise = self._draw(np.random.default_rng(seeds[1]))
         obs = self.env.reset(seed=int(seeds[0].generate_state(1)[0]))[0]
+        if np.shape(obs) != (self.actor.spec.obs_dim,):  # NumPy would make some others fit
+            raise BadData(f"an observation has shape {np.shape(obs)}; its space {self.env.observation_space!s:.200}")
         for action in itertools.chain.from_iterable(act.tolist() if self.discrete else act for act in episode.acts):
             if ended:
                 break
@@ -223,7 +225,7 @@ class Runner:
             (batch, True if the episode ended). (None, False): it was dropped. (None, True): the environment failed, and
             the episode could not be replayed in a new one.
 
-        Raises: NotFinite: an observation, action, reward or advantage is not finite; one line that says which.
+        Raises: BadData: an observation, action, reward or advantage is not finite; one line that says which.
         """
         return alone(self.steps(n_steps), self.actor, stop) or (None, False)
 
@@ -293,7 +295,7 @@ class Runner:
         return results
 
     def _require_finite(self, obs: Any, act: Any, rew: Any, adv: Any = (), first: int = 0) -> None:
-        """Raises NotFinite, which names the first number that is not finite.
+        """Raises BadData, which names the first number that is not finite.
 
         Args: since the last batch. first: its step to which the first of `obs` belongs; those of the others before it
             have been looked at.
@@ -311,7 +313,7 @@ class Runner:
         if found:
             step, name, value = min(found, key=lambda place: place[0])  # of one step the first, which causes the others
             episode = self.episode
-            raise NotFinite(f"episode {episode.name}, step {episode.length + first + step}: {name} is {value}")
+            raise BadData(f"episode {episode.name}, step {episode.length + first + step}: {name} is {value}")
 
 
 def alone(steps: Steps, actor: Actor, stop: Callable[[], bool]) -> Any:

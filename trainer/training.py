@@ -17,7 +17,7 @@ from policies.mlp import aligned
 from policies.scaler import Scaler, scaler_for
 from policies.share import Part, Share
 from trainer.config import Config
-from trainer.control import LAST, STOP, Control, NotFinite
+from trainer.control import LAST, STOP, BadData, Control
 from trainer.run_folder import load_checkpoint
 from trainer.sharing import NOTHING, Pooled
 
@@ -91,7 +91,7 @@ class Training:
                 self.returns.update(batch["ret"][:, None] / batch["rew_scale"], self.share)
                 self.control.rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
-            raise NotFinite(f"iteration {self.control.iteration + 1}: {error}") from None
+            raise BadData(f"iteration {self.control.iteration + 1}: {error}") from None
         control = self.control
         control.iteration += 1
         control.steps += part.total

@@ -26,7 +26,7 @@ from policies.actor import Spec
 from policies.scaler import scaler_for
 from trainer.config import Config
 from trainer.control import Control
-from trainer.environment import display_works, make_env, make_shown_env
+from trainer.environment import Flat, display_works, make_env, make_shown_env
 from trainer.rollout import Episode, Runner, networks
 from trainer.run_folder import load
 
@@ -77,9 +77,16 @@ class SavedPolicy:
         return Runner(env, self.actor, self.scaler, self.config(seed), Control(1.0), False, not stochastic)
 
     def act(self, obs: Any, stochastic: bool = False) -> Any:
-        """The environment's action for one of its observations. Args: stochastic: drawn, and not the most likely."""
-        env = self.runner.env
-        flat = env.observation(obs) if isinstance(env, gym.wrappers.FlattenObservation) else obs
+        """The environment's action for one of its observations, or for one of `make_env`'s, which are flat.
+
+        Args: stochastic: drawn, and not the most likely. Raises: ValueError: one line: it is neither.
+        """
+        env, flat = self.runner.env, obs
+        is_row = isinstance(obs, np.ndarray) and obs.shape == (self.spec.obs_dim,)
+        if isinstance(env, Flat) and not (is_row and not env.env.observation_space.contains(obs)):
+            flat = env.observation(obs)
+        if np.shape(flat) != (self.spec.obs_dim,):
+            raise ValueError(f"an observation of shape {np.shape(flat)}; the policy's has ({self.spec.obs_dim},)")
         out = self.actor.output(self.scaler.scale(np.asarray(flat, self.spec.obs_dtype)))
         noise = next(iter(self.actor.noise(self._rng, 1)))
         return self.runner.to_env(self.actor.sample(out, noise) if stochastic else self.actor.mode(out))
@@ -223,6 +230,8 @@ def _filmed(policy: SavedPolicy, path: Path, stack: contextlib.ExitStack) -> gym
 
     if path.suffix not in (".mp4", ".gif"):
         raise ValueError(f"--video {path}: a video ends in .mp4 or .gif")
+    if "rgb_array" not in policy.runner.env.metadata.get("render_modes", ()):
+        raise ValueError(f"--video {path}: {policy.notes['env']} draws no pictures: it has no render_mode rgb_array")
     choose_drawing(policy)
     env = policy.make_env(render_mode="rgb_array")
     own = env.metadata.get("render_fps", FPS)

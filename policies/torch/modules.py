@@ -47,12 +47,12 @@ class MLP(torch.nn.ModuleList):
 
 
 class ConvNet(torch.nn.Module):
-    """Two convolutions and a hidden layer (Mnih et al. 2013, arXiv:1312.5602), on flat rows of images from 0 to 1."""
+    """Two convolutions and a hidden layer (Mnih et al. 2013, arXiv:1312.5602), on flat rows of images."""
 
     def __init__(self, image: tuple[int, ...], net: str, inputs: int, outputs: int):
         """Args: image: as of Spec. net, inputs, outputs: as a user's function gets them."""
         super().__init__()
-        self.image, self.channels_last = image, image[2] < image[0]
+        self.image, self.channels_last = image, actor.channels_last(image)
         channels, *sizes = (image[2], *image[:2]) if self.channels_last else image
         layers: list[Any] = []
         for out, kernel, stride in CONVOLUTIONS:
