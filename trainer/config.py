@@ -226,6 +226,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     )
     parser.error = lambda message: parser.exit(2, f"train.py: {message} (see --help)\n")  # type: ignore[method-assign]
     groups = {name: parser.add_argument_group(name) for name in (RUN, FREE, BATCH, ALGO, NETS)}
+    unused = {algo: Config.of(algo).unused for algo in DEFAULTS}
     for option in sorted(fields(Config), key=lambda option: option.name != "env"):
         how = option.metadata
         if option.name == "env":
@@ -233,8 +234,10 @@ def parse(arguments: list[str] | None = None) -> Config:
         if option.name == "env" or not how:
             continue
         kind = _kind(option)
-        default = "" if option.default in (None, "") or option.default is False else f"default: {option.default}"
-        of_algos = (f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if option.name in own)
+        of_algos = [f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if option.name in own]
+        others = [algo for algo in DEFAULTS if option.name not in {*DEFAULTS[algo], *unused[algo]}]
+        is_none = option.default in (None, "") or option.default is False or not others
+        default = "" if is_none else f"default: {option.default}"
         notes = "; ".join(filter(None, [how["must_be"], default, *of_algos]))
         keywords = {"help": how["help"].replace("%", "%%") + f" ({notes})" * bool(notes), "default": argparse.SUPPRESS}
         if kind is bool:
