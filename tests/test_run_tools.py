@@ -123,6 +123,17 @@ def test_the_mean_of_the_last_100_episodes():
     assert recent.add({"Episodes": 160, "AverageEpRet": 4.5, "EpLen": 0})["AverageEpRet"] == 3.0  # of 60 and 40
 
 
+def test_the_last_episodes_are_known_after_a_resume(tmp_path):
+    arguments = ["--batch_steps", 64, "--num_envs", 1, "--save_every", 0, "--run_dir", tmp_path / "run"]
+    train("Pendulum-v1", *arguments, "--total_steps", 512)  # episodes end after 200 and 400 steps
+    again = train("--resume", tmp_path / "run", "--total_steps", 576)
+    (row,) = [line for line in again.out.splitlines() if line.startswith("     9 ")]
+    assert "nan" not in row and float(row.split()[3].replace(",", "")) < 0 and row.split()[4] == "200"
+    with open(tmp_path / "run" / "progress.jsonl", "a") as file:
+        file.write("[]\nno row\n")
+    train("--resume", tmp_path / "run", "--total_steps", 640)
+
+
 def test_small_curves_and_clocks():
     assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█" and spark([3.0]) == "▁"
     assert len(spark(list(range(1000)))) == 16

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Exports:
         path = folder / JSONL
         kept = path.read_text().splitlines(keepends=True)[:rows] if rows and path.exists() else []
         path.write_text("".join(kept))
-        self._path = path
+        self._path, self._kept = path, kept
         self._events = self._run = None
         if "tensorboard" in modules:
             self._events = modules["tensorboard"].SummaryWriter(str(folder))
@@ -38,6 +39,12 @@ class Exports:
                 project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
                 config=config.effective,
             )  # fmt: skip
+
+    def earlier(self) -> Iterator[dict[str, Any]]:
+        """The rows of earlier starts, once. Raises ValueError, AttributeError: somebody has changed the file."""
+        kept, self._kept = self._kept, []
+        for line in kept:
+            yield {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
     def row(self, row: dict[str, Any]) -> None:
         """Args: row: as in progress.txt."""

@@ -51,6 +51,9 @@ class Record:
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
         self._exports = Exports(config, path, int(resumed.get("rows", 0)))
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # of a file that was changed
+            for row in self._exports.earlier():
+                self.display.recent.add(row)
         self._pictures = Pictures(path, config.video_every)
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:

@@ -54,7 +54,7 @@ class Watch:
     def __init__(self, folder: Path, ranks: Iterable[int], on_death: Callable[[int, int | None, bool], object]):
         self.folder, self.selector = folder, selectors.DefaultSelector()
         self._on_death = on_death
-        self._unregistered, self._dead = set(ranks), set[int]()
+        self._unregistered = set(ranks)
         self._watched: set[int] = set()  # processes
         self._descriptors: list[int] = []
         self._guard: subprocess.Popen[bytes] | None = None
