@@ -41,7 +41,7 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
         arguments = _for_atari(config) | config.env_arguments | more
         try:
             env = gym.make(env_id, disable_env_checker=True, **arguments)
-        except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:
+        except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError, RuntimeError) as error:
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
         for name in _wrappers(config):
             env = _wrapped(env, name)
