@@ -106,7 +106,7 @@ def tables(costs: Costs) -> str:
                 shown = " | ".join(f"{each:.3g}" for each in (*phases, sum(phases)))
                 text += f"| {name} | {n:,} | {shown} | {gain:.3g} |\n"
         limits = ", ".join(f"{limit(episodes, step_s, costs):,} ({name})" for name, step_s in STEPS_S.items())
-        text += f"\nTwice as many ranks make it at least {WORTH} times as fast up to so many ranks: {limits}.\n"
+        text += f"\nTwice as many ranks make it at least {WORTH} times as fast up to this number of ranks: {limits}.\n"
     return text
 
 
