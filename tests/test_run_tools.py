@@ -297,7 +297,8 @@ def test_a_grid_of_training_runs_goes_on_after_an_interruption(tmp_path):
     stopped = len((folder / "progress.txt").read_text().splitlines()) - 1
     assert 0 < stopped < 20
     done = tool(*command[3:], cwd=tmp_path)
-    assert f"--resume {folder}" in done.out and "curves: python -m mpi_util plot data/train-hopper-v4" in done.out
+    assert f"--resume {folder}" in done.out
+    assert f"curves: {sys.executable} -m mpi_util plot data/train-hopper-v4" in done.out
     assert len((folder / "progress.txt").read_text().splitlines()) == 21
 
 
@@ -305,8 +306,17 @@ def test_several_seeds_of_train_py(tmp_path):
     done = run([sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 8, "-b", 8, "--seeds", "3-4"], 60, cwd=tmp_path)
     assert done.status == 0 and done.out.startswith("2 runs: --seed 3 4\n"), done.err
     assert len(list(tmp_path.glob("runs/*/*_s[34]/policy.safetensors"))) == 2
-    done = run([sys.executable, ROOT / "train.py", "Hopper-v4", "--seeds", "x"], 60, cwd=tmp_path)
-    assert done.status == 2 and done.err == "train.py: --seeds x: give them as 0-4 or 0,1,7\n"
+    for seeds in ("x", "4-3", "1,4-3"):
+        done = run([sys.executable, ROOT / "train.py", "Hopper-v4", "--seeds", seeds], 60, cwd=tmp_path)
+        assert done.status == 2 and done.err == f"train.py: --seeds {seeds}: give them as 0-4 or 0,1,7\n"
+
+
+def test_plot_without_matplotlib_is_one_line(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError('none', name='matplotlib')")
+    table(tmp_path / "run")
+    done = run([*TOOL, "plot", tmp_path / "run"], 60, cwd=tmp_path)
+    assert done.status == 2 and done.err.count("\n") == 1
+    assert done.err.startswith("mpi_util plot: this needs matplotlib, which is not installed: pip install")
 
 
 def test_an_environment_in_the_users_folder_is_found(tmp_path):

@@ -63,8 +63,10 @@ def plain(arguments: list[str]) -> list[str]:
 
 
 def numbers(text: str) -> list[int]:
-    """Seeds: "0-4" or "0,3,5-7". Raises ValueError."""
+    """Seeds: "0-4" or "0,3,5-7". Raises ValueError: another text, or a range without a seed."""
     ranges = [part.split("-") for part in text.split(",")]
+    if any(int(ends[0]) > int(ends[-1]) for ends in ranges):
+        raise ValueError(text)
     return [n for ends in ranges for n in range(int(ends[0]), int(ends[-1]) + 1)]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.frameworks import framework
-from ..errors import UsageError
+from ..errors import MissingFrameworkError, UsageError
 from ..host.files import replace_file
 
 TABLE = "progress.txt"
@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
         if kind not in figure.canvas.get_supported_filetypes():
             raise UsageError(f"--out {args.out}: a picture ends in .png, .pdf or .svg")
         replace_file(args.out, lambda file: figure.savefig(file, format=kind))
-    except (UsageError, OSError) as error:
+    except (UsageError, MissingFrameworkError, OSError) as error:
         parser.error(str(error))
     print(args.out)
     return 0

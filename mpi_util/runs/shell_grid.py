@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         results = grid.run(_run, 1, own.data_dir, max_parallel=own.max_parallel, redo=own.redo)
         tops = sorted({str(run.folder.parent) for run in results if any(run.folder.glob("progress*.txt"))})
         if tops:
-            print(f"\ncurves: python -m mpi_util plot {shlex.join(tops)}")
+            print(f"\ncurves: {shlex.join([sys.executable, '-m', 'mpi_util', 'plot', *tops])}")
     except UsageError as error:
         parser.error(str(error))
     except ExperimentError as error:
@@ -103,7 +103,7 @@ def _run(script: str, positional: tuple[str, ...], seed: Any, logger_kwargs: dic
     words = [word.replace("{dir}", str(folder)) for word in words]
     if Path(script).name == "train.py" and (Path(script).parent / "trainer" / "config.py").exists():
         words = _of_train(folder, words)
-    print(f"+ {shlex.join(['python', script, *words])}", flush=True)
+    print(f"+ {shlex.join([sys.executable, script, *words])}", flush=True)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
     os.execv(sys.executable, [sys.executable, script, *words])  # noqa: S606  # signals and status are the script's own
