@@ -25,7 +25,7 @@ import mpi_util
 from trainer.advice import Advice
 from trainer.config import LAUNCH, parse
 from trainer.control import DROPPED, BadData
-from trainer.startup import set_up
+from trainer.run import set_up
 
 
 def main() -> int:

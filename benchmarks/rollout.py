@@ -21,8 +21,7 @@ from policies.scaler import Scaler
 from trainer.config import Config
 from trainer.control import Control
 from trainer.rollout import Episode
-from trainer.run import Run
-from trainer.startup import build_envs
+from trainer.run import Run, build_envs
 
 ENV = "Humanoid-v4"
 

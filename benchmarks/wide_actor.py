@@ -21,8 +21,7 @@ from policies.actor import Actor, init_params
 from policies.scaler import Scaler
 from trainer.config import Config
 from trainer.control import Control
-from trainer.run import Run
-from trainer.startup import build_envs
+from trainer.run import Run, build_envs
 
 ENVS = {"Humanoid-v4": "auto", "HalfCheetah-v4": "3760,1000,500"}
 NUM_ENVS, N_STEPS = 16, 20

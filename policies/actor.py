@@ -26,8 +26,7 @@ CNN = "cnn"  # Spec.network: a convolutional network for images, in torch
 LEAST_IMAGE = 20  # its height and width at least
 INIT_LOG_STD = -0.5
 HIDDEN_GAIN = math.sqrt(2.0)
-POLICY_OUT_GAIN = 0.01  # first actions near the middle of their range, first categorical choices near uniform
-VALUE_OUT_GAIN = 1.0
+OUT_GAINS = {"policy": 0.01, "value": 1.0}  # first actions near the middle of their range, first choices near uniform
 WIDE = 2**20  # weights of a policy from which on rows of several environments are multiplied together
 HEIGHTS = (16, 8)  # ... in products of so many rows; on some processors OpenBLAS makes 16 of blocks of 12 and 4
 LOG_2PI = math.log(2.0 * math.pi)
@@ -44,24 +43,15 @@ def channels_last(image: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Spec:
-    """Sizes of a policy and its value function.
+    """Sizes of a policy and its value function."""
 
-    Attributes:
-        obs_dim: length of one flat observation.
-        act_dim: components of a Box action, or the number of Discrete actions.
-        discrete: True for Discrete actions.
-        policy_hid, valfunc_hid: width of each hidden layer, first to last.
-        network: module:function that makes other networks, in torch; CNN; "": the built-in ones.
-        image: shape of an image, channels first or last, where observations are such of uint8, for CNN; else ().
-    """
-
-    obs_dim: int
-    act_dim: int
-    discrete: bool
-    policy_hid: tuple[int, ...]
+    obs_dim: int  # length of one flat observation
+    act_dim: int  # components of a Box action, or the number of Discrete actions
+    discrete: bool  # True for Discrete actions
+    policy_hid: tuple[int, ...]  # width of each hidden layer, first to last
     valfunc_hid: tuple[int, ...]
-    network: str = ""
-    image: tuple[int, ...] = ()
+    network: str = ""  # module:function that makes other networks, in torch; CNN; "": the built-in ones
+    image: tuple[int, ...] = ()  # for CNN: shape of the observations, images of uint8, channels first or last
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Spec":
@@ -104,30 +94,26 @@ def parse_hid_list(text: str, obs_dim: int, act_dim: int, kind: str) -> tuple[in
 
     Raises: ValueError: the string is neither a list of positive integers nor "auto"; one line.
     """
-    if text.strip() == "auto":
-        first = obs_dim * 10
-        last = act_dim * 10 if kind == "policy" else 5
-        return (first, int(math.sqrt(first * last)), last)
     body = text.strip()
+    if body == "auto":
+        first, last = obs_dim * 10, act_dim * 10 if kind == "policy" else 5
+        return (first, int(math.sqrt(first * last)), last)
     if body.startswith("[") and body.endswith("]"):
         body = body[1:-1]
-    widths = tuple(int(word) if word.strip().isdecimal() else 0 for word in body.split(","))
-    if not all(widths):
-        raise ValueError(
-            f"hidden layers of the {kind} network: {text!r}; expected positive integers such as 64,64 or the word auto"
-        )
-    return widths
+    if all(widths := tuple(int(word) if word.strip().isdecimal() else 0 for word in body.split(","))):
+        return widths
+    expected = "positive integers such as 64,64 or the word auto"
+    raise ValueError(f"hidden layers of the {kind} network: {text!r}; expected {expected}")
 
 
 def init_params(spec: Spec, rng: np.random.Generator, log_std: float = INIT_LOG_STD) -> dict[str, Array]:
     """Initial parameters, as in the module's table: orthogonal weights, zero biases, and every log_std as given."""
     params = {}
-    for net, out_gain in (("policy", POLICY_OUT_GAIN), ("value", VALUE_OUT_GAIN)):
-        last = len(spec.sizes(net)) - 2
+    for net, out_gain in OUT_GAINS.items():
+        last = f"{net}/{len(spec.sizes(net)) - 2}/weight"
         for name, shape in spec.shapes(net).items():
             if name.endswith("/weight"):
-                gain = out_gain if name == f"{net}/{last}/weight" else HIDDEN_GAIN
-                params[name] = _orthogonal(rng, shape, gain)
+                params[name] = _orthogonal(rng, shape, out_gain if name == last else HIDDEN_GAIN)
             else:
                 params[name] = np.full(shape, log_std if name == "policy/log_std" else 0.0, np.float32)
     return params
@@ -148,12 +134,10 @@ class Actor:
     else is being collected, on this rank or on another; those of `output` and `outputs` differ. The bits of the other
     batched methods depend only on the rows and their number, as long as BLAS runs on one thread. Observations are
     float32, scaled: (obs_dim,), or T of them as (T, obs_dim).
-
-    Attributes:
-        height: rows of a product of `outputs`, by which several environments are to be stepped together; 0: they are
-            not. The size of the policy decides it, and how BLAS multiplies; never the number of environments or ranks.
     """
 
+    # Rows of a product of `outputs`, by which several environments are to be stepped together; 0: they are not. The
+    # policy's size decides it, and how BLAS multiplies; never the number of environments or ranks.
     height = 0
 
     def __init__(self, spec: Spec, params: dict[str, Array]):

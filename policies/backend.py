@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -28,18 +27,14 @@ WORK_PER_THREAD = 8e6
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}  # Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The policy as it is now on a learner's rows, compared with the policy before its update.
+class Outcome(NamedTuple):
+    """The policy as it is now on a learner's rows, compared with the policy before its update."""
 
-    Attributes:
-        sums: float64 (4,), sums over the rows: KL(old || new) and entropy, nats; surrogate loss, -ratio * adv; rows
-            whose probability ratio is beyond the clip range.
-        gradient: function of weights of the first three sums; returns the gradient of the weighted sum, float32 (P,),
-            which the next call of any may overwrite. Of the last outcome only, once, before the parameters change.
-    """
-
+    # float64 (4,), over the rows: KL(old || new) and entropy, nats; surrogate loss, -ratio * adv; number of rows whose
+    # probability ratio is beyond the clip range
     sums: Array
+    # Gradient, float32 (P,), of the first three sums, weighted as the arguments say; any next call may overwrite it. Of
+    # the last outcome only, once, before the parameters change.
     gradient: Callable[[float, float, float], Any]
 
 
@@ -51,23 +46,16 @@ class Rows(NamedTuple):
 
 
 class Net(ABC):
-    """A network and its Adam, with gradients clipped by norm.
+    """A network and its Adam, with gradients clipped by norm."""
 
-    Attributes:
-        name: "policy" or "value".
-        spec: policies.actor.Spec. hyper: policies.hyper.Hyper.
-        shapes: dict of parameter name to shape; P is the sum of their sizes.
-        steps: number of Adam's steps so far.
-        threads: number of cores that an update may use.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # "policy" or "value"
     forks: ClassVar[bool] = False  # whether it computes in a child made by fork too, on arrays that are shared with it
 
     def __init__(self, spec: Spec, params: Params, hyper: Hyper, threads: int = 1, device: str = "cpu"):
         """Copies the network's parameters. Args and raises: as policies.learners.Learners."""
-        self.spec, self.hyper, self.threads, self.steps = spec, hyper, threads, 0
-        self.shapes: dict[str, tuple[int, ...]] = spec.shapes(self.name)
+        self.spec, self.hyper, self.threads = spec, hyper, threads
+        self.steps = 0  # of Adam, so far
+        self.shapes: dict[str, tuple[int, ...]] = spec.shapes(self.name)  # by name; P is the sum of their sizes
         self.build(device)
         self.load(params)
 
@@ -106,13 +94,8 @@ class Net(ABC):
         """Overwrites what `vector` returns."""
 
     @abstractmethod
-    def copied(self, array: Array, dtype: type) -> Any:
+    def copied(self, array: Array, dtype: type = np.float32) -> Any:
         """The array with this dtype, on the device: a copy, or itself if NumPy can use it as it is."""
-
-    def field(self, array: Array, shape: tuple[int, ...], dtype: type = np.float32) -> Any:
-        """One of `Rows.fields`. Raises ValueError: the array's shape is not `shape`."""
-        require_shape(array, shape)
-        return self.copied(array, dtype)
 
     @abstractmethod
     def step(self, grad: Any, lr: float) -> None:
@@ -150,14 +133,17 @@ class PolicyNet(Net):
     def rows(self, obs: Array, act: Array, adv: Array, logp: Array | None) -> Rows:
         """Copies a batch to the device, with the distributions of the policy as it is now.
 
-        Args and raises: as policies.policy.Policy.update; adv: normalised.
+        Args and raises: as policies.rules.Policy.update; adv: normalised.
         """
         spec, n = self.spec, len(adv)
-        x = self.field(obs, (n, spec.obs_dim))
-        acts = self.field(act, (n,), np.int64) if spec.discrete else self.field(act, (n, spec.act_dim))
+        require_shape(obs, (n, spec.obs_dim))
+        require_shape(act, (n,) if spec.discrete else (n, spec.act_dim))
+        x, acts = self.copied(obs), self.copied(act, np.int64 if spec.discrete else np.float32)
         old, now_logp = self.freeze(x, acts)
-        old_logp = now_logp if logp is None else self.field(logp, (n,))
-        return Rows((x, acts, self.field(adv, (n,)), old_logp), old)
+        if logp is not None:
+            require_shape(logp, (n,))
+            now_logp = self.copied(logp)
+        return Rows((x, acts, self.copied(adv), now_logp), old)
 
     @abstractmethod
     def freeze(self, obs: Any, act: Any) -> tuple[Any, Any]:
@@ -182,8 +168,8 @@ class ValueNet(Net):
 
     def rows(self, obs: Array, ret: Array) -> Rows:
         """Copies a batch to the device. Args and raises: as policies.learners.ValueFunction.fit."""
-        n = len(ret)
-        return Rows((self.field(obs, (n, self.spec.obs_dim)), self.field(ret, (n,))))
+        require_shape(obs, (len(ret), self.spec.obs_dim))
+        return Rows((self.copied(obs), self.copied(ret)))
 
     @abstractmethod
     def values(self, rows: Rows) -> Array:

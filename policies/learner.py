@@ -16,21 +16,16 @@ POLICY_STREAM, VALUE_STREAM = 0, 1
 
 
 class Learner:
-    """A network that learns from batches, alone or with others.
+    """A network that learns from batches, alone or with others."""
 
-    Attributes:
-        net: the network, of whichever backend. share: of the learners that share the batch.
-        updates: number of updates so far; selects the random stream of the next one.
-        lr_scale: factor of the step sizes, 0 to 1, set before an update.
-        adaptive: names of the attributes that an update rule changes from update to update, all numbers.
-    """
-
-    net: Net
-    adaptive: tuple[str, ...] = ()
+    net: Net  # of whichever backend
+    adaptive: tuple[str, ...] = ()  # names of the attributes that an update rule changes, all numbers
 
     def __init__(self, net: Net, share: Share = ALONE):
+        """Args: share: of the learners that share the batch."""
         self.net, self.hyper, self.share = net, net.hyper, share
-        self.updates, self.lr_scale = 0, 1.0
+        self.updates = 0  # so far; selects the random stream of the next one
+        self.lr_scale = 1.0  # factor of the step sizes, 0 to 1, set before an update
 
     def rows_per_step(self, n_rows: int) -> int:
         """Rows of the largest product in an update, of all learners. Args: n_rows: rows of the whole batch."""

@@ -11,8 +11,7 @@ from policies.backend import Array, Params, ValueNet, require_shape
 from policies.forked import Forked
 from policies.hyper import Hyper
 from policies.learner import VALUE_STREAM, Learner, State, n_minibatches, shuffled, stream
-from policies.policy import Policy
-from policies.rules import RULES
+from policies.rules import RULES, Policy
 from policies.share import ALONE, Part, Share
 
 VAR_FLOOR = 1e-12  # constant targets have no variance to explain
@@ -22,16 +21,13 @@ STEPS_TO_FORK = 200
 
 
 class ValueFunction(Learner):
-    """Estimates the return that follows an observation.
-
-    Attributes:
-        last: (obs, ret) of the batch that the next fit replays. last_part: which rows of the whole batch these are.
-    """
+    """Estimates the return that follows an observation."""
 
     net: ValueNet
 
     def __init__(self, net: ValueNet, share: Share = ALONE):
         super().__init__(net, share)
+        # (obs, ret) of the batch that the next fit replays, and which rows of the whole batch these are
         self.last = np.empty((0, net.spec.obs_dim), np.float32), np.empty(0, np.float32)
         self.last_part = Part.whole(0)
 
@@ -43,12 +39,9 @@ class ValueFunction(Learner):
     def fit(self, obs: Array, ret: Array, part: Part | None = None) -> dict[str, float]:
         """One fit on one batch, and on the batch before it where the algorithm replays that.
 
-        Collective, obs, part and raises: as Policy.update.
+        Collective, obs, part and raises: as Policy.update. Args: ret: float32 (N,), targets, as TD(lambda) returns.
 
-        Args: ret: float32 (N,), targets: discounted sums of rewards, or advantages plus values (TD(lambda) returns).
-
-        Returns:
-            What to log: ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant) and LossV (mean
+        Returns: what to log: ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant) and LossV (mean
             squared error on this batch after the fit, squared unit of the targets).
         """
         hyper, net = self.hyper, self.net
@@ -66,23 +59,13 @@ class ValueFunction(Learner):
                 self.descend(replayed, shuffled(rng, all_part, n_parts), hyper.vf_lr * self.lr_scale)
             (loss,) = self.means(part, [np.square(net.values(rows) - ret).sum(dtype=np.float64)])
             log |= {"ExplainedVar": 1.0 - error_std**2 / (ret_std**2 + VAR_FLOOR), "LossV": loss}
-        self._keep(obs, ret, part)
+        self.keep(obs, ret, part)
         return log
 
-    def _keep(self, obs: Array, ret: Array, part: Part) -> None:
+    def keep(self, obs: Array, ret: Array, part: Part) -> None:
+        """Keeps the batch of a fit where the algorithm replays it."""
         if self.hyper.vf_replay:
             self.last, self.last_part = (np.array(obs, np.float32), np.array(ret, np.float32)), part
-
-    def fit_forked(self, obs: Array, ret: Array) -> Array:
-        """`fit` in a child of this process, which changes the network's shared arrays. Returns: what `adopt` takes."""
-        return np.array([*self.fit(obs, ret).values(), self.net.steps], np.float64)
-
-    def adopt(self, numbers: Array, obs: Array, ret: Array) -> dict[str, float]:
-        """Notes what `fit_forked` did. Args: numbers: float64 (3,), from it. Returns: as `fit`."""
-        self.net.steps = int(numbers[2])
-        self.updates += 1
-        self._keep(obs, ret, Part.whole(len(obs)))
-        return {"ExplainedVar": float(numbers[0]), "LossV": float(numbers[1])}
 
     def state(self) -> State:
         """Collective among the learners: see Learner; with the whole batch to replay."""
@@ -108,15 +91,9 @@ class Learners:
     """
 
     def __init__(
-        self,
-        backend: ModuleType,
-        spec: Spec,
-        params: Params,
-        hyper: Hyper,
-        threads: int = 1,
-        device: str = "cpu",
+        self, backend: ModuleType, spec: Spec, params: Params, hyper: Hyper, threads: int = 1, device: str = "cpu",
         share: Share = ALONE,
-    ):
+    ):  # fmt: skip
         """Copies the parameters.
 
         Args:
@@ -135,23 +112,25 @@ class Learners:
         self, obs: Array, act: Array, adv: Array, ret: Array, part: Part | None = None, logp: Array | None = None
     ) -> dict[str, float]:
         """One update of each. Args and raises: as Policy.update and ValueFunction.fit. Returns: what both log."""
-        n_rows, hyper = len(obs) if part is None else part.total, self.value.hyper
-        threads = max(learner.n_threads(n_rows) for learner in (self.policy, self.value))
-        steps = hyper.vf_epochs * n_minibatches(hyper, n_rows + self.value.last_part.total)
+        n_rows, value = len(obs) if part is None else part.total, self.value
+        threads = max(learner.n_threads(n_rows) for learner in (self.policy, value))
+        steps = value.hyper.vf_epochs * n_minibatches(value.hyper, n_rows + value.last_part.total)
         if self._forked is None or threads > 1 or steps < STEPS_TO_FORK:
-            return self.policy.update(obs, act, adv, part, logp) | self.value.fit(obs, ret, part)
-        before = self.value.snapshot()
-        self._forked.start(lambda: self.value.fit_forked(obs, ret))
+            return self.policy.update(obs, act, adv, part, logp) | value.fit(obs, ret, part)
+        before, fitted = value.snapshot(), None
+        self._forked.start(lambda: np.array([*value.fit(obs, ret).values(), value.net.steps], np.float64))
         try:
             log = self.policy.update(obs, act, adv, part, logp)
-        except BaseException:
-            self._forked.result()
-            self.value.restore(before)
-            raise
-        if (fitted := self._forked.result()) is not None:
-            return log | self.value.adopt(fitted, obs, ret)
-        self.value.restore(before)
-        return log | self.value.fit(obs, ret, part)
+            fitted = self._forked.result()
+        finally:
+            if fitted is None:  # the child has changed the network's arrays, which they share, or some of them
+                self._forked.result()
+                value.restore(before)
+        if fitted is None:
+            return log | value.fit(obs, ret, part)
+        value.updates, value.net.steps = value.updates + 1, int(fitted[2])
+        value.keep(obs, ret, Part.whole(len(obs)))
+        return log | {"ExplainedVar": float(fitted[0]), "LossV": float(fitted[1])}
 
     @property
     def params(self) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""The update rules: how a policy is improved on one batch. Each is written once, for every backend.
+"""The policy learner, and the update rules: how a policy is improved on one batch, written once for every backend.
 
 ``ppo`` is the clipped surrogate objective in minibatches; ``ppo-kl`` is Patrick Coady's, a KL penalty whose weight and
 step size adapt to a target divergence; ``trpo`` is a natural gradient step within a bound on the divergence; ``vpg`` is
@@ -7,12 +7,109 @@ the vanilla policy gradient.
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.backend import Array, as_array
-from policies.learner import n_minibatches, shuffled
-from policies.policy import Batch, Compared, Log, Policy
+from policies.backend import Array, Outcome, PolicyNet, Rows, as_array, require_shape
+from policies.learner import POLICY_STREAM, Learner, n_minibatches, shuffled, stream
+from policies.share import Part
+
+ADV_EPS = 1e-8
+Log = dict[str, float]
+
+
+class Batch(NamedTuple):
+    """A learner's rows of a batch."""
+
+    part: Part  # which rows of the whole batch these are
+    rows: Rows
+
+
+class Compared(NamedTuple):
+    """The policy as it is now, compared with the policy before its update: means over the whole batch."""
+
+    kl: float  # KL(old || new), nats
+    entropy: float  # of the new one, nats
+    loss: float  # surrogate loss, -ratio * adv, in standard deviations of the advantage
+    clip_frac: float  # share of rows whose probability ratio is beyond the clip range, 0 to 1
+    outcome: Outcome  # this learner's, for `Policy.gradient`
+
+
+class Policy(Learner):
+    """A policy; the update rules are its subclasses, which say how it is improved on one batch."""
+
+    net: PolicyNet
+
+    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+        """Changes the policy's parameters. Returns: the policy afterwards, compared with the one before; what to log.
+
+        Each learner that shares the batch makes the same calls in the same order.
+        """
+        raise NotImplementedError
+
+    def adapt(self, kl: float) -> None:
+        """Called after a successful update: sets what is adaptive. Args: kl: mean KL(old || new) of it, nats."""
+
+    def update(
+        self, obs: Array, act: Array, adv: Array, part: Part | None = None, logp: Array | None = None
+    ) -> dict[str, float]:
+        """One update on one batch.
+
+        Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
+
+        Args:
+            obs: float32 (N, obs_dim), scaled.
+            act: Box: float32 (N, act_dim), as the actor drew them. Discrete: integers (N,).
+            adv: float32 (N,), any unit; normalised here.
+            part: which rows of the whole batch these are; None: all.
+            logp: float32 (N,), log-probabilities of the actions by the policy that drew them, to which ratios are
+                taken; None: that was the current one. KL(old || new) is always taken to the current one.
+
+        Returns: what to log: KL, Entropy and LossPi, as Compared's after the update, and the rule's own numbers.
+
+        Raises:
+            ValueError: an array has another shape than the above.
+            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
+        """
+        part = Part.whole(len(obs)) if part is None else part
+        with self.updating(part.total) as log:
+            batch = self.batch(obs, act, adv, part, logp)
+            end, of_rule = self.improve(batch, stream(self.hyper.seed, POLICY_STREAM, self.updates))
+            log |= {"KL": end.kl, "Entropy": end.entropy, "LossPi": end.loss} | of_rule
+        self.adapt(log["KL"])
+        return log
+
+    def batch(self, obs: Array, act: Array, adv: Array, part: Part, logp: Array | None = None) -> Batch:
+        """Collective among the learners: a Batch with advantages of mean 0 and deviation 1. Args: as `update`'s."""
+        require_shape(adv, (len(part),))
+        self.require_finite(obs=obs, act=act, adv=adv, **({} if logp is None else {"logp": logp}))
+        (mean,), (std,) = self.moments(part, adv)
+        return Batch(part, self.net.rows(obs, act, ((adv - mean) / (std + ADV_EPS)).astype(np.float32), logp))
+
+    def compare(self, batch: Batch) -> Compared:
+        """Collective among the learners: the policy as it is now."""
+        outcome = self.net.outcome(batch.rows)
+        kl, entropy, loss, clip_frac = self.means(batch.part, outcome.sums).tolist()
+        return Compared(kl, entropy, loss, clip_frac, outcome)
+
+    def gradient(self, batch: Batch, now: Compared, kl: float = 0.0) -> Any:
+        """Collective among the learners: gradient of the mean surrogate loss over the whole batch, less the entropy's.
+
+        Args: now: the policy as it is; taken once. kl: weight of the divergence, which is added. Returns: (P,).
+        """
+        weights = (weight / batch.part.total for weight in (kl, -self.hyper.ent_coef, 1.0))
+        return self.summed(now.outcome.gradient(*weights))
+
+    def fisher(self, batch: Batch) -> Callable[[Array], Array]:
+        """The damped Fisher matrix: a function, collective among the learners, that multiplies it with float64 (P,)."""
+        undamped = self.net.fisher(batch.rows, batch.part.total)
+
+        def product(vector: Array) -> Array:
+            flat = as_array(self.summed(undamped(vector.astype(np.float32))))
+            return flat.astype(np.float64) + self.hyper.cg_damping * vector
+
+        return product
 
 
 class PPOClip(Policy):
@@ -25,10 +122,7 @@ class PPOClip(Policy):
         return n_rows // n_minibatches(self.hyper, n_rows)
 
     def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
-        """See Policy.
-
-        It logs ClipFrac, share of rows beyond the clip range after the update, and StopIter, number of passes.
-        """
+        """See Policy. It logs ClipFrac, as Compared's after the update, and StopIter, number of passes."""
         hyper = self.hyper
         n_parts = n_minibatches(hyper, batch.part.total)
         for epoch in range(1, hyper.epochs + 1):
@@ -44,9 +138,6 @@ class PPOPenalty(Policy):
     """``ppo-kl``: arXiv:1707.06347, equation 8, on the whole batch, with a hinge beyond twice the target.
 
     The penalty's weight, and then the step size, adapt so that updates reach `kl_targ` (github.com/pat-coady/trpo).
-
-    Attributes:
-        beta: weight of the KL divergence. lr_mult: factor of the step size. Both adapt after each update.
     """
 
     adaptive = "beta", "lr_mult"
@@ -57,7 +148,7 @@ class PPOPenalty(Policy):
     BETA_RANGE = (1.0 / 35.0, 35.0)
     BETA_SETTLED = (1.0 / 30.0, 30.0)  # beyond these beta alone no longer steers, and the step size follows
     LR_MULT_RANGE = (0.1, 10.0)
-    beta = lr_mult = 1.0
+    beta = lr_mult = 1.0  # weight of the KL divergence, and factor of the step size
 
     def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
         """See Policy. It logs Beta and LrMult, as this update used them, and StopIter, number of passes."""
@@ -101,9 +192,6 @@ class TrustRegion(Policy):
 
         It logs BacktrackIters, steps that the line search rejected; StepFrac, the accepted fraction of the full step,
         0 if none; CgResidual, norm of the conjugate gradient residual over that of the gradient.
-
-        Raises:
-            FloatingPointError: the gradient or its curvature is not finite.
         """
         hyper, before = self.hyper, self.net.vector()
 
@@ -154,7 +242,6 @@ def conjugate_gradients(
     Args:
         product: multiplies A by a vector like `b`, float64 (P,); at most `iters` times.
         tolerance: of the squared residual, relative to the first one.
-
     Returns: (x, residual b - A x). The residual is not finite if any number was not.
     """
     x, residual, p = 0.0 * b, b, b

@@ -6,6 +6,7 @@ result is that of one learner on the whole batch, up to rounding. Every decision
 a number) is taken on such a sum, so that all learners take it together and none waits for another.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,21 +14,15 @@ import numpy as np
 Array = np.ndarray
 
 
+@dataclass(frozen=True)
 class Share:
-    """What several learners that update synchronously do together; this base is that of a single learner.
+    """What several learners that update synchronously do together; without arguments that of a single learner."""
 
-    Attributes: n_learners: their number. index: of this learner, 0 to n_learners - 1.
-    """
-
-    n_learners = 1
-    index = 0
-
-    def sum(self, x: Array) -> Array:
-        """Collective among the learners: overwrites `x` with the sum over them, the same bits on each, and returns it.
-
-        Args: x: C-contiguous float32 or float64 array, of the same shape on each.
-        """
-        return x
+    n_learners: int = 1
+    index: int = 0  # of this learner, 0 to n_learners - 1
+    # Collective among the learners: overwrites an array with the sum over them, the same bits on each, and returns it.
+    # It is C-contiguous, float32 or float64, of the same shape on each.
+    sum: Callable[[Array], Array] = lambda x: x
 
 
 ALONE = Share()
@@ -35,15 +30,10 @@ ALONE = Share()
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of a batch that one learner holds.
+    """The rows of a batch that one learner holds."""
 
-    Attributes:
-        rows: int64 (n,), their numbers in the whole batch, ascending.
-        total: rows of the whole batch.
-    """
-
-    rows: Array
-    total: int
+    rows: Array  # int64 (n,), their numbers in the whole batch, ascending
+    total: int  # rows of the whole batch
 
     @classmethod
     def whole(cls, n: int) -> "Part":

@@ -20,8 +20,8 @@ from trainer.collect import SegmentCollector
 from trainer.config import Config
 from trainer.control import BadData, Control
 from trainer.rollout import Episode, Runner
+from trainer.run import build_envs
 from trainer.run_folder import RunFolder, load
-from trainer.startup import build_envs
 
 WALK = "tests.envs:Walk-v0"
 BRIEF = ["--epochs", 1, "--vf_epochs", 1]

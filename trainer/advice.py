@@ -18,28 +18,19 @@ PHASES = ("rollout", "gather", "update", "bcast")
 
 @dataclass
 class Measured:
-    """Sums over the measured iterations, in seconds of wall-clock time unless stated otherwise.
+    """Sums over the measured iterations, in seconds of wall-clock time unless stated otherwise."""
 
-    Attributes:
-        n: number of processes. cores: that the run may use.
-        pieces: episodes or environments per iteration, which the processes share.
-        rollout, gather, update, bcast: phases, on rank 0.
-        busy: of rollouts, summed over the processes. asleep: part of it neither on a core nor waiting for one.
-        sleeps: number of times that rollouts gave up their core voluntarily.
-        env_steps: number of environment steps.
-    """
-
-    n: int
-    cores: int
-    pieces: int
-    rollout: float = 0.0
+    n: int  # number of processes
+    cores: int  # that the run may use
+    pieces: int  # episodes or environments per iteration, which the processes share
+    rollout: float = 0.0  # this and the other phases: on rank 0
     gather: float = 0.0
     update: float = 0.0
     bcast: float = 0.0
-    busy: float = 0.0
-    asleep: float = 0.0
-    sleeps: float = 0.0
-    env_steps: float = 0.0
+    busy: float = 0.0  # of rollouts, summed over the processes
+    asleep: float = 0.0  # part of it neither on a core nor waiting for one
+    sleeps: float = 0.0  # number of times that rollouts gave up their core voluntarily
+    env_steps: float = 0.0  # their number
 
     @property
     def total(self) -> float:
@@ -99,7 +90,7 @@ class Advice:
     """Adds up the phases of the first iterations, and then gives its advice once."""
 
     def __init__(self, config: Config, n: int, cores: int):
-        """Args: config: of the run. n: its number of processes. cores: that it may use."""
+        """Args: n, cores: as of Measured."""
         self.seen = Measured(n, cores, config.num_envs if config.batch_steps else config.batch_size)
         # with --overlap phases hide each other; with --parallel average updates contain waiting
         self.measures, self.iteration = config.parallel == "gather" and not config.overlap, 0

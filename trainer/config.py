@@ -45,11 +45,9 @@ class Config(Hyper):
     env: str = setting(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
     env_kwargs: str = setting(RUN, "keyword arguments of the environment, a JSON object", "{}")
     env_wrappers: str = setting(
-        RUN,
-        "MODULE:FUNCTION,...: each takes the environment and returns another; atari: the usual ones of its games",
-        "",
-        metavar="LIST",
-    )
+        RUN, "MODULE:FUNCTION,...: each takes the environment and returns another; atari: the usual ones of its games",
+        "", metavar="LIST",
+    )  # fmt: skip
     run_dir: str | None = setting(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
     name: str | None = setting(RUN, "of the run: its folder is runs/ENV/NAME-sSEED")
     resume: str | None = setting(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
@@ -133,21 +131,18 @@ class Config(Hyper):
     @property
     def unused(self) -> dict[str, str]:
         """Settings without effect: {name: because of which other setting}."""
-        segments, algo = self.batch_steps is not None, self.algo
-        because = {
-            "without --batch_steps": ("num_envs",) * (not segments),
-            "with --batch_steps": ("batch_size",) * segments,
-            "without --eval_every": ("eval_episodes", "eval_async") * (self.eval_every is None),
-            "with --watchdog 0": ("watchdog_kill",) * (self.watchdog == 0),
-            "with --nprocs 1": ("watchdog_kill", "tag_output", "log_dir") * (self.nprocs == 1),
-            f"with --minibatches {self.minibatches}": ("minibatch_rows",) * bool(self.minibatches),
-            f"with --network {self.network}": ("policy_hid_list", "valfunc_hid_list") * bool(self.network),
-            f"with --algo {algo}": ("clip",) * (algo != "ppo")
-            + ("lr", "epochs") * (algo == "trpo")
-            + ("cg_iters", "cg_damping") * (algo != "trpo")
-            + ("kl_targ",) * (algo == "vpg"),
-        }
-        return {name: reason for reason, names in because.items() for name in names}
+        of_algo = {"ppo": "cg_iters cg_damping", "ppo-kl": "clip cg_iters cg_damping", "trpo": "clip lr epochs"}
+        because = (
+            ("without --batch_steps", self.batch_steps is None, "num_envs"),
+            ("with --batch_steps", self.batch_steps is not None, "batch_size"),
+            ("without --eval_every", self.eval_every is None, "eval_episodes eval_async"),
+            ("with --watchdog 0", self.watchdog == 0, "watchdog_kill"),
+            ("with --nprocs 1", self.nprocs == 1, "watchdog_kill tag_output log_dir"),
+            (f"with --minibatches {self.minibatches}", self.minibatches, "minibatch_rows"),
+            (f"with --network {self.network}", self.network, "policy_hid_list valfunc_hid_list"),
+            (f"with --algo {self.algo}", True, of_algo.get(self.algo, "clip cg_iters cg_damping kl_targ")),
+        )
+        return {name: reason for reason, holds, names in because if holds for name in names.split()}
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -177,22 +172,23 @@ class Config(Hyper):
             elif not must_be or ALLOWED[must_be](value):
                 continue
             raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
-        if self.name and "/" in self.name:
-            raise ValueError(f"--name {self.name}: give it without /; --run_dir names any folder")
-        if self.lr_schedule == "linear" and self.total_steps is None:
-            raise ValueError("--lr_schedule linear needs --total_steps: where the step sizes reach 0")
-        if steps := self.batch_steps:
-            collecting = self.nprocs - (self.overlap and self.nprocs > 1)
-            if collecting > self.num_envs:
-                what = f"--num_envs {self.num_envs} is too few for --nprocs {self.nprocs}: each process that collects"
-                fits = -(-steps // collecting) * collecting
-                raise ValueError(f"{what} needs one; such as --num_envs {collecting} --batch_steps {fits}")
-            if steps % self.num_envs:
-                raise ValueError(f"--batch_steps {steps} is not a multiple of --num_envs {self.num_envs}")
-        if self.overlap and self.parallel == "average":
-            raise ValueError("--overlap collects while rank 0 updates; with --parallel average every process does")
-        if self.network and self.framework in ("numpy", "tf"):
-            raise ValueError(f"--network is for --framework torch; {self.framework} has the built-in ones only")
+        n, n_envs, steps = self.nprocs, self.num_envs, self.batch_steps or 0
+        collecting = n - (self.overlap and n > 1)
+        fits = f"--num_envs {collecting} --batch_steps {-(-steps // collecting) * collecting}"
+        for wrong, problem in (
+            ("/" in (self.name or ""), f"--name {self.name}: give it without /; --run_dir names any folder"),
+            (self.lr_schedule == "linear" and self.total_steps is None,
+             "--lr_schedule linear needs --total_steps: where the step sizes reach 0"),
+            (steps and collecting > n_envs,
+             f"--num_envs {n_envs} is too few for --nprocs {n}: each process that collects needs one; such as {fits}"),
+            (steps % n_envs, f"--batch_steps {steps} is not a multiple of --num_envs {n_envs}"),
+            (self.overlap and self.parallel == "average",
+             "--overlap collects while rank 0 updates; with --parallel average every process does"),
+            (self.network and self.framework in ("numpy", "tf"),
+             f"--network is for --framework torch; {self.framework} has the built-in ones only"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(problem)
         self.env_arguments  # noqa: B018  parsed here, so that bad JSON is found here
         parse_hid_list(self.policy_hid_list, 1, 1, "policy")  # likewise
         parse_hid_list(self.valfunc_hid_list, 1, 1, "value")
@@ -222,55 +218,29 @@ def parse(arguments: list[str] | None = None) -> Config:
         description="Train a policy on N processes: all collect, rank 0 updates; N changes the time, not the result.",
         epilog="example: python train.py Humanoid-v4 --nprocs 10",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
-        allow_abbrev=False,
-    )
+        allow_abbrev=False, argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
     parser.error = lambda message: parser.exit(2, f"train.py: {message} (see --help)\n")  # type: ignore[method-assign]
     groups = {name: parser.add_argument_group(name) for name in (RUN, FREE, BATCH, ALGO, NETS)}
-    unused = {algo: Config.of(algo).unused for algo in DEFAULTS}
-    for option in sorted(fields(Config), key=lambda option: option.name != "env"):
-        how = option.metadata
-        if option.name == "env":
-            groups[RUN].add_argument("env", nargs="?", metavar="ENV", help=how["help"], default=argparse.SUPPRESS)
-        if option.name == "env" or not how:
-            continue
-        kind = _kind(option)
-        of_algos = [f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if option.name in own]
-        others = [algo for algo in DEFAULTS if option.name not in {*DEFAULTS[algo], *unused[algo]}]
-        is_none = option.default in (None, "") or option.default is False or not others
-        default = "" if is_none else f"default: {option.default}"
-        notes = "; ".join(filter(None, [how["must_be"], default, *of_algos]))
-        keywords = {"help": how["help"].replace("%", "%%") + f" ({notes})" * bool(notes), "default": argparse.SUPPRESS}
-        if kind is bool:
-            keywords["action"] = "store_true"
-        elif "choices" in how:
-            keywords |= {"choices": how["choices"], "metavar": "|".join(how["choices"])}
-        else:
-            keywords |= {
-                "type": _whole if kind is int else kind,
-                "metavar": how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT")),
-            }
-        groups[how["group"]].add_argument(*filter(None, [how["short"]]), f"--{option.name}", **keywords)
+    groups[RUN].add_argument("env", nargs="?", metavar="ENV", help=Config.__dataclass_fields__["env"].metadata["help"])
+    for option in fields(Config):
+        if option.metadata and option.name != "env":
+            group, short = option.metadata["group"], option.metadata["short"]
+            groups[group].add_argument(*filter(None, [short]), f"--{option.name}", **_keywords(option))
     parser.add_argument("--version", action="version", version=f"mpi_util {mpi_util.__version__}")
     other = parser.add_argument_group("instead, or besides")
     other.add_argument("--watch", metavar="RUN_DIR", help="play what a run has learned; --watch RUN_DIR --help")
     other.add_argument("--seeds", metavar="0-4", help="one run after the other, of each seed")
-    other.add_argument(
-        "--preset", metavar="NAME",
-        help="mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games",
-    )  # fmt: skip
-    words = plain(sys.argv[1:] if arguments is None else arguments)
-    given = vars(parser.parse_args(words))
-    name, *_ = given.pop("preset"), given.pop("watch"), given.pop("seeds")
-    if name is not None:
-        try:
-            words = [*preset(name, given), *words]
-        except ValueError as error:
-            parser.error(str(error))
-        given = vars(parser.parse_args(words))
-        del given["preset"], given["watch"], given["seeds"]
-    if ("env" in given) == ("resume" in given):
-        parser.error("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
+    presets = "mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games"
+    other.add_argument("--preset", metavar="NAME", help=presets)
     try:
+        words = plain(sys.argv[1:] if arguments is None else arguments)
+        given = vars(parser.parse_args(words))
+        if "preset" in given:
+            given = vars(parser.parse_args([*preset(given["preset"], given), *words]))
+        given = {name: value for name, value in given.items() if name not in ("watch", "seeds", "preset")}
+        if ("env" in given) == ("resume" in given):
+            raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():
             raise ValueError("--name and --run_dir both name the folder of the run; give one of them")
         if "nprocs" not in given and (slots := mpi_util.nslots(given.get("hosts"), given.get("hostfile"))):
@@ -284,6 +254,23 @@ def parse(arguments: list[str] | None = None) -> Config:
         return config
     except (ValueError, TypeError, mpi_util.LaunchError) as error:
         parser.error(str(error))
+
+
+def _keywords(option: Field[Any]) -> dict[str, Any]:
+    """Of argparse's add_argument, for a setting."""
+    kind, how = _kind(option), option.metadata
+    own = [f"{algo}: {DEFAULTS[algo][option.name]}" for algo in DEFAULTS if option.name in DEFAULTS[algo]]
+    others = [algo for algo in DEFAULTS if option.name not in {*DEFAULTS[algo], *Config.of(algo).unused}]
+    is_none = option.default in (None, "") or option.default is False or not others
+    default = "" if is_none else f"default: {option.default}"
+    notes = "; ".join(filter(None, [how["must_be"], default, *own]))
+    found = {"help": how["help"].replace("%", "%%") + f" ({notes})" * bool(notes)}
+    if kind is bool:
+        return found | {"action": "store_true"}
+    if "choices" in how:
+        return found | {"choices": how["choices"], "metavar": "|".join(how["choices"])}
+    metavar = how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT"))
+    return found | {"type": _whole if kind is int else kind, "metavar": metavar}
 
 
 def _whole(text: str) -> int:

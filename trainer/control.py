@@ -21,22 +21,18 @@ def _integer(name: str) -> Any:
 
 
 class Control:
-    """What rank 0 decides, and how far the run is.
+    """What rank 0 decides, and how far the run is."""
 
-    Attributes:
-        stop: 0, STOP, DROPPED or LAST.
-        evaluate: 1: evaluate the policy after this iteration. In a checkpoint: a stop came before that was done.
-        save: 1: write a checkpoint after this iteration.
-        iteration, steps: updates so far, and steps of the environments that they learned from.
-        episodes: collected so far, by all ranks.
-        rew_scale: float64 (1,), the factor of the rewards.
-        arrays: dict of name to int64 (1,), and rew_scale: what is broadcast and saved. Overwritten in place.
-    """
-
-    stop, evaluate, save, iteration, episodes, steps = map(_integer, COUNTERS)
+    stop = _integer("stop")  # 0, STOP, DROPPED or LAST
+    evaluate = _integer("evaluate")  # 1: after this iteration. In a checkpoint: a stop came before that was done
+    save = _integer("save")  # 1: write a checkpoint after this iteration
+    iteration = _integer("iteration")  # updates so far
+    episodes = _integer("episodes")  # collected so far, by all ranks
+    steps = _integer("steps")  # of the environments that the updates have learned from
 
     def __init__(self, rew_scale: float):
-        self.rew_scale = np.array([rew_scale])
+        self.rew_scale = np.array([rew_scale])  # float64 (1,), the factor of the rewards
+        # what is broadcast and saved, overwritten in place; the counters are int64 (1,)
         self.arrays = {name: np.zeros(1, np.int64) for name in COUNTERS} | {"rew_scale": self.rew_scale}
 
     @property

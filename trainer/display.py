@@ -1,5 +1,6 @@
 """The screen of a run: a live panel on a terminal; elsewhere a table, a row per iteration."""
 
+import functools
 import itertools
 import math
 import os
@@ -64,10 +65,8 @@ class Display:
         """Prints `text`, above the panel if there is one, unless it is empty."""
         if text and self.panel:
             width = shutil.get_terminal_size().columns
-            lines = (
-                textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")
-            )
-            text = "\n".join(itertools.chain(*lines))
+            fill = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+            text = "\n".join(map(fill, text.split("\n")))
             _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}")
         elif text:
             _write(f"{text}\n")
@@ -139,14 +138,15 @@ class Panel:
         self._row: dict[str, Any] = {}
         self._returns: list[float] = []
         self._tests: list[float] = []
+        self._limits = {"steps": config.total_steps, "episodes": config.num_episodes}
         self.begin(0, 0)
 
     def begin(self, steps: int, episodes: int) -> None:
-        self._first = self._steps, self._episodes = steps, episodes
+        self._first = self._done = {"steps": steps, "episodes": episodes}
         self._began = time.monotonic()
 
     def show(self, row: dict[str, Any], recent: dict[str, float]) -> None:
-        self._row, self._steps, self._episodes = row, row["TotalEnvInteracts"], row["Episodes"]
+        self._row, self._done = row, {"steps": row["TotalEnvInteracts"], "episodes": row["Episodes"]}
         if not math.isnan(recent["AverageEpRet"]):
             self._returns.append(recent["AverageEpRet"])
         if not math.isnan(test := row.get("AverageTestEpRet", math.nan)):
@@ -168,18 +168,10 @@ class Panel:
 
     def _content(self) -> "RenderableType":
         from rich.panel import Panel as Frame
-        from rich.progress_bar import ProgressBar
         from rich.table import Table
 
         config, row, grid = self.config, self._row, Table.grid(padding=(0, 2))
-        done, limit, unit = self._progress()
-        if limit:
-            bar = ProgressBar(total=limit, completed=min(done, limit), width=max(5, self._console.width // 4))
-            part = Table.grid(padding=(0, 2))
-            part.add_row(f"{done:,} of {limit:,} {unit}", bar, f"{done / limit:.0%}", self._left(done, limit))
-            grid.add_row("progress", part)
-        else:
-            grid.add_row("progress", f"{done:,} {unit} after {clock(time.monotonic() - self._began)}; no limit was set")
+        grid.add_row("progress", self._progress())
         if self._returns:
             grid.add_row("return", f"[bold]{self._returns[-1]:,.1f}[/] {spark(self._returns)} last {EPISODES} episodes")
         if self._tests:
@@ -198,20 +190,21 @@ class Panel:
         grid.columns[0].min_width = len("evaluated")
         return Frame(grid, title=f"{config.env}, {config.algo}, seed {config.seed}", title_align="left")
 
-    def _progress(self) -> tuple[int, int | None, str]:
-        """(done, limit, unit) of the limit that is nearest."""
-        ways = [
-            (self._steps, self.config.total_steps, "steps"),
-            (self._episodes, self.config.num_episodes, "episodes"),
-        ]
-        return max((way for way in ways if way[1]), key=lambda way: way[0] / (way[1] or 1), default=ways[0])
+    def _progress(self) -> "RenderableType":
+        """How near the nearest limit is."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
 
-    def _left(self, done: int, limit: int) -> str:
-        first = self._first[0 if limit == self.config.total_steps else 1]
-        if done <= first or done >= limit:
-            return ""
-        left = (time.monotonic() - self._began) * max(limit - done, 0) / (done - first)
-        return f"{clock(left)} left"
+        took, limits = time.monotonic() - self._began, {unit: n for unit, n in self._limits.items() if n}
+        if not limits:
+            return f"{self._done['steps']:,} steps after {clock(took)}; no limit was set"
+        unit, limit = max(limits.items(), key=lambda way: self._done[way[0]] / way[1])
+        first, done = self._first[unit], self._done[unit]
+        left = f"{clock(took * (limit - done) / (done - first))} left" if first < done < limit else ""
+        bar = ProgressBar(total=limit, completed=min(done, limit), width=max(5, self._console.width // 4))
+        cells = Table.grid(padding=(0, 2))
+        cells.add_row(f"{done:,} of {limit:,} {unit}", bar, f"{done / limit:.0%}", left)
+        return cells
 
 
 def spark(values: list[float], width: int = 16) -> str:

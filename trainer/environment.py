@@ -4,13 +4,12 @@ import contextlib
 import copy
 import importlib
 import itertools
-import math
 import os
 import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -46,7 +45,7 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
         for name in _wrappers(config):
             env = _wrapped(env, name)
     parts = _parts(env.action_space)
-    if not parts or not (all(map(_is_continuous, parts)) or 0 < math.prod(map(_n_values, parts)) <= MOST_ACTIONS):
+    if not parts or not (all(map(_is_continuous, parts)) or 0 < len(_values(env.action_space)) <= MOST_ACTIONS):
         fits = f"Box (floating point); Discrete, MultiDiscrete or MultiBinary of {MOST_ACTIONS} combinations at most"
         raise ValueError(f"{env_id}: actions are {env.action_space}; a policy needs {fits}; or Tuple or Dict of such")
     space = env.observation_space
@@ -128,7 +127,11 @@ def _atari(env: gym.Env) -> gym.Env:
 
 def _wrapped(env: gym.Env, name: str) -> gym.Env:
     """The environment in one of --env_wrappers. Raises ValueError: one line: there is none, or it fails."""
-    wrap = _atari if name == ATARI else _function(name)
+    module, _, function = name.partition(":")
+    try:
+        wrap: Callable[[Any], Any] = _atari if name == ATARI else getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"--env_wrappers {name}: {error}; give module:function, which takes an environment") from None
     try:
         wrapped = wrap(env)
     except Exception as error:
@@ -166,16 +169,6 @@ def display_works() -> bool:
     return False
 
 
-def _function(name: str) -> Callable[[Any], Any]:
-    """What `module:function` names. Raises ValueError: one line: there is no such function."""
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
-        return found
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"--env_wrappers {name}: {error}; give module:function, which takes an environment") from None
-
-
 def _parts(space: Any) -> list[Any]:
     """The spaces that make up a Tuple or Dict, in the order of Gymnasium's `flatten`; else the space itself."""
     if isinstance(space, (gym.spaces.Tuple, gym.spaces.Dict)):
@@ -188,26 +181,20 @@ def _is_continuous(space: Any) -> bool:
     return isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
 
 
-def _n_values(space: Any) -> int:
-    """Number of values of a space that is neither Tuple nor Dict; 0: they cannot be counted."""
-    if isinstance(space, gym.spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return math.prod(space.nvec.ravel().tolist())
-    return 2 ** math.prod(space.shape) if isinstance(space, gym.spaces.MultiBinary) else 0
-
-
 def _values(space: Any) -> list[Any]:
-    """All values of a space whose parts can be counted."""
+    """All values of a space, or some if there are more than MOST_ACTIONS; []: they cannot be counted."""
+    found: Iterable[Any] = ()
     if isinstance(space, gym.spaces.Tuple):
-        return [*itertools.product(*map(_values, space))]
-    if isinstance(space, gym.spaces.Dict):
-        return [dict(zip(space, values)) for values in itertools.product(*map(_values, space.values()))]
-    if isinstance(space, gym.spaces.Discrete):
-        return [*range(int(space.start), int(space.start) + int(space.n))]
-    nvec = space.nvec.ravel() if isinstance(space, gym.spaces.MultiDiscrete) else np.full(math.prod(space.shape), 2)
-    table = np.array(np.unravel_index(np.arange(_n_values(space)), nvec)).T.reshape(-1, *space.shape)
-    return [*(getattr(space, "start", 0) + table).astype(space.dtype)]
+        found = itertools.product(*map(_values, space))
+    elif isinstance(space, gym.spaces.Dict):
+        found = (dict(zip(space, values)) for values in itertools.product(*map(_values, space.values())))
+    elif isinstance(space, gym.spaces.Discrete):
+        found = range(int(space.start), int(space.start) + int(space.n))
+    elif isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
+        start, counts = getattr(space, "start", 0), np.ravel(getattr(space, "nvec", np.full(space.shape, 2)))
+        places = itertools.product(*(range(min(int(n), MOST_ACTIONS + 1)) for n in counts))
+        found = ((start + np.reshape(place, space.shape)).astype(space.dtype) for place in places)
+    return list(itertools.islice(found, MOST_ACTIONS + 1))
 
 
 def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:

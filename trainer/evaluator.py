@@ -10,11 +10,9 @@ import contextlib
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -30,37 +28,29 @@ from trainer.control import STOP, Control
 from trainer.environment import make_env
 from trainer.rollout import Runner, Work, networks
 
+if TYPE_CHECKING:
+    from trainer.run import Run
+
 LOOK_S = 0.1  # between two looks for a stop, where rank 0 waits
 DEATHS = 2  # of the process, one after the other without a result between them, that end the run
 
 
-@dataclass
 class Beside:
-    """Evaluates beside training; on rank 0, which waits for nothing but, when the run ends, for the last result.
+    """Evaluates beside training; on rank 0, which waits for nothing but, when the run ends, for the last result."""
 
-    Attributes:
-        weights: what rank 0 broadcasts, with `control`'s arrays.
-        asked: the newest of them that are to be evaluated, until their result is there; {}: none. In checkpoints.
-        late: takes a result that comes while the run waits for the last one.
-    """
+    def __init__(self, run: "Run", asked: dict[str, np.ndarray]):
+        """Starts the process.
 
-    config: Config
-    spec: Spec
-    control: Control
-    weights: dict[str, np.ndarray]
-    asked: dict[str, np.ndarray]
-    stop: mpi_util.StopRequest
-    late: Callable[[dict[str, np.ndarray]], None]
-    _deaths = 0
-
-    def __post_init__(self) -> None:
+        Args: asked: the newest of `run.weights` that are to be evaluated, until their result is there; {}: none.
+        """
+        self.run, self.asked, self._deaths = run, asked, 0
         self._start()
 
     def _start(self) -> None:
         self._scheme = MultiProcessWeightSyncScheme(sync=False, timeout=None)
-        self._scheme.init_on_sender(model_id="policy", weights=self.weights, num_workers=1)
+        self._scheme.init_on_sender(model_id="policy", weights=self.run.weights, num_workers=1)
         self._results, results = multiprocessing.Pipe(duplex=False)
-        arguments = self._scheme, results, self.config, self.spec
+        arguments = self._scheme, results, self.run.config, self.run.spec
         self._process = multiprocessing.get_context("spawn").Process(target=_evaluate, args=arguments)
         resource_tracker.ensure_running()  # or `start` does, which unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # what stops the run is rank 0's to handle
@@ -86,20 +76,21 @@ class Beside:
         Returns: as Evaluator.evaluate, with `iteration`, int64 (1,), and the policy's arrays: what has come since, of
             an earlier iteration; when the run ends, of this one. {}: nothing.
         """
-        if self.control.evaluate:
-            self.control.evaluate = 0
-            self.asked |= {name: array.copy() for name, array in self.weights.items()}
+        control = self.run.control
+        if control.evaluate:
+            control.evaluate = 0
+            self.asked |= {name: array.copy() for name, array in self.run.weights.items()}
             self._send()
-        ends = self.control.stop == STOP
+        ends = control.stop == STOP
         while found := self._result(ends):
             if not (ends and self.asked):
                 return found
-            self.late(found)
+            self.run.report_late(found)
         return {}
 
     def _result(self, wait: bool) -> dict[str, np.ndarray]:
         """The next result; {}: none, or the run was stopped while it waited."""
-        while self.asked and not (wait and self.stop):
+        while self.asked and not (wait and self.run.stop):
             alive = self._process.is_alive()  # asked first: what it has sent until then is there
             try:
                 found = load(self._results.recv_bytes()) if self._results.poll(LOOK_S * wait) else {}

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.config import Config
 
 JSONL = "progress.jsonl"
-NEEDED = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # modules
+NEEDED = ("tensorboard", "tensorboardX"), ("wandb", "wandb")  # options, and what they need
 
 
 class Exports:
@@ -19,31 +19,22 @@ class Exports:
 
     def __init__(self, config: Config, folder: Path, rows: int):
         """Args: rows: to keep of an earlier start. Raises ValueError: one line: a package is not installed."""
-        modules = {}
-        for option, module in NEEDED.items():
-            if getattr(config, option):
-                try:
-                    modules[option] = importlib.import_module(module)
-                except ImportError:
-                    raise ValueError(f"--{option} needs {module}: pip install {module}") from None
-        path = folder / JSONL
-        kept = path.read_text().splitlines(keepends=True)[:rows] if rows and path.exists() else []
-        path.write_text("".join(kept))
-        self._path, self._kept = path, kept
-        self._events = self._run = None
-        if "tensorboard" in modules:
-            self._events = modules["tensorboard"].SummaryWriter(str(folder))
-        if "wandb" in modules:
+        self._path, self._events, self._run = folder / JSONL, None, None
+        tensorboard, wandb = (_module(option, module) if getattr(config, option) else None for option, module in NEEDED)
+        kept = self._path.read_text().splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
+        self._path.write_text("".join(kept))
+        if tensorboard:
+            self._events = tensorboard.SummaryWriter(str(folder))
+        if wandb:
             key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run is the same one there
-            self._run = modules["wandb"].init(
+            self._run = wandb.init(
                 project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
                 config=config.effective,
             )  # fmt: skip
 
     def earlier(self) -> Iterator[dict[str, Any]]:
-        """The rows of earlier starts, once. Raises ValueError, AttributeError: somebody has changed the file."""
-        kept, self._kept = self._kept, []
-        for line in kept:
+        """The rows of earlier starts. Raises ValueError, AttributeError: somebody has changed the file."""
+        for line in self._path.read_text().splitlines():
             yield {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
     def row(self, row: dict[str, Any]) -> None:
@@ -65,3 +56,10 @@ class Exports:
             self._events.close()
         if self._run:
             self._run.finish()
+
+
+def _module(option: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(f"--{option} needs {name}: pip install {name}") from None

@@ -1,7 +1,6 @@
 """Settings by name, and the options that stand for others: what a command line means before it is parsed."""
 
 import os
-import shlex
 import sys
 from typing import Any
 
@@ -22,7 +21,8 @@ PRESETS: dict[str, dict[str, str]] = {
         "vpg": "--algo vpg --batch_steps 1024 --num_envs 16 --lr 1e-3",
     },
 }
-STEPS = {("atari", "ppo"): 10_000_000, ("mujoco", "ppo"): 1_000_000, ("mujoco", "trpo"): 1_000_000}
+MILLION = "--total_steps 1000000"
+STEPS = {("atari", "ppo"): "--total_steps 10000000", ("mujoco", "ppo"): MILLION, ("mujoco", "trpo"): MILLION}
 ADDED = {
     "HalfCheetah": ("--log_std -1", "chosen for it on seed 0"),
     "Swimmer": ("--gamma 0.999", "what a stroke brings comes late; chosen on seed 1"),
@@ -44,8 +44,7 @@ def preset(name: str, given: dict[str, Any]) -> list[str]:
     if algo not in PRESETS[name]:
         raise ValueError(f"--preset {name} has no settings for --algo {algo}; it has: {', '.join(PRESETS[name])}")
     added = (ADDED_TRPO if algo == "trpo" else ADDED).get(env.split("-")[0], ("", ""))[0]
-    steps = f"--total_steps {STEPS[name, algo]} " if (name, algo) in STEPS else ""
-    words = shlex.split(f"{steps}{PRESETS[name][algo]} {added}")
+    words = f"{STEPS.get((name, algo), '')} {PRESETS[name][algo]} {added}".split()
     without = {replaced for option in given for replaced in INSTEAD.get(option, ())}
     return [word for pair in zip(words[::2], words[1::2]) if pair[0] not in without for word in pair]
 

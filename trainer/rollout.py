@@ -45,21 +45,14 @@ Steps = Generator[np.ndarray, np.ndarray, Any]
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode so far: what it takes to continue it in another environment of its kind.
+    """An episode so far: what it takes to continue it in another environment of its kind."""
 
-    Attributes:
-        key: its number, or several; selects its random streams.
-        length: number of steps so far. ret: float, sum of their rewards.
-        obs: float32 (obs_dim,), the observation after them; None before the first step.
-        acts, rews: actions, as the actor drew them, and float64 rewards, as many arrays as calls of Runner.run.
-    """
-
-    key: tuple[int, ...]
-    length: int = 0
-    ret: float = 0.0
-    obs: np.ndarray | None = None
-    acts: tuple[np.ndarray, ...] = ()
-    rews: tuple[np.ndarray, ...] = ()
+    key: tuple[int, ...]  # its number, or several; selects its random streams
+    length: int = 0  # number of steps so far
+    ret: float = 0.0  # sum of their rewards
+    obs: np.ndarray | None = None  # float32 (obs_dim,), the observation after them; None before the first step
+    acts: tuple[np.ndarray, ...] = ()  # as the actor drew them, as many arrays as calls of Runner.run
+    rews: tuple[np.ndarray, ...] = ()  # float64, likewise
 
     @property
     def next(self) -> "Episode":
@@ -135,12 +128,9 @@ class Runner:
     (T,), as the actor drew them; adv and ret (TD(lambda) returns) float32 (T,), in scaled rewards; ep_ret float64 and
     ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 4): zeros, to which the caller adds what
     `Work` measures, and how often the environment was made again.
-
-    Attributes:
-        episode: Episode that was started last, up to the end of the last run.
     """
 
-    episode: Episode | None = None
+    episode: Episode | None = None  # which was started last, up to the end of the last run
 
     def __init__(
         self, env: gym.Env, actor: Actor, scaler: Scaler, config: Config, control: Control, training: bool = True,
@@ -152,8 +142,8 @@ class Runner:
             env: of this runner alone. greedy: act deterministically.
             training: False: in episodes that training does not use; batches have ep_ret, ep_len and work alone.
         """
-        self.training = training
         self.env, self.actor, self.scaler, self.config, self.control = env, actor, scaler, config, control
+        self.training = training
         self.failures, self.restarts = 0, 0  # of the environment: in a row; since the last batch
         self._choose = (lambda out, _: actor.mode(out)) if greedy else actor.sample
         self._stream = ENV_STREAM if training else EVAL_STREAM
@@ -301,12 +291,8 @@ class Runner:
             have been looked at.
         """
         found = []
-        for name, values in (
-            ("observation", obs),
-            ("action", act[first:]),
-            ("reward", rew[first:]),
-            ("advantage", adv),
-        ):
+        all_values = {"observation": obs, "action": act[first:], "reward": rew[first:], "advantage": adv}
+        for name, values in all_values.items():
             if not np.isfinite(values).all():
                 at = tuple(np.argwhere(~np.isfinite(values))[0])
                 found.append((at[0], name + f"[{at[-1]}]" * (len(at) > 1), np.asarray(values)[at]))

@@ -1,24 +1,28 @@
-"""What each rank holds of a run, and the steps of an iteration that need more than one line."""
+"""What each rank holds of a run, how that is built, and the steps of an iteration that need more than one line."""
 
 import math
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import mpi_util
 from mpi_util.logx import EpochLogger
-from policies.actor import Actor, Spec
-from policies.scaler import Scaler
+from policies.actor import INIT_LOG_STD, Actor, Spec, parse_hid_list
+from policies.scaler import Scaler, scaler_for
+from policies.share import ALONE, Share
 from trainer.advice import PHASES, Advice
-from trainer.collect import EpisodeCollector, Evaluator, SegmentCollector
+from trainer.collect import NOTHING, EpisodeCollector, Evaluator, Pooled, SegmentCollector, gather, keep_own
 from trainer.config import Config
 from trainer.control import DROPPED, Control
-from trainer.environment import make_env
-from trainer.rollout import Runner
-from trainer.sharing import NOTHING, Pooled, gather, keep_own
+from trainer.environment import action_map, image_shape, make_env, make_shown_env
+from trainer.rollout import Runner, networks
 
 COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's collection, and of what goes on beside it
+EXTRAS = {"torch": "torch", "tensorflow": "tf", "keras": "tf"}  # of --framework and --network, by module
+PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has the others
 
 if TYPE_CHECKING:  # they load what ranks that only collect do without
     from trainer.evaluator import Beside
@@ -28,27 +32,19 @@ if TYPE_CHECKING:  # they load what ranks that only collect do without
 
 @dataclass
 class Run:
-    """What this rank holds.
-
-    Attributes:
-        average: every rank learns, each from its own rollouts; else rank 0 alone.
-        envs: this rank's environments, by number.
-        training: the learners; None: this rank only collects.
-        record: run folder and screen; None: this is not rank 0.
-        logger: of progress.txt and config.json, which rank 0 writes.
-    """
+    """What this rank holds."""
 
     config: Config
-    average: bool
+    average: bool  # every rank learns, each from its own rollouts; else rank 0 alone
     stop: mpi_util.StopRequest
-    envs: dict[int, Any]
+    envs: dict[int, Any]  # this rank's environments, by number
     spec: Spec
     actor: Actor
     scaler: Scaler
     control: Control
-    training: "Training | None" = None
-    record: "Record | None" = None
-    logger: EpochLogger | None = None
+    training: "Training | None" = None  # the learners; None: this rank only collects
+    record: "Record | None" = None  # run folder and screen; None: this is not rank 0
+    logger: EpochLogger | None = None  # of progress.txt and config.json, which rank 0 writes
 
     def collect(self, collector: EpisodeCollector | SegmentCollector, phases: mpi_util.Phases) -> None:
         """Collective: the batch of the next update, unless nothing more is to be collected."""
@@ -102,7 +98,7 @@ class Run:
         if config.eval_async and self.record is not None:
             from trainer.evaluator import Beside
 
-            return Beside(config, self.spec, self.control, self.weights, training.asked, self.stop, self.report_late)
+            return Beside(self, training.asked)
         if config.eval_async or not config.eval_every:
             return None
         plays = make_env(config, quiet=True), self.actor, self.scaler, config, self.control
@@ -115,20 +111,20 @@ class Run:
 
         Args: data: what this rank learned from. log: of the learners; seconds: of the phases: rank 0's are written.
         """
-        logger, control = self.logger, self.control
-        columns: dict[str, float] = {}
+        logger, control, episodes = self.logger, self.control, self.control.episodes
         if self.record is not None:  # with --overlap the batch was collected in the iteration before, beside its update
             seconds = seconds | dict(zip((*COLLECTING[:3], "beside"), data.batch.get("seconds", ())))
-            columns = log | self.record.times(data.part.total, seconds, data.work[0])
+            log = log | self.record.times(data.part.total, seconds, data.work[0])
         if data.batch is not None:
             logger.store(EpRet=data.batch["ep_ret"], EpLen=data.batch["ep_len"])
-        logger.log_tabular("Iteration", control.iteration)
-        ready = self.training.ready.batch if self.training is not None else None  # with --overlap: of the next row
-        logger.log_tabular("Episodes", control.episodes - (0 if ready is None else len(ready["ep_ret"])))
-        logger.log_tabular("TotalEnvInteracts", control.steps)
+        if self.training is not None and self.training.ready.batch is not None:  # with --overlap: of the next row
+            episodes -= len(self.training.ready.batch["ep_ret"])
+        counts = {"Iteration": control.iteration, "Episodes": episodes, "TotalEnvInteracts": control.steps}
+        for column, value in counts.items():
+            logger.log_tabular(column, value)
         logger.log_tabular("EpRet", with_min_and_max=True)
         logger.log_tabular("EpLen", average_only=True)
-        for column, value in columns.items():
+        for column, value in log.items():
             logger.log_tabular(column, value)
         self.report_tests(tests, int(data.work[3]))
 
@@ -193,3 +189,88 @@ class Run:
     def note_saved(self) -> None:
         """On rank 0: what `--max_restarts` starts again from; before the first checkpoint, in the same folder."""
         mpi_util.saved({"run_dir": str(self.record.folder.path), "iteration": self.control.iteration})
+
+
+def set_up(config: Config) -> Run:
+    """Collective: this rank's part of the run, or the end of the job with one line that says what is wrong."""
+    config = replace(config, nprocs=mpi_util.nworkers)  # where a launcher has started the processes, its number counts
+    stop = mpi_util.StopRequest()
+    mpi_util.watchdog(config.watchdog, config.watchdog_kill)
+    average = config.parallel == "average" and mpi_util.nworkers > 1
+    envs, spec = all_or_none(lambda: build_envs(config.check()))
+    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
+    actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
+    run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))
+    all_or_none(lambda: build_training(run))
+    return run
+
+
+def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
+    """This rank's environments by number, and the sizes of the networks for them."""
+    is_root = mpi_util.rank == 0
+    numbers: Iterable[int] = [0]
+    if config.batch_steps:
+        apart = config.overlap and mpi_util.nworkers > 1  # rank 0 updates while the others collect
+        collecting, first = mpi_util.nworkers - apart, mpi_util.rank - apart
+        numbers = range(first, config.num_envs, collecting) if first >= 0 else ()
+    envs = {e: make_env(config, quiet=not is_root or e > 0) for e in numbers}
+    if config.render and is_root:
+        envs |= {e: make_shown_env(config) for e in list(envs)[:1]}
+    env = next(iter(envs.values()), None) or make_env(config, quiet=not is_root)
+    obs_dim = env.observation_space.shape[0]
+    act_dim, discrete, _ = action_map(env.action_space)
+    if discrete and config.log_std != INIT_LOG_STD:
+        raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
+    policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
+    valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")
+    image = image_shape(env, config)
+    return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid, config.network, image)
+
+
+def build_training(run: Run) -> None:
+    """Sets `run.training` on the ranks that learn, `run.record` on rank 0, and `run.logger`."""
+    is_root = mpi_util.rank == 0
+    if not is_root:
+        run.logger = EpochLogger()
+    if not (is_root or run.average):
+        return
+    from trainer.record import Record  # here, because of what they load, which ranks that only collect never do
+    from trainer.training import Training
+
+    run.training = Training(run.config, run.spec, run.actor.params, one_on_each() if run.average else ALONE)
+    run.training.publish(run.weights)
+    if is_root:
+        keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
+        run.record = Record(run.config, run.spec, run.training.resumed | {"rows": keep_rows or 0})
+        how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
+        run.logger = EpochLogger(run.record.folder.path, **how)
+        run.logger.save_config(run.record.settings)
+        run.note_saved()
+
+
+def one_on_each() -> Share:
+    """Of learners on all ranks."""
+
+    def sum_in_place(x: np.ndarray) -> np.ndarray:
+        x[...] = mpi_util.all_sum(x)
+        return x
+
+    return Share(mpi_util.nworkers, mpi_util.rank, sum_in_place)
+
+
+def all_or_none(build: Callable[[], Any]) -> Any:
+    """Collective: `build()` on every rank; if it fails on any, rank 0 prints one line, and all exit with status 2."""
+    result, problem = None, None
+    try:
+        result = build()
+    except (ValueError, OSError, MemoryError, mpi_util.UsageError) as error:
+        problem = str(error)
+    except ImportError as error:
+        extra = EXTRAS.get(error.name or "", "train")
+        problem = f"{error}; install what train.py needs: pip install -c constraints.txt -e '.[{extra}]'"
+    problems = [p for p in mpi_util.all_accum_batches([problem]) if p]
+    if problems:
+        if mpi_util.rank == 0:
+            print(f"train.py: {problems[0]}", file=sys.stderr)
+        sys.exit(2)
+    return result

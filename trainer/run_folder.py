@@ -15,7 +15,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save
 
 META = "mpi_util"  # the only key: the order of several would vary from one save to the next
-CHECKPOINT = "checkpoint.safetensors"
+POLICY, BEST, CHECKPOINT = "policy.safetensors", "best.safetensors", "checkpoint.safetensors"
 # As it stands in the file's header, where the notes are a JSON string; it is computed with zeros in its own place.
 CHECKSUM = re.compile(rb'(?<=\\"checksum\\": \\")[0-9a-f]{64}')
 NO_CHECKSUM = b"0" * 64

@@ -16,21 +16,14 @@ from policies.learners import Learners
 from policies.mlp import aligned
 from policies.scaler import Scaler, scaler_for
 from policies.share import Part, Share
+from trainer.collect import NOTHING, Pooled
 from trainer.config import Config
 from trainer.control import LAST, STOP, BadData, Control
 from trainer.run_folder import load_checkpoint
-from trainer.sharing import NOTHING, Pooled
 
 
 class Training:
-    """Learns from each iteration's batch, and sets `control`: on rank 0 alone, or on every rank that learns.
-
-    Attributes:
-        ready: the batch of the next update; NOTHING: there is none yet.
-        arrays: what is saved beside the learners, by name; overwritten in place.
-        episodes: arrays of the resumed checkpoint for SegmentCollector; {}: none.
-        asked: as of trainer.evaluator.Beside, which changes it; on rank 0.
-    """
+    """Learns from each iteration's batch, and sets `control`: on rank 0 alone, or on every rank that learns."""
 
     def __init__(self, config: Config, spec: Spec, params: dict[str, np.ndarray], share: Share):
         """Makes the learners, which divide the threads, and loads the checkpoint of a resumed run.
@@ -40,12 +33,13 @@ class Training:
         Raises: ValueError: one line: device or checkpoint cannot be used. ImportError: the framework is not installed.
         """
         self.config, self.spec, self.share = config, spec, share
-        self.episodes: dict[str, np.ndarray] = {}
-        self.asked: dict[str, np.ndarray] = {}
+        self.episodes: dict[str, np.ndarray] = {}  # of the resumed checkpoint, for SegmentCollector
+        self.asked: dict[str, np.ndarray] = {}  # as of trainer.evaluator.Beside, which changes it; on rank 0
         self.scaler, self.returns = scaler_for(spec), Scaler(1, "returns")
         self.control = Control(config.first_rew_scale)
+        # what is saved beside the learners, overwritten in place
         self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays
-        self.ready = NOTHING
+        self.ready = NOTHING  # the batch of the next update
         self._before: State | None = None
         self._scaled = aligned((0, spec.obs_dim))
         backend = importlib.import_module(f"policies.{config.framework}")

@@ -10,12 +10,10 @@ In a program:
 """
 
 import argparse
-import contextlib
 import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,8 @@ from trainer.config import Config
 from trainer.control import Control
 from trainer.environment import Flat, display_works, make_env, make_shown_env
 from trainer.rollout import Episode, Runner, networks
-from trainer.run_folder import load
+from trainer.run_folder import BEST, POLICY, load
 
-POLICY, BEST = "policy.safetensors", "best.safetensors"
 PROBE = """
 import sys
 from pathlib import Path
@@ -122,33 +119,11 @@ def load_policy(run: str | Path, which: str = "") -> SavedPolicy:
     """
     path = Path(run)
     if path.is_dir():
-        best = which == "best" or (not which and (path / BEST).exists())
-        if which == "best" and not (path / BEST).exists():
+        evaluated = (path / BEST).exists()
+        if which == "best" and not evaluated:
             raise ValueError(f"{path} has no {BEST}: the run has not evaluated its policy (--eval_every)")
-        path /= BEST if best else POLICY
+        path /= BEST if evaluated and which != "last" else POLICY
     return SavedPolicy(path)
-
-
-class Filmed(gym.Wrapper):
-    """An environment of whose pictures every `every`-th goes to `take`."""
-
-    def __init__(self, env: gym.Env, take: Callable[[Any], Any], every: int):
-        super().__init__(env)
-        self._take, self._every, self._steps = take, every, 0
-
-    def reset(self, **keywords: Any) -> Any:
-        """As gymnasium.Env.reset."""
-        found = super().reset(**keywords)
-        self._take(self.env.render())
-        return found
-
-    def step(self, action: Any) -> Any:
-        """As gymnasium.Env.step."""
-        found = super().step(action)
-        self._steps += 1
-        if self._steps % self._every == 0:
-            self._take(self.env.render())
-        return found
 
 
 def choose_drawing(policy: SavedPolicy) -> None:
@@ -158,18 +133,16 @@ def choose_drawing(policy: SavedPolicy) -> None:
     why = ""
     for way in ways:
         command = [sys.executable, "-c", PROBE, str(policy.path)]
-        path = os.pathsep.join(map(str, filter(None, [*sys.path])))
-        tried = subprocess.run(  # noqa: S603  # in a process of its own: a library may abort it
-            command, env=os.environ | {"MUJOCO_GL": way, "PYTHONPATH": path}, capture_output=True, text=True
-        )
+        env = os.environ | {"MUJOCO_GL": way, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # in a process of its own: a library may abort it
+        tried = subprocess.run(command, env=env, capture_output=True, text=True)  # noqa: S603  # our own program
         if tried.returncode == 0:
             os.environ["MUJOCO_GL"] = way
             return
-        why = why or next(iter(reversed(tried.stderr.strip().splitlines())), f"status {tried.returncode}")
-    raise ValueError(
-        f"cannot draw {policy.notes['env']} here: {why.strip()[:200]}; MuJoCo needs libEGL or OSMesa "
-        "(apt-get install libegl1 libosmesa6), other environments pip install 'gymnasium[classic-control,box2d]'"
-    )
+        why = why or [f"status {tried.returncode}", *tried.stderr.strip().splitlines()][-1]
+    needs = "MuJoCo needs libEGL or OSMesa (apt-get install libegl1 libosmesa6), other environments pip install "
+    needs += "'gymnasium[classic-control,box2d]'"
+    raise ValueError(f"cannot draw {policy.notes['env']} here: {why.strip()[:200]}; {needs}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -204,28 +177,36 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _play(policy: SavedPolicy, args: argparse.Namespace) -> list[float]:
-    with contextlib.ExitStack() as stack:
-        if args.video:
-            env = _filmed(policy, args.video, stack)
-        elif args.no_window or not display_works():
-            env = policy.make_env()
-            print("" if args.no_window else "no display here, so only the returns; --video FILE.mp4 records\n", end="")
-        else:
-            env = make_shown_env(policy.config())
-        stack.callback(env.close)
-        player, returns = policy.player(env, args.seed, args.stochastic), []
+    every = film = None  # steps from one picture to the next; where they go
+    if args.video:
+        env, every, film = _filmed(policy, args.video)
+    elif args.no_window or not display_works():
+        env = policy.make_env()
+        print("" if args.no_window else "no display here, so only the returns; --video FILE.mp4 records\n", end="")
+    else:
+        env = make_shown_env(policy.config())
+    player, returns = policy.player(env, args.seed, args.stochastic), []
+    try:
         for i in range(args.episodes):
             player.start(Episode((0, i)))
-            batch, _ = player.run()
+            ended = False
+            while not ended:
+                if film:
+                    film.append_data(env.render())
+                batch, ended = player.run(every)
             returns.append(float(batch["ep_ret"][0]))
             print(f"episode {i + 1}: return {returns[-1]:,.1f}, {batch['ep_len'][0]} steps", flush=True)
+    finally:
+        env.close()
+        if film:
+            film.close()
     if args.video:
         print(f"video: {args.video}")
     return returns
 
 
-def _filmed(policy: SavedPolicy, path: Path, stack: contextlib.ExitStack) -> gym.Env:
-    """An environment whose pictures go to a file. Raises ValueError: it cannot be drawn, or written."""
+def _filmed(policy: SavedPolicy, path: Path) -> tuple[gym.Env, int, Any]:
+    """(environment, steps from one picture to the next, their file). ValueError: it cannot be drawn, or written."""
     import imageio.v2 as imageio
 
     if path.suffix not in (".mp4", ".gif"):
@@ -239,10 +220,9 @@ def _filmed(policy: SavedPolicy, path: Path, stack: contextlib.ExitStack) -> gym
     fps = own / every
     how = {"fps": fps, "macro_block_size": 2} if path.suffix == ".mp4" else {"duration": 1000 / fps, "loop": 0}
     try:
-        writer: Any = stack.enter_context(imageio.get_writer(path, **how))
+        return env, every, imageio.get_writer(path, **how)
     except (ImportError, ValueError):
         raise ValueError(f"--video {path}: pip install imageio-ffmpeg, or give a name that ends in .gif") from None
-    return Filmed(env, writer.append_data, every)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Both classes have the same methods. `set` takes the outputs for a batch, which the others use; all are float32:
 
-- ``logp(act)``: log-probability of each action, nats, (N,)
+- ``logp(act)``: log-probability of each action, nats, (N,); act: (N, act_dim), or int64 (N,)
 - ``entropy()``: sum of the entropies, nats
 - ``freeze()``: a copy of this distribution for ``kl``
 - ``kl(old)``: sum of KL(old || this), nats
@@ -32,11 +32,9 @@ class Gaussian:
         self._constant = np.float32(0.5 * LOG_2PI * len(log_std))
 
     def set(self, mean: Array) -> None:
-        """Args: mean: (N, act_dim)."""
         self._mean, self._inv_std = mean, np.exp(-self._log_std)
 
     def logp(self, act: Array) -> Array:
-        """Args: act: (N, act_dim)."""
         self._z = act - self._mean
         self._z *= self._inv_std
         logp = np.einsum("ij,ij->i", self._z, self._z)
@@ -71,7 +69,7 @@ class Gaussian:
         return grad
 
     def fisher(self, d_out: Array, d_log_std: Array, n: int) -> Array:
-        """See the module: 1 / variance for the means, 2 for the log deviations, nothing between them."""
+        # 1 / variance for the means, 2 for the log deviations, nothing between them
         np.multiply(d_log_std, 2.0 * len(d_out) / n, out=self._log_std_grad)
         return d_out * (np.square(self._inv_std) / n)
 
@@ -80,13 +78,11 @@ class Categorical:
     """Categorical distributions: logits from the network."""
 
     def set(self, logits: Array) -> None:
-        """Args: logits: (N, act_dim)."""
         self._log_probs = logits - logits.max(axis=1, keepdims=True)
         self._log_probs -= np.log(np.exp(self._log_probs).sum(axis=1, keepdims=True))
         self._probs = np.exp(self._log_probs)
 
     def logp(self, act: Array) -> Array:
-        """Args: act: int64 (N,)."""
         self._act = act[:, None]
         return np.take_along_axis(self._log_probs, self._act, 1)[:, 0]
 
@@ -110,8 +106,7 @@ class Categorical:
         return grad
 
     def fisher(self, d_out: Array, d_log_std: Array | None, n: int) -> Array:
-        """See the module: diag(p) - p p' for the logits."""
-        grad = self._probs * d_out
+        grad = self._probs * d_out  # diag(p) - p p' for the logits
         grad -= self._probs * grad.sum(axis=1, keepdims=True)
         grad /= n
         return grad

@@ -43,16 +43,11 @@ def _which(rows: Rows, positions: Array) -> int | Array:
 
 
 class Net(backend.Net):
-    """See policies.backend.Net.
-
-    Attributes:
-        workers: as many as `threads`; each has the same part of a batch whenever it is of the same size.
-        changes: how often parameters have changed.
-    """
+    """See policies.backend.Net."""
 
     forks = True
-    workers: Sequence[Worker]
-    changes = 0
+    workers: Sequence[Worker]  # as many as `threads`; each has the same part of a batch whenever it is of the same size
+    changes = 0  # of the parameters, so far
 
     def build(self, device: str) -> None:
         if device != "cpu":
@@ -67,7 +62,7 @@ class Net(backend.Net):
         self._vectors[which][:] = vector
         self.changes += 1
 
-    def copied(self, array: Array, dtype: type) -> Array:
+    def copied(self, array: Array, dtype: type = np.float32) -> Array:
         return mlp.as_aligned(array, dtype)[:]  # a new array even where the memory is the caller's: see Worker.forward
 
     def using(self, threads: int) -> AbstractContextManager[Any]:

@@ -14,22 +14,16 @@ from policies.numpy.dists import Categorical, Gaussian
 
 
 class Worker:
-    """Passes in memory of its own, made for the largest number of rows so far.
-
-    Attributes:
-        grad: float32 (P,), the gradient that `backward` wrote.
-        dist: of a policy: the action distributions that `dist_of` returned last.
-    """
+    """Passes in memory of its own, made for the largest number of rows so far."""
 
     def __init__(self, net: Any, flat: Array):
         """Args: net: policies.numpy.nets.Net. flat: float32 (P,), its parameters."""
         self._net, self._layers = net, mlp.layers(net.by_name(flat), net.name)
-        self.grad = mlp.aligned(flat.shape, shared=True)
+        self.grad = mlp.aligned(flat.shape, shared=True)  # which `backward` writes
         self._grads: list[Layer] = mlp.layers(net.by_name(self.grad), net.name)
-        self.dist: Any = None
-        if net.name == "policy":
+        if net.name == "policy":  # dist: the action distributions that `dist_of` returned last
             log_stds = (net.by_name(vector).get("policy/log_std") for vector in (flat, self.grad))
-            self.dist = Categorical() if net.spec.discrete else Gaussian(*log_stds)
+            self.dist: Any = Categorical() if net.spec.discrete else Gaussian(*log_stds)
         self._room, self._rows = -1, np.empty((0, net.spec.obs_dim), np.float32)
         self._known: tuple[Any, ...] = (None,)
         self._outs: list[Array] = []

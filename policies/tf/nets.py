@@ -22,15 +22,9 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Net(backend.Net):
-    """See policies.backend.Net.
+    """See policies.backend.Net; its `model` is a keras.Sequential, (N, obs_dim) -> (N, outputs)."""
 
-    Attributes:
-        model: keras.Sequential, (N, obs_dim) -> (N, outputs).
-        device: TensorFlow's name of it.
-        signature: tuple of tf.TensorSpec, of the tensors that `loss` takes after `n`.
-    """
-
-    signature: tuple[Any, ...]
+    signature: tuple[Any, ...]  # tf.TensorSpecs of the tensors that `loss` takes after `n`
 
     def build(self, device: str) -> None:
         spec = self.spec
@@ -70,7 +64,7 @@ class Net(backend.Net):
         for variable, values in zip(self._vectors[which], self.by_name(vector).values()):
             variable.assign(values)
 
-    def copied(self, array: Array, dtype: type) -> Tensor:
+    def copied(self, array: Array, dtype: type = np.float32) -> Tensor:
         return tf.constant(np.array(array, dtype, order="C"))  # of a copy: the tensor may use the array's own memory
 
     def using(self, threads: int) -> AbstractContextManager[Any]:
@@ -155,11 +149,7 @@ class PolicyNet(Net, backend.PolicyNet):
         dist = (out,) if spec.discrete else (out, tf.TensorSpec((spec.act_dim,)))
         super().build(device)
         vector = tf.TensorSpec((self.n_params,))
-        self.compile(
-            freeze=[obs, act],
-            _terms=[self.signature, dist],
-            _product=[obs, vector, tf.TensorSpec(())],
-        )
+        self.compile(freeze=[obs, act], _terms=[self.signature, dist], _product=[obs, vector, tf.TensorSpec(())])
 
     def dist(self, obs: Tensor) -> Dist:
         """The policy's distributions of actions. Args: obs: float32 (N, obs_dim)."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from policies import actor
-from policies.actor import CNN, HIDDEN_GAIN, INIT_LOG_STD, POLICY_OUT_GAIN, VALUE_OUT_GAIN, Spec
+from policies.actor import CNN, HIDDEN_GAIN, INIT_LOG_STD, OUT_GAINS, Spec
 from policies.mlp import Array
 from policies.scaler import Scaler
 
@@ -60,10 +60,9 @@ class ConvNet(torch.nn.Module):
             channels, sizes = out, [(size - kernel) // stride + 1 for size in sizes]
         layers += [torch.nn.Flatten(), torch.nn.Linear(channels * math.prod(sizes), FEATURES), torch.nn.ReLU()]
         self.layers = torch.nn.Sequential(*layers, torch.nn.Linear(FEATURES, outputs))
-        out_gain = POLICY_OUT_GAIN if net == "policy" else VALUE_OUT_GAIN
         for layer in self.layers:
             if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear)):
-                torch.nn.init.orthogonal_(layer.weight, out_gain if layer is self.layers[-1] else HIDDEN_GAIN)
+                torch.nn.init.orthogonal_(layer.weight, OUT_GAINS[net] if layer is self.layers[-1] else HIDDEN_GAIN)
                 torch.nn.init.zeros_(layer.get_parameter("bias"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,7 @@ from policies.torch.modules import build, named_parameters
 
 
 class Net(backend.Net):
-    """See policies.backend.Net.
-
-    Attributes:
-        module: torch.nn.Module, (N, obs_dim) -> (N, outputs), of the built-in network or the user's.
-        device: torch.device.
-    """
+    """See policies.backend.Net; its `module` is the built-in network or the user's, (N, obs_dim) -> (N, outputs)."""
 
     def build(self, device: str) -> None:
         try:
@@ -84,7 +79,7 @@ class Net(backend.Net):
         grads = torch.autograd.grad(value, self._parameters, materialize_grads=True, **how)
         return torch.cat([grad.reshape(-1) for grad in grads])
 
-    def copied(self, array: Array, dtype: type) -> torch.Tensor:
+    def copied(self, array: Array, dtype: type = np.float32) -> torch.Tensor:
         return torch.tensor(np.ascontiguousarray(array, dtype), device=self.device)  # in memory that torch has aligned
 
     @contextmanager
