@@ -92,7 +92,7 @@ class Rollout(Stepping):
 
     def collect(self) -> int:
         """This rank's number of steps."""
-        return sum(len(batch["adv"]) for batch in self.collector.collect().batches)
+        return sum(len(batch["adv"]) for batch in self.collector.collect().values())
 
 
 class Bare(Stepping):

@@ -37,12 +37,7 @@ def setting(group: str, help: str, default: Any = None, must_be: str = "", short
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyperparameters of a policy and a value learner; `Hyper.of` takes the algorithm's own defaults.
-
-    Attributes:
-        log_std_lr: step size of the Gaussian's deviations, in units of `lr`.
-        vf_replay: True: the value function is fitted on the current and the previous batch together.
-    """
+    """Hyperparameters of a policy and a value learner; `Hyper.of` takes the algorithm's own defaults."""
 
     algo: str = setting(ALGO, "update rule: clipped, KL penalty, natural or vanilla gradient", choices=tuple(DEFAULTS))
     seed: int = setting(RUN, "random seed", 0, "0 or more")
@@ -64,8 +59,8 @@ class Hyper:
     max_grad_norm: float = setting(ALGO, "gradients with a larger 2-norm are scaled down to it", 0.5, "above 0")
     cg_iters: int = setting(ALGO, "most iterations of trpo's conjugate gradients", 10)
     cg_damping: float = setting(ALGO, "added to the diagonal of trpo's Fisher matrix", 0.1, "0 or more")
-    log_std_lr: float = 1.0
-    vf_replay: bool = False
+    log_std_lr: float = 1.0  # step size of the Gaussian's deviations, in units of `lr`
+    vf_replay: bool = False  # the value function is fitted on the current and the previous batch together
 
     @classmethod
     def of(cls, algo: str = "ppo", **given: Any) -> Any:

@@ -16,23 +16,16 @@ VAR_FLOOR = 1e-8  # an observation that never changed scales to 0, not to infini
 
 
 class Scaler:
-    """Running mean and variance of observations, or of other rows.
-
-    Attributes:
-        arrays: dict of str to array, modified in place, never rebound; each name begins with the scaler's.
-            ``scaler/mean``, ``scaler/scale``: float32 (obs_dim,), what `scale` uses; 0 and 1 before the first update.
-            ``scaler/run_mean``, ``scaler/run_m2``: float64 (obs_dim,), mean and sum of squared deviations so far.
-            ``scaler/count``: float64 (1,), number of observations so far.
-    """
+    """Running mean and variance of observations, or of other rows."""
 
     def __init__(self, obs_dim: int, name: str = "scaler"):
         self.name = name
-        self.arrays: dict[str, Array] = {
-            f"{name}/mean": np.zeros(obs_dim, np.float32),
+        self.arrays: dict[str, Array] = {  # modified in place, never rebound
+            f"{name}/mean": np.zeros(obs_dim, np.float32),  # what `scale` uses
             f"{name}/scale": np.ones(obs_dim, np.float32),
-            f"{name}/run_mean": np.zeros(obs_dim),
-            f"{name}/run_m2": np.zeros(obs_dim),
-            f"{name}/count": np.zeros(1),
+            f"{name}/run_mean": np.zeros(obs_dim),  # so far
+            f"{name}/run_m2": np.zeros(obs_dim),  # sum of squared deviations so far
+            f"{name}/count": np.zeros(1),  # number of rows so far
         }
         self._mean, self._scale = self.arrays[f"{name}/mean"], self.arrays[f"{name}/scale"]
 
@@ -86,16 +79,11 @@ class Pixels(Scaler):
 
     Without the mean, the background is most of what a network sees: of the policy's first convolution on Pong's images
     9 of 10 units gave 0 for all of them after 40,000 steps, and soon all; with it 2 of 10.
-
-    Attributes:
-        arrays: ``scaler/mean``: float32 (obs_dim,), 0 before the first update. ``scaler/sum``: float64 (obs_dim,), of
-            the images so far, exact. ``scaler/count``: float64 (1,), their number.
     """
 
     def __init__(self, obs_dim: int):
-        self.arrays = {
-            "scaler/mean": np.zeros(obs_dim, np.float32), "scaler/sum": np.zeros(obs_dim), "scaler/count": np.zeros(1),
-        }  # fmt: skip
+        mean, total = np.zeros(obs_dim, np.float32), np.zeros(obs_dim)  # the second one exact
+        self.arrays = {"scaler/mean": mean, "scaler/sum": total, "scaler/count": np.zeros(1)}
         self._mean, self._scale = self.arrays["scaler/mean"], np.array(1.0 / 255.0, np.float32)
 
     def update(self, obs: Array, share: Share = ALONE) -> None:

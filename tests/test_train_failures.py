@@ -155,7 +155,7 @@ def test_after_a_failure_an_episode_that_cannot_be_replayed_gives_way_to_the_nex
     runner = a_runner("tests.envs:Moody-v0", on_env_error="restart", batch_steps=5, num_envs=1)
     collector = SegmentCollector(runner.config, runner.control, runner.actor, {0: runner}, False, {})
     for number in (0, 1):
-        (batch,), _ = collector.collect()
+        (batch,) = collector.collect().values()
         assert len(batch["adv"]) == 5 and collector.episodes[0].key == (0, number)
         runner.env.step = fail
 
@@ -308,7 +308,7 @@ def test_of_environments_that_are_stepped_together_the_one_that_fails_is_named()
     actor = runners[0].actor
     assert actor._places_agree(8)
     collector = SegmentCollector(runners[0].config, runners[0].control, actor, runners, False, {})
-    assert [len(batch["adv"]) for batch in collector.collect().batches] == [5, 5]
+    assert [len(batch["adv"]) for batch in collector.collect().values()] == [5, 5]
     runners[0].env.step = fail
     with pytest.raises(RuntimeError) as raised:
         collector.collect()
@@ -330,7 +330,7 @@ def test_the_seconds_of_a_segment_are_counted_once():
         step = runner.env.step
         runner.env.step = lambda action, step=step: (time.sleep(2e-3), step(action))[1]
     collector = SegmentCollector(runner.config, runner.control, runner.actor, runners, False, {})
-    work = np.concatenate([batch["work"] for batch in collector.collect().batches])
+    work = np.concatenate([batch["work"] for batch in collector.collect().values()])
     seconds, asleep, sleeps, restarts = work.sum(axis=0)
     assert 0.02 < asleep < seconds < 0.5 and sleeps >= 10 and restarts == 0
     assert work[1:].sum() == 0.0

@@ -4,7 +4,6 @@ rank then learns from which rows: rank 0 from all, or each from its own, with su
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,9 @@ from trainer.control import DROPPED, Control
 from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, Work, alone, empty_batch, together
 
 RESULT = ("ep_ret", "ep_len", "work")  # what the result of an evaluation has of Runner's batches
-
-
-class Collected(NamedTuple):
-    """What one rank collected."""
-
-    batches: list[dict[str, np.ndarray]]  # one per episode, or part of an episode, as Runner makes them
-    places: list[int]  # of each batch, its position in the order of all ranks' batches
+# What one rank collected: a batch per episode, or part of an episode, as Runner makes them, by its position in the
+# order of all ranks' batches.
+Collected = dict[int, dict[str, np.ndarray]]
 
 
 def play(
@@ -70,12 +65,11 @@ class EpisodeCollector:
             deal.serve()
             return deal.closed
 
-        collected = Collected([], [])
+        collected: Collected = {}
         for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if self.in_turn else deal:
             if (batch := play(self.runner, self.work, self.phase, keys[i], stopped)) is None:
                 break
-            collected.batches.append(batch)
-            collected.places.append(i)
+            collected[i] = batch
         return collected
 
     def state(self) -> dict[str, np.ndarray]:
@@ -83,27 +77,21 @@ class EpisodeCollector:
         return {}
 
 
-@dataclass
 class SegmentCollector:
     """Collects a segment of fixed length from each environment; the next one continues where it ended.
 
     Episode j of environment e has the key (e, j). An environment stays on one rank until the run is resumed.
-
-    Attributes:
-        control: of the iteration to begin with. actor: of the runners.
-        runners: by number of the environment, those of this rank.
-        saved: what `state` returned on rank 0; {}: a new run.
     """
 
-    config: Config
-    control: Control
-    actor: Actor
-    runners: dict[int, Runner]
-    stop: mpi_util.StopRequest
-    saved: InitVar[dict[str, Any]]
+    def __init__(
+        self, config: Config, control: Control, actor: Actor, runners: dict[int, Runner], stop: mpi_util.StopRequest,
+        saved: dict[str, Any],
+    ):  # fmt: skip
+        """Collective: continues the episodes of a resumed run.
 
-    def __post_init__(self, saved: dict[str, Any]) -> None:
-        """Collective: continues the episodes of a resumed run."""
+        Args: runners: this rank's, by number of the environment. saved: what `state` returned on rank 0; {}: a new run.
+        """
+        self.config, self.control, self.actor, self.runners, self.stop = config, control, actor, runners, stop
         self.work = Work()
         self.n_steps = self.config.batch_steps // self.config.num_envs
         first = self.n_steps * self.control.iteration  # a checkpoint without episodes had used at most these numbers
@@ -124,18 +112,16 @@ class SegmentCollector:
             return self.runners[e].start(self.episodes[e])
 
     def collect(self) -> Collected:
-        """Steps each environment, one after the other; in turn where the actor multiplies rows together.
-
-        Returns: a batch for each part of an episode, places in the order of environments and time.
-        """
-        collected, self.before = Collected([], []), dict(self.episodes)
+        """Steps each environment, one after the other; in turn where the actor multiplies rows together."""
+        collected: Collected = {}
+        self.before = dict(self.episodes)
         self.work.start()
         segments = {e: self._segment(e, collected) for e in self.runners}
         if self.actor.height:
             together(segments, self.actor, self.stop.__bool__, self._during)
         else:
             all(alone(segment, self.actor, self.stop.__bool__) for segment in segments.values())
-        for batch in collected.batches[:1]:  # rank 0 has none with --overlap
+        for batch in list(collected.values())[:1]:  # rank 0 has none with --overlap
             batch["work"] += self.work.take()
         return collected
 
@@ -149,8 +135,7 @@ class SegmentCollector:
                 batch, ended = yield from runner.steps(left)
             if batch is not None:
                 left -= len(batch["adv"])
-                collected.batches.append(batch)
-                collected.places.append(e * (self.n_steps + 1) + part)
+                collected[e * (self.n_steps + 1) + part] = batch
                 part += 1
             self.episodes[e] = runner.episode.next if ended else runner.episode
         return True
@@ -185,9 +170,9 @@ class Evaluator(EpisodeCollector):
             return {}
         self.runner.actor.refresh()
         keys = episodes_of(self.runner)
-        batches, places = self.run(keys)
-        results: Any = [{key: batch[key] for key in RESULT} for batch in batches]
-        results = mpi_util.rank0_accum_batches(results, index=places)
+        batches = self.run(keys)
+        results: Any = [{key: batch[key] for key in RESULT} for batch in batches.values()]
+        results = mpi_util.rank0_accum_batches(results, index=list(batches))
         if mpi_util.rank:
             return {}
         self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)
@@ -207,7 +192,7 @@ NOTHING = Pooled(None, Part.whole(0), np.zeros(4))
 
 def gather(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Pooled:
     """Collective: all ranks' batches on rank 0, in the order of their places; NOTHING elsewhere."""
-    batch = mpi_util.rank0_accum_batches(collected.batches, index=collected.places)
+    batch = mpi_util.rank0_accum_batches(list(collected.values()), index=list(collected))
     if mpi_util.rank or stop:
         return NOTHING
     return Pooled(batch, Part.whole(len(batch["obs"])), batch["work"].sum(axis=0))
@@ -217,11 +202,10 @@ def keep_own(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Po
     """Collective: each rank keeps its own rows, and learns their numbers in the batch that `gather` would make."""
     if mpi_util.all_sum(bool(stop)):
         return NOTHING
-    batches, places = collected
-    sizes: Any = [{"rows": len(b["obs"]), "rank": mpi_util.rank, "work": b["work"]} for b in batches]
-    sizes = mpi_util.all_accum_batches(sizes, index=places)
+    sizes: Any = [{"rows": len(b["obs"]), "rank": mpi_util.rank, "work": b["work"]} for b in collected.values()]
+    sizes = mpi_util.all_accum_batches(sizes, index=list(collected))
     ends = np.cumsum(sizes["rows"])
     own = [np.arange(end - n, end) for end, n, k in zip(ends, sizes["rows"], sizes["rank"]) if k == mpi_util.rank]
-    in_order = [batches[i] for i in np.argsort(places)] or [empty_batch(spec)]
+    in_order = [collected[place] for place in sorted(collected)] or [empty_batch(spec)]
     batch = {key: np.concatenate([b[key] for b in in_order]) for key in in_order[0]}
     return Pooled(batch, Part(np.concatenate([*own, np.empty(0, int)]), int(ends[-1])), sizes["work"].sum(axis=0))
