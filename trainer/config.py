@@ -131,18 +131,19 @@ class Config(Hyper):
     @property
     def unused(self) -> dict[str, str]:
         """Settings without effect: {name: because of which other setting}."""
-        of_algo = {"ppo": "cg_iters cg_damping", "ppo-kl": "clip cg_iters cg_damping", "trpo": "clip lr epochs"}
+        algo, of_trpo = self.algo, ("cg_iters", "cg_damping")
+        of_algo = {"ppo": of_trpo, "ppo-kl": ("clip", *of_trpo), "trpo": ("clip", "lr", "epochs")}
         because = (
-            ("without --batch_steps", self.batch_steps is None, "num_envs"),
-            ("with --batch_steps", self.batch_steps is not None, "batch_size"),
-            ("without --eval_every", self.eval_every is None, "eval_episodes eval_async"),
-            ("with --watchdog 0", self.watchdog == 0, "watchdog_kill"),
-            ("with --nprocs 1", self.nprocs == 1, "watchdog_kill tag_output log_dir"),
-            (f"with --minibatches {self.minibatches}", self.minibatches, "minibatch_rows"),
-            (f"with --network {self.network}", self.network, "policy_hid_list valfunc_hid_list"),
-            (f"with --algo {self.algo}", True, of_algo.get(self.algo, "clip cg_iters cg_damping kl_targ")),
+            ("without --batch_steps", self.batch_steps is None, ("num_envs",)),
+            ("with --batch_steps", self.batch_steps is not None, ("batch_size",)),
+            ("without --eval_every", self.eval_every is None, ("eval_episodes", "eval_async")),
+            ("with --watchdog 0", self.watchdog == 0, ("watchdog_kill",)),
+            ("with --nprocs 1", self.nprocs == 1, ("watchdog_kill", "tag_output", "log_dir")),
+            (f"with --minibatches {self.minibatches}", self.minibatches, ("minibatch_rows",)),
+            (f"with --network {self.network}", self.network, ("policy_hid_list", "valfunc_hid_list")),
+            (f"with --algo {algo}", True, of_algo.get(algo, ("clip", *of_trpo, "kl_targ"))),
         )
-        return {name: reason for reason, holds, names in because if holds for name in names.split()}
+        return {name: reason for reason, holds, names in because if holds for name in names}
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -231,8 +232,10 @@ def parse(arguments: list[str] | None = None) -> Config:
     other = parser.add_argument_group("instead, or besides")
     other.add_argument("--watch", metavar="RUN_DIR", help="play what a run has learned; --watch RUN_DIR --help")
     other.add_argument("--seeds", metavar="0-4", help="one run after the other, of each seed")
-    presets = "mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games"
-    other.add_argument("--preset", metavar="NAME", help=presets)
+    other.add_argument(
+        "--preset", metavar="NAME",
+        help="mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games",
+    )  # fmt: skip
     try:
         words = plain(sys.argv[1:] if arguments is None else arguments)
         given = vars(parser.parse_args(words))

@@ -196,10 +196,11 @@ class Panel:
         from rich.table import Table
 
         took, limits = time.monotonic() - self._began, {unit: n for unit, n in self._limits.items() if n}
-        if not limits:
-            return f"{self._done['steps']:,} steps after {clock(took)}; no limit was set"
-        unit, limit = max(limits.items(), key=lambda way: self._done[way[0]] / way[1])
+        unit = max(limits, key=lambda unit: self._done[unit] / limits[unit], default="steps")
         first, done = self._first[unit], self._done[unit]
+        if not limits:
+            return f"{done:,} {unit} after {clock(took)}; no limit was set"
+        limit = limits[unit]
         left = f"{clock(took * (limit - done) / (done - first))} left" if first < done < limit else ""
         bar = ProgressBar(total=limit, completed=min(done, limit), width=max(5, self._console.width // 4))
         cells = Table.grid(padding=(0, 2))

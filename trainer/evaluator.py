@@ -12,7 +12,7 @@ import signal
 import sys
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -28,9 +28,6 @@ from trainer.control import STOP, Control
 from trainer.environment import make_env
 from trainer.rollout import Runner, Work, networks
 
-if TYPE_CHECKING:
-    from trainer.run import Run
-
 LOOK_S = 0.1  # between two looks for a stop, where rank 0 waits
 DEATHS = 2  # of the process, one after the other without a result between them, that end the run
 
@@ -38,10 +35,12 @@ DEATHS = 2  # of the process, one after the other without a result between them,
 class Beside:
     """Evaluates beside training; on rank 0, which waits for nothing but, when the run ends, for the last result."""
 
-    def __init__(self, run: "Run", asked: dict[str, np.ndarray]):
+    def __init__(self, run: Any, asked: dict[str, np.ndarray]):
         """Starts the process.
 
-        Args: asked: the newest of `run.weights` that are to be evaluated, until their result is there; {}: none.
+        Args:
+            run: trainer.run.Run, which imports this module.
+            asked: the newest of `run.weights` that are to be evaluated, until their result is there; {}: none.
         """
         self.run, self.asked, self._deaths = run, asked, 0
         self._start()

@@ -62,7 +62,8 @@ class Record:
         limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
         ends = " or ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit)
         ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
-        then = f"{ends}; Ctrl-C saves and stops; to continue: {self._command('--resume')}"
+        resume = f"to continue: {self._command('--resume')}"
+        then = f"{ends}; Ctrl-C saves and stops; {resume}"
         if ended:
             then = f"it has {steps:,} steps already; --resume with a higher --total_steps or -n continues it"
         self.display.say(
@@ -153,7 +154,7 @@ class Record:
         self.display.doing(why)
         self.display.end()
         evaluated = math.isfinite(self.best)
-        weights = f"weights in {BEST}, evaluated {self.best:,.1f}" if evaluated else f"weights in {POLICY}"
+        weights = f"weights in {BEST if evaluated else POLICY}" + f", evaluated {self.best:,.1f}" * evaluated
         weights = weights if saved else "the last save failed"
         self.display.say(f"{why}: {iterations:,} iterations, {steps:,} steps in {clock(self.seconds)}; {weights}")
         if not saved:
