@@ -98,7 +98,7 @@ def test_an_environment_that_fails_is_made_again(tmp_path, way, n):
     assert failed == {"step", "init", "reset", "evaluation"}
     lines = [line for line in done.err.splitlines() if line.startswith("train.py: episode ")]
     assert len(lines) == 4 and all(line.endswith(" failed; run again in a new environment") for line in lines)
-    assert {line.split(" failed; ")[0].split()[-1] for line in lines} == failed
+    assert {line.split()[4] for line in lines} == failed and lines[0].split()[3] == "RuntimeError:"
     assert sum(int(row["EnvRestarts"]) for row in rows(tmp_path / "run")) == 4
     expected, found = results(tmp_path / "calm")[:3], results(tmp_path / "run", ["EnvRestarts"])[:3]
     assert expected == found, [name for name, bits in expected[2].items() if found[2].get(name) != bits]

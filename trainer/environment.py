@@ -41,6 +41,8 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
         try:
             env = gym.make(env_id, disable_env_checker=True, **arguments)
         except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error):  # MuJoCo, when it is imported
+                raise  # of an environment's own: with its traceback, and a reason to make it again
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
         for name in _wrappers(config):
             env = _wrapped(env, name)
