@@ -22,7 +22,7 @@ if __name__ == "__main__":  # the imports take a second, in which Ctrl-C and SIG
             signal.signal(signum, lambda signum, _: os._exit(128 + signum))
 
 import mpi_util
-from trainer.advice import Advice
+from trainer.advice import Advice, all_cores
 from trainer.config import LAUNCH, parse
 from trainer.control import DROPPED, BadData
 from trainer.run import set_up
@@ -56,7 +56,7 @@ def main() -> int:
         run.save(collector)
     if is_root:
         record.announce(control.steps, control.episodes, control.ended)
-    advice, phases = Advice(config, mpi_util.nworkers, mpi_util.usable_cores()), mpi_util.Phases()
+    advice, phases = Advice(config, mpi_util.nworkers, all_cores()), mpi_util.Phases()
     if control.evaluate:  # the run was stopped before it had evaluated the policy
         with mpi_util.during("evaluate"):
             run.evaluate_owed(evaluator)
@@ -103,7 +103,9 @@ def run() -> int:
     except BadData as error:
         mpi_util.fail(f"train.py: {error}")
     except mpi_util.LaunchError as error:
-        sys.exit(f"train.py: {error}")
+        if not error.silent:
+            print(f"train.py: {error}", file=sys.stderr)
+        return error.status
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RANKS, ROOT, TESTS, mpi_environment, skip_without_hosts
+from conftest import RANKS, ROOT, TESTS, mpi_environment, run, skip_without_hosts
 from test_train import EPISODES
 
-from mpi_util import HostError, LaunchError
+from mpi_util import HostError, LaunchError, usable_cores
 from mpi_util.launch import hosts as launch_hosts
 from mpi_util.launch.hosts import Hosts, find
 
@@ -161,6 +161,26 @@ def test_main_job_on_two_hosts_has_the_bits_of_one_process(machines, mpi, tmp_pa
     assert all(line.startswith("[0@h1] ") for line in out.splitlines()) and "3 processes" in out
     logged = (tmp_path / "log" / "rank-0.txt").read_text()
     assert set(out.replace("[0@h1] ", "").splitlines()) <= set(logged.splitlines())
+
+
+def test_train_says_where_it_runs(machines, tmp_path):
+    """The slots of the hosts are `--nprocs auto`, all their cores count, and the command that resumes names them."""
+    arguments = ("--total_steps", 1200, "--batch_steps", 200, "--run_dir", tmp_path / "run", "--nprocs", "auto")
+    status, out, err = machines.run("h1", "mpich", "train.py", "CartPole-v1", "--hosts", "h1:1,h2:2", *arguments)
+    assert status == 0, err
+    assert f"with 3 processes on {2 * usable_cores()} cores" in out
+    assert out.count(f"--resume {tmp_path}/run --hosts h1:1,h2:2") == 2
+    status, out, err = machines.run("h1", "mpich", "train.py", "CartPole-v1", "--hosts", "h1:1,h9:2", *arguments)
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"train.py: these hosts cannot be used:\n  h9: ssh: Could not resolve .*\n", err)
+
+
+def test_a_log_dir_on_a_full_disk(mpi, small_disk):
+    fork = f"mpi_util.mpi_fork(2, log_dir={str(small_disk)!r}) == 'parent'"
+    program = f"import mpi_util\nif {fork}: exit()\nfor i in range(10_000): print('x' * 100)"
+    finished = run([sys.executable, "-c", program], 60, mpi_environment(mpi))
+    assert finished.status == 0 and finished.out.count("\n") == 20_000
+    assert re.fullmatch(r"mpi_util: log_dir: .*No space left.*; nothing more is written there\n", finished.err)
 
 
 FAILURES = [
@@ -329,6 +349,8 @@ def test_which_hosts(tmp_path, monkeypatch):
     for wrong in ("h1:0", "h1:x", "h1 slots=x", "h1;h2", ":3", ""):
         with pytest.raises(LaunchError, match="is no host"):
             find(wrong, None)
+    with pytest.raises(LaunchError, match=r"is no host; .*; a user's name belongs in ~/.ssh/config"):
+        find("ann@h1:2", None)
     for bad in (("a", file), (None, tmp_path / "none"), (None, tmp_path)):
         with pytest.raises(LaunchError):
             find(*bad)

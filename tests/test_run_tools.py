@@ -222,7 +222,7 @@ def test_numbers_as_people_write_them(capsys):
         ["Hopper-v4", "--total-steps=1e6", "--batch-steps", "1_000", "--nprocs", "auto", "--env-kwargs", "{}"]
     )
     assert (config.total_steps, config.batch_steps) == (1_000_000, 1000) and config.nprocs >= 1
-    assert plain(["--a-b", "c-d", "-n", "--x-y=a-b"]) == ["--a_b", "c-d", "-n", "--x_y=a-b"]
+    assert plain(["--a-b", "c-d", "-n", "--x-y=a-b"]) == (["--a_b", "c-d", "-n", "--x_y=a-b"], False)
     assert numbers("0-2,7") == [0, 1, 2, 7]
     for arguments, problem in [
         (["--total_steps", "1.5"], "'1.5' is not a whole number"),

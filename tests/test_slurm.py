@@ -84,8 +84,13 @@ def test_tasks_of_srun_are_ranks_or_are_refused(slurm, mpi, option):
         assert len(set(re.findall(r"rank \d of 4 is on h\d", text))) == 4 and "sum 0.0" in text
     else:
         assert "rank 0 of" not in text
-        assert f"use srun {right}" in text or (mpi, option) == ("mpich", "--mpi=pmix")  # MPI_Init says it there
-        assert text.count("LaunchError") <= 1
+        assert text.count(f"use srun {right}") == text.count("LaunchError") == 1 and "Abort" not in text
+
+
+def test_train_in_tasks_that_are_alone_says_so_once(slurm):
+    words = ("srun", "-N2", "-n2", sys.executable, "train.py", "CartPole-v1", "--nprocs", "4")
+    text = slurm.call("timeout", "60", *words, status=None)
+    assert text.count("train.py: srun has started this program 2 times, each of them alone; use srun") == 1
 
 
 @pytest.mark.parametrize("how", ["scancel", "scancel --signal=TERM --batch", "requeue"])

@@ -5,8 +5,10 @@ All times are wall-clock times. Rollouts are shared by all processes; rank 0 upd
 wait for another machine.
 """
 
+import socket
 from dataclasses import dataclass
 
+import mpi_util
 from trainer.config import Config
 
 FIRST, LAST = 2, 6  # iterations that are measured; the first one warms up
@@ -84,6 +86,11 @@ def advise(seen: Measured) -> str:
         text += f"--nprocs {k}{' --overlap' * overlap} is likely to be {low:.1f} to {high:.1f} x as fast"
     rest = max(seen.total - seen.rollout, 1e-9)
     return f"{text}; if rollouts took no time, the run would be {seen.total / rest:.1f} x as fast"
+
+
+def all_cores() -> int:
+    """Collective: the number of cores that the ranks may use, on all hosts; right on rank 0."""
+    return sum(dict(mpi_util.rank0_gather((socket.gethostname(), mpi_util.usable_cores()))).values())
 
 
 class Advice:

@@ -237,7 +237,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         help="mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games",
     )  # fmt: skip
     try:
-        words = plain(sys.argv[1:] if arguments is None else arguments)
+        words, auto = plain(sys.argv[1:] if arguments is None else arguments)
         given = vars(parser.parse_args(words))
         if "preset" in given:
             given = vars(parser.parse_args([*preset(given["preset"], given), *words]))
@@ -246,8 +246,9 @@ def parse(arguments: list[str] | None = None) -> Config:
             raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():
             raise ValueError("--name and --run_dir both name the folder of the run; give one of them")
-        if "nprocs" not in given and (slots := mpi_util.nslots(given.get("hosts"), given.get("hostfile"))):
-            given["nprocs"] = slots
+        slots = 0 if "nprocs" in given else mpi_util.nslots(given.get("hosts"), given.get("hostfile"))
+        if n := slots or (mpi_util.usable_cores() if auto else 0):
+            given.setdefault("nprocs", n)
         config = (_resumed(given) if "resume" in given else Config.of(**given)).check()
         if config.framework == "auto":
             on_cpu = config.device == "cpu" and not config.network

@@ -4,8 +4,6 @@ import os
 import sys
 from typing import Any
 
-import mpi_util
-
 # By algorithm: the settings of the tables in docs/learning.md, and for Atari's games those of Schulman et al. 2017
 # (arXiv:1707.06347) with one learning rate throughout; then what an environment needs besides.
 PRESETS: dict[str, dict[str, str]] = {
@@ -49,16 +47,16 @@ def preset(name: str, given: dict[str, Any]) -> list[str]:
     return [word for pair in zip(words[::2], words[1::2]) if pair[0] not in without for word in pair]
 
 
-def plain(arguments: list[str]) -> list[str]:
-    """Options as they are defined: --total-steps is --total_steps, and --nprocs auto a number."""
+def plain(arguments: list[str]) -> tuple[list[str], bool]:
+    """Options as they are defined: --total-steps is --total_steps. Returns also whether --nprocs is auto: left out."""
     words = []
     for word in arguments:
         option, *rest = word.split("=", 1)
         words.append("=".join([option.replace("-", "_").replace("__", "--", 1), *rest]) if word[:2] == "--" else word)
-    for i, word in enumerate(words):
-        if word == "auto" and i and words[i - 1] == "--nprocs" and "--hosts" not in words:
-            words[i] = str(mpi_util.usable_cores())
-    return words
+    auto = [i for i, word in enumerate(words) if word == "--nprocs=auto" or words[i : i + 2] == ["--nprocs", "auto"]]
+    for i in reversed(auto):
+        del words[i : i + 1 + (words[i] == "--nprocs")]
+    return words, bool(auto)
 
 
 def numbers(text: str) -> list[int]:

@@ -14,6 +14,8 @@ import threading
 import time
 from typing import IO
 
+from .failure import print_line
+
 # Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must
 # name the launcher.
 _DASHES = rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*"
@@ -164,8 +166,12 @@ class Parts:
         if rank < 0 or not lines:
             return lines
         if self._folder:
-            with open(os.path.join(self._folder, f"rank-{rank}.txt"), "ab") as file:
-                file.write(lines)
+            try:
+                with open(os.path.join(self._folder, f"rank-{rank}.txt"), "ab") as file:
+                    file.write(lines)
+            except OSError as error:  # a full disk: the job goes on, and its output has to be read
+                print_line(f"mpi_util: log_dir: {error}; nothing more is written there")
+                self._folder = ""
         if not self._tag:
             return lines
         host = self._hosts.get(rank)

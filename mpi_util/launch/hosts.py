@@ -80,7 +80,8 @@ def _slots(texts: list[str], where: str) -> dict[str, int]:
     slots: dict[str, int] = {}
     for text in texts:
         if not (match := _HOST.fullmatch(text.strip())) or (count := int(match[2] or match[3] or 1)) < 1:
-            raise LaunchError(f"{where}: {text.strip()!r} is no host; write `name` or `name:ranks`")
+            user = "; a user's name belongs in ~/.ssh/config" if "@" in text else ""
+            raise LaunchError(f"{where}: {text.strip()!r} is no host; write `name` or `name:ranks`{user}")
         slots[match[1]] = slots.get(match[1], 0) + count
     if not slots:
         raise LaunchError(f"{where}: it names no host")

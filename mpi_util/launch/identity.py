@@ -202,6 +202,8 @@ def check_launcher(library: str, size: int = 0) -> None:
     """
     role = process.of(Role)
     fits = ("Open MPI" in library) == ("Open MPI" in role.launcher) or role.launcher == "srun"
+    if "MPICH configure:" in library and "pmix" not in library:  # its MPI_Init would end the process
+        fits = fits and role.variable != "PMIX_RANK"
     reachable = _reachable(role.variable)
     if not role.launcher or (size == role.size if size else fits and reachable is not False):
         return

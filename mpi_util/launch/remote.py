@@ -124,7 +124,7 @@ class Remote:
         lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         if self._process.returncode == 127:
             return f"it has no {sys.executable}"
-        return lines[-1].strip() if lines else ""
+        return lines[-1].strip().removesuffix(".") if lines else ""  # more words follow
 
     def close(self) -> None:
         """Ends the connection; the agent ends then by itself."""
