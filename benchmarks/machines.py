@@ -7,6 +7,10 @@ and its memory: figures of bandwidth are the kernel's, and ratios are what count
 last rank begins until the last is done. rank0_accum_batches stands against Gatherv, rank0_bcast_wts against Bcast,
 all_mean against Allreduce of the same bytes. train.py on two machines stands against itself on one.
 
+MPI's own calls check nothing and spin. "MPI as promised" is the least that a program with mpi_util's promises pays for
+the small ones, written in plain mpi4py: ranks ask and are answered before data count, by non-blocking calls, and wait
+as mpi_util's do, by tests and sleeps. It has no target.
+
 "Processor time" is rank 0's for one agreement of all ranks, which every collective call begins with, on ranks of this
 machine that are told to behave as if on several (MPI_UTIL_MACHINES). Its law is fitted by least squares:
 a + b x (other ranks of rank 0's machine) + c x (leaders that send to rank 0) + d x (ranks). With so few ranks d cannot
@@ -31,8 +35,9 @@ import numpy as np
 
 import mpi_util
 from benchmarks import record
-from mpi_util.collectives.channel import FAN, Channel, Tree
+from mpi_util.collectives.channel import FAN, Channel, Tree, channel_of
 from mpi_util.collectives.messages import CALL, CALLS, Messages, packed
+from mpi_util.host.waiting import wait_until
 from mpi_util.launch import failure
 
 HOSTS = record.ROOT / "tests" / "hosts.sh"
@@ -216,6 +221,8 @@ def calls(args: argparse.Namespace) -> None:
         all_of = np.empty(len(own) * n if rank == 0 else 0, np.float32)
         ways[f"gather, {what}, mpi_util"] = partial(mpi_util.rank0_accum_batches, {"obs": own})
         ways[f"gather, {what}, MPI"] = partial(comm.Gatherv, own, all_of if rank == 0 else None)
+    channel = channel_of()
+    ways["agreement, mpi_util"] = partial(channel.agree, "agreement", lambda: None, lambda brought: brought)
     for what, nbytes in (("0.12 MB", 120_000), ("18 MB", 18_000_000)):
         weights = np.zeros(nbytes // 4, np.float32)
         mean = np.empty_like(weights)
@@ -223,9 +230,32 @@ def calls(args: argparse.Namespace) -> None:
         ways[f"broadcast, {what}, MPI"] = partial(comm.Bcast, weights)
         ways[f"average, {what}, mpi_util"] = partial(mpi_util.all_mean, weights)
         ways[f"average, {what}, MPI"] = partial(comm.Allreduce, weights, mean)
+    ways |= as_promised(comm)
     seconds = record.in_turn({name: partial(timed, comm, way) for name, way in ways.items()}, args.repeats, warmup=3)
     if rank == 0:
         record.write_part(args.part, seconds)
+
+
+def as_promised(comm: Any) -> dict[str, Callable[[], Any]]:
+    """The small calls in plain mpi4py, where no rank sends or receives more than all know to fit, and none spins."""
+    n, is_root = comm.Get_size(), comm.Get_rank() == 0
+    digest, digests = np.zeros(32, np.uint8), np.empty(32 * n if is_root else 0, np.uint8)
+    own, all_of = np.zeros(2_000, np.float32), np.empty(2_000 * n if is_root else 0, np.float32)
+    weights = np.zeros(30_000, np.float32)
+    mean = np.empty_like(weights)
+
+    def in_turn(*begin: Callable[[], Any]) -> None:
+        for each in begin:
+            wait_until(each().Test)
+
+    ask, answer = partial(comm.Igather, digest, digests if is_root else None), partial(comm.Ibcast, digest)
+    found = {
+        "gather, 8 kB a rank": (partial(comm.Igather, own, all_of if is_root else None), answer),
+        "broadcast, 0.12 MB": (ask, partial(comm.Ibcast, weights)),
+        "average, 0.12 MB": (partial(comm.Iallreduce, weights, mean),),  # with the digests in it
+        "agreement": (ask, answer),
+    }
+    return {f"{what}, MPI as promised": partial(in_turn, *begin) for what, begin in found.items()}
 
 
 def timed(comm: Any, call: Callable[[], Any]) -> float:
@@ -241,8 +271,6 @@ def agreements(args: argparse.Namespace) -> None:
     """Measures rank 0's processor time for one agreement, in ms."""
     if mpi_util.mpi_fork(args.pretended) == "parent":
         return
-    from mpi_util.collectives.channel import channel_of
-
     channel, per_sample = channel_of(), 50
     found = []
     for _ in range(args.repeats + 1):
