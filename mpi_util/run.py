@@ -3,10 +3,10 @@
     python -m mpi_util.run ppo --env CartPole-v1 --cpu 4 --exp_name cart
     python -m mpi_util.run ppo --env CartPole-v1 --lr 1e-3 3e-4 --hid "[32,32]" "[64,64]" --seed 0 10 20
     python -m mpi_util.run plot data/cart
-    python -m mpi_util.run test_policy data/cart/cart_s0 --trust
+    python -m mpi_util.run test_policy data/cart/cart_s0
 
 An option with several values varies; --key[short] gives its name in the folders. Values are numbers, lists, booleans,
-strings; torch.nn.NAME is that class. No value is True.
+strings; torch.nn.NAME is that class. No value is True. `ppo --help` shows what ppo takes.
 """
 
 import ast
@@ -16,18 +16,16 @@ import re
 import sys
 from typing import Any
 
+from .arrays.frameworks import framework
 from .errors import MpiUtilError
 from .run_utils import ExperimentError, ExperimentGrid
 
 ALGORITHMS = ("ppo", "vpg", "trpo")
-SHORT = {"env": "env_name", "hid": "ac_kwargs:hidden_sizes", "act": "ac_kwargs:activation", "lr": "pi_lr"}
-OF_THE_RUN = {
-    "cpu": "num_cpu",
-    "num_cpu": "num_cpu",
-    "data_dir": "data_dir",
+SHORT = {
+    "env": "env_name", "hid": "ac_kwargs:hidden_sizes", "act": "ac_kwargs:activation", "lr": "pi_lr", "cpu": "num_cpu",
     "dt": "datestamp",
-    "datestamp": "datestamp",
-}
+}  # fmt: skip
+OF_THE_GRID = ("num_cpu", "data_dir", "datestamp", "exp_name")  # one value each
 
 
 def value(text: str) -> Any:
@@ -62,31 +60,44 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(name: str, words: list[str]) -> None:
     algorithm = getattr(importlib.import_module(".spinup", __package__), name)
-    options: dict[str, tuple[str | None, list[Any]]] = {}
+    signature = inspect.signature(algorithm)
+    if {"-h", "--help", "help"} & set(words):
+        print(f"{name}{signature}\n\n{algorithm.__doc__}")
+        return
+    shorthands: dict[str, str | None] = {}
+    options: dict[str, list[Any]] = {}
     for word in words:
         if found := re.fullmatch(r"--?([a-zA-Z]\w*(?::\w+)*)(?:\[(\w+)\])?", word):
             key = SHORT.get(found[1], found[1])
             if key in options:
                 raise ValueError(f"--{found[1]} is given twice; give its values together")
-            options[key] = found[2], []
+            options[key], shorthands[key] = [], found[2]
         elif options:
-            options[next(reversed(options))][1].append(value(word))
+            options[next(reversed(options))].append(value(word))
         else:
             raise ValueError(f"{word!r} is no option")
-    of_run = {OF_THE_RUN[key]: (options.pop(key)[1] or [True])[0] for key in list(options) if key in OF_THE_RUN}
-    exp_name = (options.pop("exp_name", (None, []))[1] or [f"cmd_{name}"])[0]
-    known = {*inspect.signature(algorithm).parameters, "env_name"}
+    of_grid = {key: options.pop(key) or [True] for key in OF_THE_GRID if key in options}
+    for key, values in of_grid.items():
+        if len(values) > 1:
+            raise ValueError(f"--{key} takes one value")
+    known = {*signature.parameters, "env_name"}
     for key in options:
         if key.partition(":")[0] not in known:
-            raise ValueError(
-                f"{name} has no argument {key}; it has: {', '.join(sorted(known - {'env_fn', 'logger_kwargs'}))}"
-            )
-    if "env_name" not in options:
+            names = ", ".join(sorted(known - {"env_fn", "logger_kwargs"}))
+            raise ValueError(f"{name} has no argument {key}; it has: {names}")
+    if not options.get("env_name"):
         raise ValueError("give an environment: --env CartPole-v1")
-    grid = ExperimentGrid(str(exp_name))
-    for key, (shorthand, values) in options.items():
-        grid.add(key, values or [True], shorthand, in_name=shorthand is not None)
-    grid.run(algorithm, **of_run)
+    gym = framework("gymnasium")
+    for env in options["env_name"]:
+        try:
+            if ":" not in str(env):  # else a module that registers it
+                gym.spec(str(env))
+        except gym.error.Error as error:
+            raise ValueError(f"--env {env}: {error}") from None
+    grid = ExperimentGrid(str(of_grid.pop("exp_name", [f"cmd_{name}_pytorch"])[0]))
+    for key, values in options.items():
+        grid.add(key, values or [True], shorthands[key])
+    grid.run(algorithm, **{key: values[0] for key, values in of_grid.items()})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Plays episodes with a policy that a logger has saved, as Spinning Up's test_policy does.
 
-    python -m mpi_util.test_policy data/ppo/ppo_s0 --episodes 20 --norender --trust
+    python -m mpi_util.test_policy data/ppo/ppo_s0 --episodes 20 --norender
 
 A folder with pyt_save needs torch, one with tf1_save TensorFlow. The environment in vars.pkl, and torch's model, are
-pickles, which can run any code: --trust says that the folder is your own.
+pickles, which can run any code: those that your own runs have written are played, others only with --trust.
 """
 
 import argparse
+import io
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ import numpy as np
 from .arrays.frameworks import framework
 from .errors import MpiUtilError, UsageError
 from .logx import EpochLogger, restore_tf_graph
+from .runs.own import read_pickle
 
 Act = Callable[[np.ndarray], Any]
 
@@ -27,43 +30,51 @@ def load_policy_and_env(
 ) -> tuple[Any, Act]:
     """(environment, function of an observation that returns an action) of a run's folder.
 
+    The environment is None if it was not saved, or cannot be loaded here, about which a line is printed.
+
     Args:
-        itr: which save; "last": the newest. deterministic: the most likely action; torch's drawn ones only.
-        trust: True unpickles, and so runs whatever code is in the files.
+        itr: which save; "last": that of the highest iteration, or the one without.
+        deterministic: the most likely action, where a TensorFlow model has it as "mu"; torch's are drawn.
+        trust: True unpickles, and so runs whatever code is in the files; False: only what a run of this user has written.
 
     Raises UsageError: there is no such save, or it is not trusted.
     """
     folder = Path(fpath)
-    if not trust:
-        raise UsageError(
-            f"{folder} holds pickles, which can run any code; if the folder is your own: trust=True, --trust"
-        )
-    number = "" if itr == "last" else str(itr)
-    saved = {path.stem[4:]: path for path in folder.glob("vars*.pkl")}
-    if itr == "last" and "" not in saved and saved:
-        number = max(saved, key=int)
-    if number not in saved:
-        raise UsageError(f"{folder} has no vars{number}.pkl; it has: {', '.join(sorted(saved)) or 'none'}")
-    env = pickle.loads(saved[number].read_bytes())["env"]  # noqa: S301  # the caller trusts it
-    if (folder / f"tf1_save{number}").exists():
-        return env, _tf_policy(folder / f"tf1_save{number}", deterministic)
-    torch = framework("torch")
-    path = folder / "pyt_save" / f"model{number}.pt"
-    if not path.exists():
+    sessions = {path.name[8:]: path for path in folder.glob("tf1_save*")}
+    saves = sessions or {path.stem[5:]: path for path in folder.glob("pyt_save/model*.pt")}
+    number = max(saves, key=lambda n: int(n or -1), default="") if itr == "last" else str(itr)
+    if number not in saves:
         raise UsageError(f"{folder} has neither tf1_save{number} nor pyt_save/model{number}.pt")
-    model = torch.load(path, weights_only=False)
+    load = _tf_policy if sessions else _torch_policy
+    return _env(folder, folder / f"vars{number}.pkl", trust), load(folder, saves[number], deterministic, trust)
+
+
+def _env(folder: Path, path: Path, trust: bool) -> Any:
+    if not path.exists():
+        return None
+    content = read_pickle(folder, path, trust)
+    try:
+        return pickle.loads(content)["env"]  # noqa: S301  # her own, or trusted
+    except Exception as error:  # of whatever environment
+        print(f"the environment in {path} cannot be loaded: {type(error).__name__}: {error}")
+        return None
+
+
+def _torch_policy(folder: Path, path: Path, deterministic: bool, trust: bool) -> Act:
+    torch = framework("torch")
+    model = torch.load(io.BytesIO(read_pickle(folder, path, trust)), weights_only=False)
 
     def act(obs: np.ndarray) -> Any:
         with torch.no_grad():
             return model.act(torch.as_tensor(obs, dtype=torch.float32))
 
-    return env, act
+    return act
 
 
-def _tf_policy(folder: Path, deterministic: bool) -> Act:
+def _tf_policy(folder: Path, path: Path, deterministic: bool, trust: bool) -> Act:
     v1 = framework("tensorflow").compat.v1
     session = v1.Session(graph=v1.Graph())
-    model = restore_tf_graph(session, folder, trust=True)
+    model = restore_tf_graph(session, path, trust=trust)
     action = model["mu" if deterministic and "mu" in model else "pi"]
     return lambda obs: session.run(action, {model["x"]: obs[None]})[0]
 
@@ -71,20 +82,39 @@ def _tf_policy(folder: Path, deterministic: bool) -> Act:
 def run_policy(
     env: Any, get_action: Act, max_ep_len: int | None = None, num_episodes: int = 100, render: bool = True
 ) -> None:
-    """Plays episodes, prints their returns and statistics. Args: max_ep_len: steps at most; None: no limit."""
+    """Plays episodes, prints their returns and statistics.
+
+    Args: max_ep_len: steps at most; None, 0: no limit. render: in a window, if there is a display.
+    Raises UsageError: `env` is None.
+    """
+    if env is None:
+        raise UsageError("the environment was not saved with the policy; make it, and give it to run_policy(env, act)")
+    env = _drawn(env) if render else env
     logger = EpochLogger()
     for n in range(num_episodes):
         obs, ep_ret, ep_len, ended = env.reset()[0], 0.0, 0, False
-        while not (ended or ep_len == max_ep_len):
+        while not ended:
             if render and getattr(env, "render_mode", None):
                 env.render()
             obs, rew, terminated, truncated, _ = env.step(get_action(obs))
-            ep_ret, ep_len, ended = ep_ret + float(rew), ep_len + 1, terminated or truncated
+            ep_ret, ep_len = ep_ret + float(rew), ep_len + 1
+            ended = terminated or truncated or ep_len == max_ep_len
         logger.store(EpRet=ep_ret, EpLen=ep_len)
         print(f"Episode {n} \t EpRet {ep_ret:.3f} \t EpLen {ep_len}")
     logger.log_tabular("EpRet", with_min_and_max=True)
     logger.log_tabular("EpLen", average_only=True)
     logger.dump_tabular()
+
+
+def _drawn(env: Any) -> Any:
+    """`env`, or as Gymnasium decides it when an environment is made, one of the same kind with a window."""
+    spec = getattr(env, "spec", None)
+    if getattr(env, "render_mode", None) or spec is None:
+        return env
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        print("no display here, so the episodes are not drawn")
+        return env
+    return framework("gymnasium").make(spec, render_mode="human")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,14 +126,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--norender", "-nr", action="store_true", help="do not draw the environment")
     parser.add_argument("--itr", "-i", type=int, default=-1, help="which save (default: the newest)")
     parser.add_argument("--deterministic", "-d", action="store_true", help="the most likely actions, where saved")
-    parser.add_argument("--trust", action="store_true", help="the folder is your own: unpickle what is in it")
+    parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder, whoever has written it")
     args = parser.parse_args(arguments)
     try:
         itr = "last" if args.itr < 0 else args.itr
         env, act = load_policy_and_env(args.fpath, itr, args.deterministic, trust=args.trust)
+        run_policy(env, act, args.len, args.episodes, not args.norender)
     except MpiUtilError as error:
         parser.exit(2, f"mpi_util.test_policy: {error}\n")
-    run_policy(env, act, args.len or None, args.episodes, not args.norender)
     return 0
 
 

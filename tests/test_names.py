@@ -2,7 +2,8 @@
 
 import importlib
 import inspect
-import pickle
+import json
+import re
 import sys
 
 import numpy as np
@@ -99,7 +100,8 @@ def test_names_that_load_tensorflow():
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_the_methods_are_there(kind):
-    assert not [name for name in METHODS[kind].split() if not hasattr(kind, name)]
+    logger = kind()
+    assert not [name for name in METHODS[kind].split() if not hasattr(logger, name)]
 
 
 def test_keywords_of_2017():
@@ -133,6 +135,29 @@ def test_the_current_row_can_be_read_before_it_is_written(tmp_path):
     assert (tmp_path / "progress.txt").read_text().splitlines()[1].split("\t") == ["2.0", "1.0", "3.0", "1.0", "0"]
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "vpg"])
+def test_the_table_is_spinning_ups(tmp_path, algorithm):
+    """Its columns are those of the programs there; KL and the changes are of the last loss that was calculated."""
+    import gymnasium
+
+    from mpi_util import spinup
+
+    how = {"seed": 7, "steps_per_epoch": 60, "epochs": 2, "train_v_iters": 1, "logger_kwargs": {"output_dir": tmp_path}}
+    how |= {"train_pi_iters": 1} if algorithm == "ppo" else {}
+    getattr(spinup, algorithm)(lambda: gymnasium.make("Pendulum-v1"), **how)
+    header, *rows = [line.split("\t") for line in (tmp_path / "progress.txt").read_text().splitlines()]
+    names = "Epoch AverageEpRet StdEpRet MaxEpRet MinEpRet EpLen AverageVVals StdVVals MaxVVals MinVVals"
+    names += " TotalEnvInteracts LossPi LossV DeltaLossPi DeltaLossV Entropy KL"
+    assert header == [*names.split(), *["ClipFrac", "StopIter"] * (algorithm == "ppo"), "Time"]
+    row = dict(zip(header, map(float, rows[0])))
+    assert row["DeltaLossPi"] == row["DeltaLossV"] == 0 and abs(row["KL"]) < 1e-6
+    assert abs(row["Entropy"] - (0.5 + 0.5 * np.log(2 * np.pi) - 0.5)) < 1e-6  # of one part of an action
+
+
+def test_rank_0_alone_may_read_the_current_row(run_ranks):
+    run_ranks("spinup_row.py", 3)
+
+
 def test_models_can_be_saved_alone(tmp_path):
     import torch
 
@@ -158,7 +183,7 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 3, "--steps_per_epoch", 601, "--exp_name", "cart"]
     options += ["--hid", "[32]", "--gamma[g]", 0.9] + [0.99] * grid
     command("mpi_util.run", algorithm, *options, cwd=tmp_path)
-    names = ["cart_g0-9"] + ["cart_g0-99"] * grid
+    names = ["cart_g0-9", "cart_g0-99"] if grid else ["cart"]  # a value that does not vary is not in the name
     folders = [tmp_path / "data" / name / f"{name}_s0" for name in names]
     for folder in folders:
         header, *rows = (line.split("\t") for line in (folder / "progress.txt").read_text().splitlines())
@@ -167,21 +192,57 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     if grid:
         command("mpi_util.run", "plot", "data/cart_g0-9", "--out", "c.png", "-y", "Performance", "KL", cwd=tmp_path)
         assert (tmp_path / "c.png").exists()
-    played = command("mpi_util.test_policy", folders[0], "-n", 3, "--trust", cwd=tmp_path).out
-    assert played.count("Episode ") == 3 and "AverageEpRet" in played
+    played = command("mpi_util.test_policy", folders[0], "-n", 3, cwd=tmp_path).out  # her own run: nothing to trust
+    assert played.count("Episode ") == 3 and "AverageEpRet" in played and "no display here" in played
+
+
+def test_the_command_lines_own_names(tmp_path):
+    short = ["--env", "CartPole-v1", "--cpu", "auto", "--epochs", 1, "--steps_per_epoch", 40, "--train_v_iters", 1]
+    command("mpi_util.run", "vpg_pytorch", *short, "--dt", "--act", "torch.nn.ReLU", "--data_dir", "d", cwd=tmp_path)
+    (table,) = tmp_path.rglob("progress.txt")
+    day, second = r"\d{4}-\d\d-\d\d", r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d"
+    name = "cmd_vpg_pytorch"
+    assert re.fullmatch(f"d/{day}_{name}/{second}-{name}_s0", str(table.parent.relative_to(tmp_path)))
+    assert "'ReLU'" in repr(json.loads((table.parent / "config.json").read_text())["ac_kwargs"])
+    assert "clip_ratio" in command("mpi_util.run", "ppo", "--help", cwd=tmp_path).out
+
+
+def test_a_policy_is_played_in_an_environment_of_ones_own(tmp_path, capsys, monkeypatch):
+    """As Spinning Up's page on saved runs does where the environment could not be pickled."""
+    import gymnasium
+
+    from mpi_util.spinup import MLPActorCritic
+    from mpi_util.test_policy import load_policy_and_env, run_policy
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    env, logger = gymnasium.make("CartPole-v1"), Logger(tmp_path / "run")
+    logger.setup_pytorch_saver(MLPActorCritic(env.observation_space, env.action_space))
+    logger.save_state({"env": lambda: 0})
+    none, act = load_policy_and_env(tmp_path / "run")
+    assert none is None
+    with pytest.raises(UsageError, match="the environment was not saved"):
+        run_policy(none, act)
+    run_policy(env, act, 0, 2, render=False)
+    assert capsys.readouterr().out.count("\nEpisode ") == 2
+    logger.setup_pytorch_saver(MLPActorCritic(env.observation_space, env.action_space, (8,)))
+    logger.save_state({"env": env}, 10)
+    found, act = load_policy_and_env(str(tmp_path / "run"))  # the highest iteration, as there
+    assert found.spec.id == "CartPole-v1" and act(np.zeros(4)).shape == ()
 
 
 def test_bad_command_lines_get_one_line(tmp_path, capsys, monkeypatch):
-    (tmp_path / "vars3.pkl").write_bytes(pickle.dumps({"env": None}))
+    (tmp_path / "pyt_save").mkdir()
+    (tmp_path / "pyt_save" / "model3.pt").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     for (module, *arguments), problem in {
         ("run", "sac", "--env", "x"): "'sac' is none of: ppo, vpg, trpo, plot, test_policy",
         ("run", "ppo"): "give an environment",
         ("run", "ppo", "--env", "CartPole-v1", "--nix", "1"): "ppo has no argument nix; it has: ac_kwargs",
         ("run", "ppo", "x"): "'x' is no option",
-        ("test_policy", "."): "--trust",
-        ("test_policy", ".", "--trust"): "has neither tf1_save3 nor pyt_save/model3.pt",
-        ("test_policy", ".", "--trust", "-i", "5"): "it has: 3",
+        ("run", "ppo", "--env", "CartPole-v1", "--cpu", "1", "2"): "--num_cpu takes one value",
+        ("run", "ppo", "--env", "CartPol-v1"): "--env CartPol-v1: Environment `CartPol` doesn't exist",
+        ("test_policy", "."): "pyt_save/model3.pt is a pickle, which can run any code",
+        ("test_policy", ".", "-i", "5"): "has neither tf1_save5 nor pyt_save/model5.pt",
     }.items():
         with pytest.raises(SystemExit, match="2"):
             sys.exit(importlib.import_module(f"mpi_util.{module}").main(arguments))

@@ -34,6 +34,7 @@ from mpi_util.host.segments import Segment
 from mpi_util.launch import reap
 from mpi_util.launch.supervise import Job
 from mpi_util.logx import Logger, load_weights, restore_tf_graph
+from mpi_util.runs.own import read_pickle
 from mpi_util.test_policy import load_policy_and_env
 from mpi_util.weight_sync import MultiProcessWeightSyncScheme
 from mpi_util.weight_sync import publisher as publishing
@@ -576,12 +577,52 @@ def test_no_file_is_unpickled_unasked(tmp_path):
     (tmp_path / "model_info.pkl").write_bytes(pickle.dumps(Bomb(loaded)))
     with pytest.raises(UsageError, match=r"pickle, which can run any code.*trust=True"):
         restore_tf_graph(None, tmp_path)
-    (tmp_path / "vars.pkl").write_bytes(pickle.dumps(Bomb(loaded)))
+    (tmp_path / "pyt_save").mkdir()
+    for name in ("vars.pkl", "pyt_save/model.pt"):
+        (tmp_path / name).write_bytes(pickle.dumps(Bomb(loaded)))
     finished = run([sys.executable, ROOT / "examples" / "adopt_test_policy.py", tmp_path], 60)
     assert finished.status == 2 and "add --trust" in finished.err and not loaded.exists()
-    with pytest.raises(UsageError, match="trust=True"):
-        load_policy_and_env(tmp_path)
+    for name in ("vars.pkl", "pyt_save/model.pt"):
+        with pytest.raises(UsageError, match=f"{name} is a pickle.*trust=True"):
+            load_policy_and_env(tmp_path)
+        (tmp_path / name).unlink()
     assert not loaded.exists()
+
+
+def test_a_changed_or_foreign_file_is_not_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run, key = tmp_path / "run", tmp_path / "state" / "mpi_util" / "key"
+    logger = Logger(run)
+    logger.save_state({"env": 1})
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+    assert len(key.read_bytes()) == 32 and os.listdir(key.parent) == ["key"]
+    whole, path = (run / "vars.pkl").read_bytes(), run / "vars.pkl"
+    assert read_pickle(run, path, False) == whole
+
+    def refused():
+        with pytest.raises(UsageError, match="is a pickle, which can run any code"):
+            read_pickle(run, path, False)
+        path.write_bytes(whole)
+        assert read_pickle(run, path, True) == whole
+
+    path.write_bytes(whole + b"x")
+    refused()
+    codes = (run / "own.json").read_text()
+    for text in ("", "[]", "{}", codes.replace("vars", "vers"), '{"vars.pkl": 3}', '{"vars.pkl": "ä"}'):
+        (run / "own.json").write_text(text)
+        refused()
+    (run / "own.json").write_text(codes)
+    assert read_pickle(run, path, False) == whole
+    key.chmod(0o644)  # others could have read it
+    refused()
+    key.write_bytes(bytes(32))
+    key.chmod(0o600)
+    refused()
+    key.unlink()  # as on another machine
+    refused()
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/x")  # as without a home folder
+    logger.save_state({"env": 1})
+    refused()
 
 
 # ---- what is kept from logs, what is checked in the code
@@ -597,7 +638,7 @@ UNPICKLES = {
     "mpi_util/collectives/messages.py": 1,  # the same
     "mpi_util/runs/experiment.py": 2,  # what the launcher hands to its own process
     "mpi_util/runs/savers.py": 1,  # trust=True
-    "mpi_util/test_policy.py": 2,  # trust=True
+    "mpi_util/test_policy.py": 2,  # of the user's own runs, or trust=True
     "examples/adopt_test_policy.py": 2,  # --trust
 }
 

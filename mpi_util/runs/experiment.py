@@ -73,9 +73,10 @@ def setup_logger_kwargs(
     It is data_dir/exp_name/exp_name_s<seed>; without a seed data_dir/exp_name; data_dir is `data` in the current
     directory if None. A datestamp makes a new one: data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
     """
-    folder = Path(data_dir or DEFAULT_DATA_DIR, time.strftime("%Y-%m-%d_") * datestamp + exp_name)
+    now = time.localtime()  # once, so that a midnight cannot come in between
+    folder = Path(data_dir or DEFAULT_DATA_DIR, time.strftime("%Y-%m-%d_", now) * datestamp + exp_name)
     if seed is not None:
-        folder /= time.strftime("%Y-%m-%d_%H-%M-%S-") * datestamp + f"{exp_name}_s{seed}"
+        folder /= time.strftime("%Y-%m-%d_%H-%M-%S-", now) * datestamp + f"{exp_name}_s{seed}"
     return {"output_dir": str(folder), "exp_name": exp_name}
 
 

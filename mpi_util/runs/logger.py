@@ -19,13 +19,14 @@ from ..errors import UsageError
 from ..host.files import lock_folder, replace_file, sync
 from ..launch import failure
 from ..launch.identity import Comm, rank
+from .own import CODES, note_own
 from .savers import numbers, save_keras, save_session, save_torch
 from .to_json import convert_json
 
 _COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
 color2num = {name: 30 + i for i, name in enumerate(_COLORS)}  # codes of a terminal
 _ROW = "a row"
-_RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # what a logger writes, and the table
+_RESULTS = ("config.json", CODES, "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # what a logger writes, and the table
 
 
 def colorize(string: str, color: str, bold: bool = False, highlight: bool = False) -> str:
@@ -53,6 +54,7 @@ class Logger:
     Attributes:
         unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
         output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
+        log_current_row: the values logged since the last `dump_tabular`, by column.
         pytorch_saver_elements: what setup_pytorch_saver was given.
     """
 
@@ -84,7 +86,7 @@ class Logger:
         """
         self.exp_name = exp_name
         self.output_dir: str | None = None
-        self._row: dict[str, Any] = {}
+        self.log_current_row: dict[str, Any] = {}
         self.unsaved: dict[str, str] = {}
         self._comm, self._show, self._config = comm, show, b""
         self._savers: dict[str, Callable[[Path, str], str | None]] = {}
@@ -137,18 +139,15 @@ class Logger:
                 val = (int if array.dtype.kind in "iub" else float)(array.item())
             else:
                 val = " ".join(str(val).split())
-        self._add(key, val)
-
-    def _add(self, key: str, val: Any) -> None:
         if not isinstance(key, str) or not key.isprintable() or not key:
             raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
-        if key in self._row:
+        if key in self.log_current_row:
             raise UsageError(f"log_tabular: '{key}' is in this row already; call dump_tabular between two rows")
-        self._row[key] = val
+        self.log_current_row[key] = val
 
     def dump_tabular(self) -> None:
         """Writes the row, on rank 0: to progress.txt, where floats keep all digits, and to the terminal."""
-        row, self._row = self._row, {}
+        row, self.log_current_row = self.log_current_row, {}
         if not self._is_root or not row:
             return
         self._progress.add(row)
@@ -226,6 +225,7 @@ class Logger:
                 self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
             else:
                 replace_file(self._folder / f"vars{number}.pkl", content)
+                note_own(self._folder, f"vars{number}.pkl")
             self._save(number)
 
         self.attempt("the state and the models", write)
@@ -244,16 +244,7 @@ class Logger:
     @property
     def log_headers(self) -> list[str]:
         """The columns of the table, in order."""
-        return list(self._progress.columns) if self._is_root else list(self._row)
-
-    @property
-    def log_current_row(self) -> dict[str, Any]:
-        """The values logged since the last `dump_tabular`, by column."""
-        return self._row
-
-    @log_current_row.setter
-    def log_current_row(self, row: dict[str, Any]) -> None:
-        self._row = row
+        return list(self._progress.columns) if self._is_root else list(self.log_current_row)
 
     @functools.cached_property
     def output_file(self) -> Any:

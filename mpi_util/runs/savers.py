@@ -19,6 +19,7 @@ from ..arrays.adapters import adapter_for
 from ..arrays.frameworks import framework
 from ..errors import UsageError
 from ..host.files import publish, replace_file, replace_folder, write_npz
+from .own import note_own
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
@@ -70,6 +71,7 @@ def save_torch(what: Any, folder: Path, itr: str) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that whole objects depend on the code that made them
             replace_file(place / f"model{itr}.pt", lambda file: torch.save(what, file))
+        note_own(folder, f"pyt_save/model{itr}.pt")
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return f"Warning: could not pickle the model, only its weights are saved: {error}"
     except RuntimeError as error:  # torch's own for a file that could not be written

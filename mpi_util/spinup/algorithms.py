@@ -1,7 +1,9 @@
 """PPO (arXiv:1707.06347), VPG and TRPO (arXiv:1502.05477) with GAE (arXiv:1506.02438), by averaged gradients.
 
-The names of the arguments, their defaults and the columns of the table are Spinning Up's. Environments are Gymnasium's.
-A number of steps that the ranks do not divide is dealt out, not cut.
+Arguments, defaults, columns of the table and, for PPO and VPG, all bits are those of Spinning Up's programs over
+`mpi_util.logx`, `mpi_tools` and `mpi_pytorch`. Three things differ: environments are Gymnasium's and are seeded; an
+episode that the environment itself cuts off is no end, so its last state's value counts; and a number of steps that
+the ranks do not divide is dealt out, not cut.
 """
 
 import time
@@ -19,6 +21,7 @@ from ..mpi_tools import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
 from . import core
 
 Data = dict[str, torch.Tensor]
+Loss = tuple[torch.Tensor, dict[str, float]]  # and columns of the table
 
 
 class PPOBuffer:
@@ -70,28 +73,24 @@ def ppo(
     run = _Run(locals())
     optimizer = Adam(run.ac.pi.parameters(), lr=pi_lr)
 
-    def loss_of(data: Data) -> tuple[torch.Tensor, dict[str, float]]:
-        pi, logp = run.ac.pi(data["obs"], data["act"])
+    def gain(logp: torch.Tensor, data: Data) -> tuple[torch.Tensor, dict[str, float]]:
         ratio = torch.exp(logp - data["logp"])
         clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
-        clip_frac = (ratio.detach() != clipped.detach()).float().mean().item()
-        info = {"KL": (data["logp"] - logp).mean().item(), "Entropy": pi.entropy().mean().item(), "ClipFrac": clip_frac}
-        return -torch.min(ratio * data["adv"], clipped * data["adv"]).mean(), info
+        clip_frac = (ratio != clipped).float().mean().item()
+        return torch.min(ratio * data["adv"], clipped * data["adv"]), {"ClipFrac": clip_frac}
 
-    def improve(data: Data) -> None:
+    def improve(data: Data, loss: Loss) -> Loss:
         i = 0
         for i in range(train_pi_iters):
-            optimizer.zero_grad()
-            loss, info = loss_of(data)
-            if mpi_avg(info["KL"]) > 1.5 * target_kl:
+            loss = run.policy_loss(data)
+            if mpi_avg(loss[1]["KL"]) > 1.5 * target_kl:
                 run.logger.log(f"Early stopping at step {i} due to reaching max kl.")
                 break
-            torch.autograd.backward(loss)
-            mpi_avg_grads(run.ac.pi)
-            optimizer.step()
+            _descend(optimizer, loss[0], run.ac.pi)
         run.logger.store(StopIter=i)
+        return loss
 
-    run.train(loss_of, improve, ("ClipFrac", "StopIter"))
+    run.train(gain, improve, "ClipFrac", "StopIter")
 
 
 def vpg(
@@ -103,18 +102,11 @@ def vpg(
     run = _Run(locals())
     optimizer = Adam(run.ac.pi.parameters(), lr=pi_lr)
 
-    def loss_of(data: Data) -> tuple[torch.Tensor, dict[str, float]]:
-        pi, logp = run.ac.pi(data["obs"], data["act"])
-        info = {"KL": (data["logp"] - logp).mean().item(), "Entropy": pi.entropy().mean().item()}
-        return -(logp * data["adv"]).mean(), info
+    def improve(data: Data, loss: Loss) -> Loss:
+        _descend(optimizer, loss[0], run.ac.pi)
+        return loss  # of before the step, as there
 
-    def improve(data: Data) -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(loss_of(data)[0])
-        mpi_avg_grads(run.ac.pi)
-        optimizer.step()
-
-    run.train(loss_of, improve)
+    run.train(lambda logp, data: (logp * data["adv"], {}), improve)
 
 
 def trpo(
@@ -128,50 +120,45 @@ def trpo(
     run = _Run(locals())
     weights = list(run.ac.pi.parameters())
 
-    def loss_of(data: Data) -> tuple[torch.Tensor, dict[str, float]]:
-        pi, logp = run.ac.pi(data["obs"], data["act"])
-        info = {"KL": (data["logp"] - logp).mean().item(), "Entropy": pi.entropy().mean().item()}
-        return -(torch.exp(logp - data["logp"]) * data["adv"]).mean(), info
-
-    def flat(tensors: Any) -> torch.Tensor:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-    def averaged(vector: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(mpi_avg(vector.detach().numpy()))
-
-    def improve(data: Data) -> None:
+    def improve(data: Data, loss: Loss) -> Loss:
         with torch.no_grad():
             old, _ = run.ac.pi(data["obs"])
             start = flat(weights).clone()
-        g = averaged(flat(torch.autograd.grad(loss_of(data)[0], weights)))
 
         def divergence() -> torch.Tensor:
-            return torch.distributions.kl_divergence(old, run.ac.pi(data["obs"])[0]).mean()
+            kl = torch.distributions.kl_divergence(old, run.ac.pi(data["obs"])[0])
+            return kl.reshape(len(data["obs"]), -1).sum(-1).mean()  # over the parts of an action
 
         slope = flat(torch.autograd.grad(divergence(), weights, create_graph=True))
 
         def hessian(v: torch.Tensor) -> torch.Tensor:
-            return averaged(flat(torch.autograd.grad(slope @ v, weights, retain_graph=True))) + damping_coeff * v
+            return averaged(torch.autograd.grad(slope @ v, weights, retain_graph=True)) + damping_coeff * v
 
-        def place(vector: torch.Tensor) -> None:
-            torch.nn.utils.vector_to_parameters(vector, weights)
-
-        x = _conjugate_gradient(hessian, g, cg_iters)
+        x = _conjugate_gradient(hessian, averaged(torch.autograd.grad(loss[0], weights)), cg_iters)
         step = torch.sqrt(2 * delta / (x @ hessian(x) + 1e-8)) * x
-        before, i = mpi_avg(loss_of(data)[0].item()), 0
+        before, i = mpi_avg(loss[0].item()), 0
         for i in range(1 if algo == "npg" else backtrack_iters):
-            place(start - backtrack_coeff**i * step)
+            torch.nn.utils.vector_to_parameters(start - backtrack_coeff**i * step, weights)
             with torch.no_grad():
-                kl, loss = mpi_avg(divergence().item()), mpi_avg(loss_of(data)[0].item())
-            if algo == "npg" or (kl <= delta and loss <= before):
+                found = run.policy_loss(data)
+                kl, after = mpi_avg(divergence().item()), mpi_avg(found[0].item())
+            if algo == "npg" or (kl <= delta and after <= before):
                 run.logger.log(f"Accepting new params at step {i} of line search.")
                 break
         else:
             run.logger.log("Line search failed! Keeping old params.")
-            place(start)
+            torch.nn.utils.vector_to_parameters(start, weights)
+            found = loss
         run.logger.store(BacktrackIters=i)
+        return found
 
-    run.train(loss_of, improve, ("BacktrackIters",))
+    def flat(tensors: Any) -> torch.Tensor:
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def averaged(tensors: Any) -> torch.Tensor:
+        return torch.from_numpy(mpi_avg(flat(tensors).detach().numpy()))
+
+    run.train(lambda logp, data: (torch.exp(logp - data["logp"]) * data["adv"], {}), improve, "BacktrackIters")
 
 
 def _conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], b: torch.Tensor, iters: int) -> torch.Tensor:
@@ -187,8 +174,17 @@ def _conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], b: torc
     return x
 
 
+def _descend(optimizer: Adam, loss: torch.Tensor, module: torch.nn.Module) -> None:
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    mpi_avg_grads(module)
+    optimizer.step()
+
+
 class _Run:
     """What the algorithms share: environment, networks, buffer, logger, and the loop."""
+
+    gain: Callable[[torch.Tensor, Data], tuple[torch.Tensor, dict[str, float]]]
 
     def __init__(self, given: dict[str, Any]):
         """Args: given: all arguments of an algorithm."""
@@ -211,14 +207,22 @@ class _Run:
         self.vf_optimizer = Adam(self.ac.v.parameters(), lr=given["vf_lr"])
         self.logger.setup_pytorch_saver(self.ac)
 
-    def train(self, loss_of: Any, improve: Callable[[Data], None], columns: tuple[str, ...] = ()) -> None:
-        """Collective: the epochs. Args: loss_of: the policy's loss and what to log. improve: the policy's update."""
+    def train(self, gain: Any, improve: Callable[[Data, Loss], Loss], *columns: str) -> None:
+        """Collective: the epochs.
+
+        Args:
+            gain: function of the actions' log-probabilities and the data: what the policy is to increase, shape (steps,),
+                and columns of its own.
+            improve: the policy's update, of the data and its loss; returns the last loss that it calculated.
+            columns: what the two add to the table.
+        """
+        self.gain = gain
         given, logger, start = self.given, self.logger, time.time()
         for epoch in range(given["epochs"]):
             self._collect()
             if epoch % given["save_freq"] == 0 or epoch == given["epochs"] - 1:
                 logger.save_state({"env": self.env}, None)
-            self._update(loss_of, improve)
+            self._update(improve)
             logger.log_tabular("Epoch", epoch)
             logger.log_tabular("EpRet", with_min_and_max=True)
             logger.log_tabular("EpLen", average_only=True)
@@ -238,31 +242,33 @@ class _Run:
             self.buf.store(self.obs, a, r, v, logp)
             self.logger.store(VVals=v)
             self.obs = following
-            ended = terminated or truncated or ep_len == self.given["max_ep_len"]
-            if ended or t == self.buf.max_size - 1:
-                last = 0 if terminated else self.ac.step(torch.as_tensor(self.obs, dtype=torch.float32))[1]
-                self.buf.finish_path(last)
-                if ended:
+            stopped = ep_len == self.given["max_ep_len"] or t == self.buf.max_size - 1
+            if terminated or truncated or stopped:
+                known = terminated and not stopped  # as there: where an epoch ends, v is asked in any case
+                self.buf.finish_path(0 if known else self.ac.step(torch.as_tensor(self.obs, dtype=torch.float32))[1])
+                if terminated or truncated or ep_len == self.given["max_ep_len"]:
                     self.logger.store(EpRet=ep_ret, EpLen=ep_len)
                 self.obs, ep_ret, ep_len = self.env.reset()[0], 0.0, 0
 
-    def _update(self, loss_of: Any, improve: Callable[[Data], None]) -> None:
+    def _update(self, improve: Callable[[Data, Loss], Loss]) -> None:
         data = self.buf.get()
-        loss_pi, info = loss_of(data)
-        loss_v = self._loss_v(data)
-        improve(data)
+        before, before_v = self.policy_loss(data), self._value_loss(data).item()
+        loss, info = improve(data, before)
+        loss_v = torch.tensor(before_v)
         for _ in range(self.given["train_v_iters"]):
-            self.vf_optimizer.zero_grad()
-            torch.autograd.backward(self._loss_v(data))
-            mpi_avg_grads(self.ac.v)
-            self.vf_optimizer.step()
-        with torch.no_grad():
-            after, info_after = loss_of(data)
-            changes = {"DeltaLossPi": after.item() - loss_pi.item()}
-            changes["DeltaLossV"] = self._loss_v(data).item() - loss_v.item()
-        info |= {key: value for key, value in info_after.items() if key != "Entropy"}
-        self.logger.store(LossPi=loss_pi.item(), LossV=loss_v.item(), **changes, **info)
+            loss_v = self._value_loss(data)
+            _descend(self.vf_optimizer, loss_v, self.ac.v)
+        pi = before[0].item()
+        changes = {"DeltaLossPi": loss.item() - pi, "DeltaLossV": loss_v.item() - before_v}
+        self.logger.store(LossPi=pi, LossV=before_v, **changes, **info | {"Entropy": before[1]["Entropy"]})
 
-    def _loss_v(self, data: Data) -> torch.Tensor:
+    def policy_loss(self, data: Data) -> Loss:
+        """The loss of the policy, and the columns KL, Entropy and those of `gain`."""
+        pi, logp = self.ac.pi(data["obs"], data["act"])
+        gain, info = self.gain(logp, data)
+        info |= {"KL": (data["logp"] - logp).mean().item(), "Entropy": pi.entropy().mean().item()}
+        return -gain.mean(), info
+
+    def _value_loss(self, data: Data) -> torch.Tensor:
         loss: torch.Tensor = ((self.ac.v(data["obs"]) - data["ret"]) ** 2).mean()
         return loss

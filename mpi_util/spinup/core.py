@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution, Normal
 
 
 def combined_shape(length: int, shape: Any = None) -> tuple[int, ...]:
@@ -44,7 +44,10 @@ class Actor(nn.Module):
 
     def forward(self, obs: torch.Tensor, act: torch.Tensor | None = None) -> tuple[Distribution, Any]:
         pi = self._distribution(obs)
-        return pi, None if act is None else pi.log_prob(act)
+        return pi, None if act is None else self._log_prob_from_distribution(pi, act)
+
+    def _log_prob_from_distribution(self, pi: Distribution, act: torch.Tensor) -> torch.Tensor:
+        return pi.log_prob(act)
 
 
 class MLPCategoricalActor(Actor):
@@ -67,7 +70,10 @@ class MLPGaussianActor(Actor):
         self.mu_net = mlp([obs_dim, *hidden_sizes, act_dim], activation)
 
     def _distribution(self, obs: torch.Tensor) -> Distribution:
-        return Independent(Normal(self.mu_net(obs), self.log_std.exp()), 1)
+        return Normal(self.mu_net(obs), self.log_std.exp())
+
+    def _log_prob_from_distribution(self, pi: Distribution, act: torch.Tensor) -> torch.Tensor:
+        return super()._log_prob_from_distribution(pi, act).sum(-1)
 
 
 class MLPCritic(nn.Module):
@@ -104,7 +110,7 @@ class MLPActorCritic(nn.Module):
         """A drawn action for an observation, the state's value, the action's log-probability."""
         pi, _ = self.pi(obs)
         act = pi.sample()
-        return act.numpy(), self.v(obs).numpy(), pi.log_prob(act).numpy()
+        return act.numpy(), self.v(obs).numpy(), self.pi._log_prob_from_distribution(pi, act).numpy()
 
     def act(self, obs: torch.Tensor) -> np.ndarray:
         """A drawn action."""

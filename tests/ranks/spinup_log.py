@@ -1,4 +1,4 @@
-"""EpochLogger on several ranks: statistics of unequal samples, one exchange a row, the same errors on all."""
+"""EpochLogger on several ranks: statistics of unequal samples, the same errors on all."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import numpy as np
 from harness import raises
 
 import mpi_util
-from mpi_util.collectives.channel import channel_of
 from mpi_util.logx import EpochLogger
 from mpi_util.mpi_tools import mpi_fork, num_procs, proc_id
 
@@ -49,9 +48,7 @@ for epoch in range(3):
     logger.store(Loss=-100.0)
     assert logger.get_stats("Loss")[0] == ((size - 1) / 2 - 100.0) / 2
     logger.epoch_dict["Loss"] = []
-    before = channel_of().messages.calls
     logger.dump_tabular()
-    assert channel_of().messages.calls == before + 1
     logger.store(EpRet=-1.0)  # stored after a row, so of the next one
     logger.epoch_dict["EpRet"] = []
 logger.save_state({"itr": 3}, itr=3)
@@ -59,8 +56,7 @@ logger.sync()
 
 if size > 1:
     key = "EpRet" if rank else "EpLen"
-    logger.log_tabular(key)
-    raises(mpi_util.RankMismatchError, "rank 0: EpLen\n  rank 1: EpRet", logger.dump_tabular)
+    raises(mpi_util.RankMismatchError, "rank 0: EpLen\n  rank 1: EpRet", lambda: logger.log_tabular(key))
 
     from mpi4py import MPI
 
