@@ -19,6 +19,7 @@ from typing import Any
 from .arrays.frameworks import framework
 from .errors import MpiUtilError
 from .run_utils import ExperimentError, ExperimentGrid
+from .runs.shell_grid import split
 
 ALGORITHMS = ("ppo", "vpg", "trpo")
 SHORT = {
@@ -64,18 +65,19 @@ def _run(name: str, words: list[str]) -> None:
     if {"-h", "--help", "help"} & set(words):
         print(f"{name}{signature}\n\n{algorithm.__doc__}")
         return
-    shorthands: dict[str, str | None] = {}
+    positional, given = split(words)
+    if positional:
+        raise ValueError(f"{positional[0]!r} is no option")
+    shorthands: dict[str, str] = {}
     options: dict[str, list[Any]] = {}
-    for word in words:
-        if found := re.fullmatch(r"--?([a-zA-Z]\w*(?::\w+)*)(?:\[(\w+)\])?", word):
-            key = SHORT.get(found[1], found[1])
-            if key in options:
-                raise ValueError(f"--{found[1]} is given twice; give its values together")
-            options[key], shorthands[key] = [], found[2]
-        elif options:
-            options[next(reversed(options))].append(value(word))
-        else:
-            raise ValueError(f"{word!r} is no option")
+    for option, texts in given.items():
+        key, bracket, short = option.lstrip("-").partition("[")
+        key = SHORT.get(key, key)
+        if key in options:
+            raise ValueError(f"{option} is given twice; give its values together: {option} A B")
+        options[key] = [value(text) for text in texts]
+        if bracket:
+            shorthands[key] = short.rstrip("]")
     of_grid = {key: options.pop(key) or [True] for key in OF_THE_GRID if key in options}
     for key, values in of_grid.items():
         if len(values) > 1:
@@ -96,7 +98,7 @@ def _run(name: str, words: list[str]) -> None:
             raise ValueError(f"--env {env}: {error}") from None
     grid = ExperimentGrid(str(of_grid.pop("exp_name", [f"cmd_{name}_pytorch"])[0]))
     for key, values in options.items():
-        grid.add(key, values or [True], shorthands[key])
+        grid.add(key, values or [True], shorthands.get(key))
     grid.run(algorithm, **{key: values[0] for key, values in of_grid.items()})
 
 

@@ -35,7 +35,7 @@ def load_policy_and_env(
     Args:
         itr: which save; "last": that of the highest iteration, or the one without.
         deterministic: the most likely action, where a TensorFlow model has it as "mu"; torch's are drawn.
-        trust: True unpickles, and so runs whatever code is in the files; False: only what a run of this user has written.
+        trust: True unpickles, and so runs whatever code is in the files; False: only what her own runs have written.
 
     Raises UsageError: there is no such save, or it is not trusted.
     """

@@ -49,8 +49,8 @@ ROOMS = KNOWN_NAMES | {
     "serialization_utils": "runs",
     "plot": "runs",
     "spinup": "errors logx mpi_pytorch mpi_tools",
-    "run": "errors run_utils",
-    "test_policy": "errors arrays logx",
+    "run": "arrays runs errors run_utils",
+    "test_policy": "runs errors arrays logx",
     "__main__": "",
 }
 MOST_FLOORS, MOST_AT_THE_TOP = 9, 12

@@ -26,7 +26,7 @@ from .to_json import convert_json
 _COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
 color2num = {name: 30 + i for i, name in enumerate(_COLORS)}  # codes of a terminal
 _ROW = "a row"
-_RESULTS = ("config.json", CODES, "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # what a logger writes, and the table
+_RESULTS = ("config.json", CODES, "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # beside the table
 
 
 def colorize(string: str, color: str, bold: bool = False, highlight: bool = False) -> str:
@@ -235,11 +235,10 @@ class Logger:
             if only in ("", name):
                 self._warn(save(self._folder, number))
 
-    def _pytorch_simple_save(self, itr: int | None = None) -> None:
-        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), "torch"))
+    def _pytorch_simple_save(self, itr: int | None = None, kind: str = "torch") -> None:
+        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), kind))
 
-    def _tf_simple_save(self, itr: int | None = None) -> None:
-        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), "session"))
+    _tf_simple_save = functools.partialmethod(_pytorch_simple_save, kind="session")
 
     @property
     def log_headers(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Which pickles loggers of this user have written, so that her own runs can be played without a question.
 
-A pickle can run any code. Beside those of a run, own.json holds a code (HMAC-SHA256) of each, under a key that only this
-user can read; so a file that came from elsewhere, or was changed since, is not taken for her own.
+A pickle can run any code. Beside those of a run, own.json holds a code (HMAC-SHA256) of each, under a key that only
+this user can read; so a file that came from elsewhere, or was changed since, is not taken for her own.
 """
 
 import contextlib

@@ -11,6 +11,7 @@ have failed, continues when it is started again: what has succeeded is skipped, 
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -46,8 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
         grid = _Grid(own.name or valid_str([script.stem, *positional]))
         grid.add("script", str(script))
         grid.add("positional", tuple(positional))
-        for option, values in options.items():
-            grid.add(option, values or [""], option.strip("-"))
+        for option, values in options.items():  # a run's folder is named by `seed`, as a function's is
+            grid.add("seed" if option == "--seed" else option, values or [""], option.strip("-"))
         results = grid.run(_run, 1, own.data_dir, max_parallel=own.max_parallel, redo=own.redo)
         tops = sorted({str(run.folder.parent) for run in results if any(run.folder.glob("progress*.txt"))})
         if tops:
@@ -75,23 +76,14 @@ def split(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     options: dict[str, list[str]] = {}
     values = positional
     for word in words:
-        if word.startswith("-") and not _is_number(word):
+        if re.match(r"-+[a-zA-Z_]", word) and word[1:].lower() not in ("inf", "nan"):  # numbers are values
             option, equals, value = word.partition("=")
             if option in options:
                 raise UsageError(f"{option} is given twice; give its values together: {option} A B")
             values = options[option] = [value] if equals else []
         else:
             values.append(word)
-    # train.py's run is named by `seed`, as a function's is
-    return positional, {"seed" if option == "--seed" else option: found for option, found in options.items()}
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+    return positional, options
 
 
 def _run(script: str, positional: tuple[str, ...], seed: Any, logger_kwargs: dict[str, str], **options: str) -> None:

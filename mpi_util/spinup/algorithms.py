@@ -211,8 +211,8 @@ class _Run:
         """Collective: the epochs.
 
         Args:
-            gain: function of the actions' log-probabilities and the data: what the policy is to increase, shape (steps,),
-                and columns of its own.
+            gain: function of the actions' log-probabilities and the data: what the policy is to increase, shape
+                (steps,), and columns of its own.
             improve: the policy's update, of the data and its loss; returns the last loss that it calculated.
             columns: what the two add to the table.
         """
