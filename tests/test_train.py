@@ -220,8 +220,11 @@ def test_a_run_needs_no_output(tmp_path, n):
     assert done.status == 0 and not done.err and len(rows(folder)) == 3
 
 
-def on_terminal(columns: int, *arguments, env: dict | None = None) -> tuple[int, list[str]]:
-    """train.py on a terminal. Returns: its status, and the lines that it wrote, with escape codes."""
+def on_terminal(columns: int, *arguments, env: dict | None = None, then: int = 0) -> tuple[int, list[str]]:
+    """train.py on a terminal. Returns: its status, and the lines that it wrote, with escape codes.
+
+    Args: then: its columns after it has written the first panel.
+    """
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "train.py", *map(str, arguments)]
@@ -232,11 +235,13 @@ def on_terminal(columns: int, *arguments, env: dict | None = None) -> tuple[int,
     with contextlib.suppress(OSError):  # EIO, when the last process has closed it
         while chunk := os.read(main, 4096):
             shown += chunk
+            if then and "╯".encode() in shown:
+                fcntl.ioctl(main, termios.TIOCSWINSZ, struct.pack("HHHH", 24, then, 0, 0))
     os.close(main)
     return process.wait(20), shown.decode().split("\r\n")
 
 
-@pytest.mark.parametrize("columns, width", [(40, 95), (60, 59), (200, 100)])
+@pytest.mark.parametrize("columns, width", [(40, 96), (60, 59), (200, 100)])
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_panel_fits_the_terminal(tmp_path, n, columns, width):
     """On a terminal too narrow for it there is a table."""
@@ -250,6 +255,19 @@ def test_the_panel_fits_the_terminal(tmp_path, n, columns, width):
         for words in ("Hopper-v4, ppo, seed 0", "progress", "24 of 24 episodes", "100%", "return", "steps/s", "done"):
             assert words in last, last
         assert "idle" in last or n == 1
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_panel_follows_a_terminal_that_becomes_narrower(tmp_path, n):
+    """A line of the last drawing is two by then, so the next one begins twice as many further up."""
+    status, lines = on_terminal(90, *EPISODES, "--nprocs", n, "--run_dir", tmp_path / "run", then=60)
+    plain = [re.sub(r"\x1b\[[\d;?]*\w", "", line.split("\r")[-1]) for line in lines]
+    tops = [i for i, line in enumerate(plain) if line[:1] == "╭"]
+    widths = [len(plain[i]) for i in tops]
+    assert status == 0 and set(widths) == {89, 59} and widths == sorted(widths, reverse=True)
+    first = widths.index(59)
+    rows_before = tops[first] - tops[first - 1]  # the bottom of a drawing and the top of the next one are in one line
+    assert f"\x1b[{2 * rows_before}A" in lines[tops[first]]
 
 
 @pytest.mark.parametrize("n", [1, 2])

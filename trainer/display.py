@@ -1,5 +1,6 @@
 """The screen of a run: a live panel on a terminal; elsewhere a table, a row per iteration."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -25,7 +26,7 @@ COLUMNS: tuple[tuple[str, str, int, str], ...] = (
     ("EpLen", "length", 6, ".0f"),
     ("KL", "KL", 6, ".4f"),
     ("Entropy", "entropy", 7, ".2f"),
-    ("LossV", "loss V", 6, ".3f"),
+    ("LossV", "loss V", 7, ".2g"),
     ("StepsPerSecond", "steps/s", 7, ",.0f"),
     ("RolloutS", "rollout s", 9, ".3f"),
     ("UpdateS", "update s", 8, ".3f"),
@@ -48,10 +49,9 @@ class Display:
     def __init__(self, config: Config):
         # under a launcher stdout is always a pipe or a pty; only the launching process knows about the terminal
         launched = "MPI_UTIL_JOB" in os.environ
-        terminal = os.environ.get("MPI_UTIL_TTY") == "1" if launched else os.isatty(1)
-        columns = shutil.get_terminal_size().columns
-        live = terminal and columns >= NARROWEST and os.environ.get("TERM", "dumb") != "dumb"
-        self.panel = Panel(config, min(columns - 1, WIDEST)) if live else None
+        terminal = "MPI_UTIL_TTY" in os.environ if launched else os.isatty(1)
+        live = terminal and columns() >= NARROWEST and os.environ.get("TERM", "dumb") != "dumb"
+        self.panel = Panel(config) if live else None
         self.rows, self.recent = 0, Recent()
         self.columns = COLUMNS + EVALUATED * bool(config.eval_every)
 
@@ -64,8 +64,7 @@ class Display:
     def say(self, text: str) -> None:
         """Prints `text`, above the panel if there is one, unless it is empty."""
         if text and self.panel:
-            width = shutil.get_terminal_size().columns
-            fill = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+            fill = functools.partial(textwrap.fill, width=columns(), break_long_words=False, break_on_hyphens=False)
             text = "\n".join(map(fill, text.split("\n")))
             _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}")
         elif text:
@@ -127,14 +126,13 @@ class Panel:
     Attributes: doing: what is going on. drawn: when it was drawn, s, by time.monotonic.
     """
 
-    def __init__(self, config: Config, width: int):
+    def __init__(self, config: Config):
         from rich.console import Console
-        from rich.live_render import LiveRender
 
         self.config, self.doing, self.drawn = config, "starting", -math.inf
         # no rich.live.Live: it hides the cursor, and a crash would leave it hidden
-        self._console = Console(force_terminal=True, width=width, legacy_windows=False)
-        self._live = LiveRender("")
+        self._console = Console(force_terminal=True, legacy_windows=False)
+        self._lines = 0  # of the last drawing
         self._row: dict[str, Any] = {}
         self._returns: list[float] = []
         self._tests: list[float] = []
@@ -153,18 +151,17 @@ class Panel:
             self._tests.append(test)
 
     def clear(self) -> str:
-        """Codes that remove the last drawing."""
-        with self._console.capture() as codes:
-            self._console.control(self._live.position_cursor())
-        self._live = type(self._live)("")
-        return codes.get() + "\r\x1b[0J"
+        """Codes that remove the last drawing, whose lines are several where the terminal is narrower by now."""
+        up, self._lines = max(0, self._lines - 1) * -(-self._console.width // columns()), 0
+        return f"\x1b[{up}A" * bool(up) + "\r\x1b[0J"
 
     def draw(self) -> str:
-        self.drawn = time.monotonic()
-        self._live.set_renderable(self._content())
-        with self._console.capture() as text:
-            self._console.print(self._live, end="")
-        return text.get() + "\r"  # foreign output then begins at the edge
+        self.drawn, self._console.width = time.monotonic(), min(columns() - 1, WIDEST)
+        with self._console.capture() as capture:
+            self._console.print(self._content())
+        text = capture.get().removesuffix("\n")
+        self._lines = text.count("\n") + 1
+        return text + "\r"  # foreign output then begins at the edge
 
     def _content(self) -> "RenderableType":
         from rich.panel import Panel as Frame
@@ -183,7 +180,7 @@ class Panel:
             grid.add_row("speed", f"{row['StepsPerSecond']:,.0f} steps/s, {n} process{'es' * (n > 1)}{idle}")
             shares = (f"{name} {row[f'{name.capitalize()}S'] / total:.0%}" for name in PHASES)
             grid.add_row("time", ", ".join(shares))
-            grid.add_row("update", f"KL {row['KL']:.4f}, entropy {row['Entropy']:.2f}, value loss {row['LossV']:.3f}")
+            grid.add_row("update", f"KL {row['KL']:.4f}, entropy {row['Entropy']:.2f}, value loss {row['LossV']:.2g}")
         grid.add_row("now", self.doing)
         for column, style in zip(grid.columns, ("dim", "")):
             column.style, column.no_wrap = style, True
@@ -222,6 +219,17 @@ def clock(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def columns() -> int:
+    """The terminal's, as it is now; where it cannot be asked, as from another host: as it was at the start."""
+    with contextlib.suppress(OSError, KeyError):
+        terminal = os.open(os.environ["MPI_UTIL_TTY"], os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.get_terminal_size(terminal).columns or shutil.get_terminal_size().columns
+        finally:
+            os.close(terminal)
+    return shutil.get_terminal_size().columns
 
 
 def _write(text: str) -> None:

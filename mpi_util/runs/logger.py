@@ -38,7 +38,7 @@ def colorize(string: str, color: str, bold: bool = False, highlight: bool = Fals
 def colored(text: str, color: str) -> str:
     """`text` in bold colour if standard output is a terminal."""
     # Under a launcher it is a pipe; the process that started the launcher knows where that ends.
-    terminal = os.environ.get("MPI_UTIL_TTY") == "1" if "MPI_UTIL_JOB" in os.environ else sys.stdout.isatty()
+    terminal = "MPI_UTIL_TTY" in os.environ if "MPI_UTIL_JOB" in os.environ else sys.stdout.isatty()
     return colorize(text, color, bold=True) if terminal else text
 
 
