@@ -2,8 +2,8 @@
 
     python -m benchmarks.soak_weight_sync
 
-A sequence is one sender with 1 to 4 workers and random options (which versions are applied, what a dead worker means,
-bfloat16): it sends to all or some, acknowledged or not, and meanwhile workers are killed, stopped and continued, end in
+A sequence is one sender with 1 to 4 workers and random options (what a dead worker means, whether it waits): it
+sends to all or some, acknowledged or not, and meanwhile workers are killed, stopped and continued, end in
 order, or are replaced. Each worker looks at its weights between any two steps, under `frozen()`: all their values must
 be those of one version, and versions must never go back. Between processes; and between ranks, where the kill of a rank
 ends the job, so that it is the last thing of a job.
@@ -146,7 +146,7 @@ def processes(case: int, n: int) -> None:
 def sequence(rng: random.Random) -> None:
     """One sender, its workers, and what happens to them."""
     n, drop = rng.randint(1, 4), rng.random() < 0.5
-    options = {"coalesce": rng.random() < 0.6, "on_dead": "drop" if drop else "raise", "sync": rng.random() < 0.7}
+    options = {"on_dead": "drop" if drop else "raise", "sync": rng.random() < 0.7}
     scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT_S, **options)
     weights = model(1)
     scheme.init_on_sender(model_id="policy", model=weights, num_workers=n)
@@ -234,7 +234,7 @@ def ranks(case: int, n: int) -> None:
 def rank_sequence(rng: random.Random, own_seed: str) -> None:
     """All ranks draw the same options, and each its own times."""
     rank, size, sender = mpi_util.rank, mpi_util.nworkers, rng.randrange(mpi_util.nworkers)
-    options = {"coalesce": rng.random() < 0.6, "sync": rng.random() < 0.7}
+    options = {"sync": rng.random() < 0.7}
     pids = list(mpi_util.all_accum_batches({"pid": np.array([os.getpid()])})["pid"])
     scheme = MPIWeightSyncScheme(timeout=TIMEOUT_S, sender=sender, **options)
     own = random.Random(own_seed)

@@ -36,7 +36,7 @@ OTHERS = re.compile(
     r"|Episode \0 \t"
     # weight_sync's events
     r"|a process (connects|is refused)|it (is this worker|gets its first|has applied|could not apply|shuts down)"
-    r"|its process has ended, or the relay|that relay responds"
+    r"|its process has ended, or the relay"
 )
 
 

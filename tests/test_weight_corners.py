@@ -89,11 +89,10 @@ def test_after_a_race_of_threads_the_last_values_are_in_place():
         assert not errors and not wrong, (errors[:2], wrong)
 
 
-@pytest.mark.parametrize("coalesce", [True, False])
 @pytest.mark.parametrize("after", ["before the send", "before the socket"])
-def test_a_send_that_is_interrupted_owes_no_answer(monkeypatch, coalesce, after):
+def test_a_send_that_is_interrupted_owes_no_answer(monkeypatch, after):
     """Worker 1 is recorded as told although nothing has been sent to it."""
-    scheme, mine = scheme_for(2, timeout=2, coalesce=coalesce), [arrays(0.0), arrays(0.0)]
+    scheme, mine = scheme_for(2, timeout=2), [arrays(0.0), arrays(0.0)]
     with local_receivers(scheme, mine, "policy"):
         publisher, worker = scheme._sender.publisher, scheme._sender.workers[1]
         send = publisher._send

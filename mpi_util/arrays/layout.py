@@ -16,8 +16,7 @@ from . import tree
 
 T = TypeVar("T")
 
-NARROW = np.dtype(np.uint16)  # of bfloat16's bits
-_PART_BYTES = 1 << 18  # copied or rounded at once: a reader follows closely, and finds it in the cache
+_PART_BYTES = 1 << 18  # copied at once: a reader follows closely, and finds it in the cache
 
 
 def _same(array: np.ndarray) -> np.ndarray:
@@ -90,7 +89,6 @@ class Entry(NamedTuple):
     dtype: str | np.dtype  # see `portable`
     shape: tuple[int, ...]
     start: int  # bytes
-    narrow: bool  # float32 that travels as bfloat16
 
     def view(self, memory: Any, dtype: np.dtype | None = None, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """The array over `memory`, as it travels.
@@ -99,7 +97,7 @@ class Entry(NamedTuple):
             dtype: that of the slot, which may say more than the text.
             shape: another of the same size.
         """
-        kind = NARROW if self.narrow else self.dtype if dtype is None else dtype
+        kind = self.dtype if dtype is None else dtype
         return np.ndarray(self.shape if shape is None else shape, kind, memory, self.start)
 
 
@@ -114,17 +112,14 @@ class Layout:
         self.entries, self.nbytes, self.aliases = entries, nbytes, aliases
 
     @classmethod
-    def of(
-        cls, arrays: Iterable[tuple[Any, ...]], narrow: bool = False, packed: bool = False, aliases: Iterable[Any] = ()
-    ) -> "Layout":
+    def of(cls, arrays: Iterable[tuple[Any, ...]], packed: bool = False, aliases: Iterable[Any] = ()) -> "Layout":
         """Each array at an aligned place, one after another.
 
         Args:
             arrays: (name, dtype, shape, ...) each, such as slots.
-            narrow: float32 travels as bfloat16.
             packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
         """
-        return _layout(tuple(array[:3] for array in arrays), narrow, packed, tuple(aliases))
+        return _layout(tuple(array[:3] for array in arrays), packed, tuple(aliases))
 
     @functools.cached_property
     def kinds(self) -> list[tuple[str, Any, tuple[int, ...]]]:
@@ -151,7 +146,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=128)  # to make one takes longer than to send a small model
-def _layout(arrays: tuple[Any, ...], narrow: bool, packed: bool, aliases: tuple[Any, ...]) -> Layout:
+def _layout(arrays: tuple[Any, ...], packed: bool, aliases: tuple[Any, ...]) -> Layout:
     order = sorted(range(len(arrays)), key=lambda i: str(arrays[i][1])) if packed else range(len(arrays))
     entries: list[Any] = [None] * len(arrays)
     end, before = 0, None
@@ -159,9 +154,8 @@ def _layout(arrays: tuple[Any, ...], narrow: bool, packed: bool, aliases: tuple[
         name, dtype, shape = arrays[i]
         if not packed or dtype != before:
             end, before = align(end), dtype
-        small = narrow and dtype == np.float32
-        entries[i] = Entry(name, portable(dtype), shape, end, small)
-        end += (NARROW if small else dtype).itemsize * math.prod(shape)
+        entries[i] = Entry(name, portable(dtype), shape, end)
+        end += dtype.itemsize * math.prod(shape)
     return Layout(tuple(entries), align(end), aliases)
 
 
@@ -187,14 +181,13 @@ class Plan:
         """Writes the model's values into `memory`; yields now and then how many bytes will not change any more."""
         reported = 0
         for entry, slot in self.pairs:
-            if slot.host is None and not entry.narrow:
+            if slot.host is None:
                 slot.read(view := entry.view(memory, slot.dtype))
                 yield entry.start + view.nbytes
                 continue
-            values = slot.copy().reshape(-1) if slot.host is None else slot.host
-            flat = entry.view(memory, slot.dtype, values.shape)
+            flat = entry.view(memory, slot.dtype, slot.host.shape)
             for part, end in _parts(entry, flat):
-                flat[part] = rounded(values[part]) if entry.narrow else values[part]
+                flat[part] = slot.host[part]
                 if end - reported >= _PART_BYTES:  # what is done with it costs as much as a small copy
                     yield (reported := end)
 
@@ -219,7 +212,7 @@ class Plan:
                 wait_for(entry.start + view.nbytes)
                 if undo:
                     former.append((slot, slot.copy()))
-                slot.write(widened(view) if entry.narrow else view)
+                slot.write(view)
             self.flush()
         except BaseException:
             for slot, values in former:
@@ -230,7 +223,7 @@ class Plan:
             flat = entry.view(memory, slot.dtype, host.shape)
             for part, end in _parts(entry, flat):
                 wait_for(end)
-                host[part] = widened(flat[part]) if entry.narrow else flat[part]
+                host[part] = flat[part]
 
     def flush(self) -> None:
         """Makes what slots have been written to the model's values, where they are not so at once."""
@@ -250,18 +243,3 @@ def _parts(entry: Entry, flat: np.ndarray) -> Iterable[tuple[Any, int]]:
     step, size = _PART_BYTES // flat.itemsize, flat.size
     ends = ((start, min(start + step, size)) for start in range(0, size, step))
     return [(slice(start, end), entry.start + end * flat.itemsize) for start, end in ends]
-
-
-def rounded(values: np.ndarray) -> np.ndarray:
-    """float32 -> the uint16 bits of bfloat16: to the nearest, ties to even; NaN stays NaN.
-
-    The relative error is at most 2**-9 for normal numbers; what lies above bfloat16's largest number becomes infinite.
-    """
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    up = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, up).astype(NARROW)
-
-
-def widened(bits: np.ndarray) -> np.ndarray:
-    """The uint16 bits of bfloat16 -> float32, exactly."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)

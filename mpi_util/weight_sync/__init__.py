@@ -18,9 +18,9 @@ makes every change:
 
                 STARTED            LEFT
         ABSENT ---------> READY ---------> LEFT
-                         |     ^
-                    DIED |     | RESUMED
-                         v     |
+                           |
+                           | DIED
+                           v
                           DEAD
 
 When another process replaces the worker, CONNECTED leads from LEFT and DEAD to ABSENT; a sender does not hear that from

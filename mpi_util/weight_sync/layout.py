@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from ..arrays import adapters
-from ..arrays.layout import NARROW, Entry, Layout, Plan, Slot, derived, portable
+from ..arrays.layout import Entry, Layout, Plan, Slot, derived, portable
 from ..errors import WeightsError
 from . import extra
 
@@ -59,10 +59,9 @@ class Weights:
         """What else the weights have, for another process; b"": nothing."""
         return extra.packed(self._states or {name: part.get_extra_state() for name, part in self.parts})
 
-    def layout(self, wire_dtype: str | None = None) -> Layout:
+    def layout(self) -> Layout:
         """The layout in which these weights travel."""
-        arrays = ((name, *slot[1:]) for name, slot in self.slots.items())
-        return Layout.of(arrays, wire_dtype == "bfloat16", aliases=self.aliases.items())
+        return Layout.of(((name, *slot[1:]) for name, slot in self.slots.items()), aliases=self.aliases.items())
 
     def plan(self, layout: Layout, who: str, other: str, base: "Weights | None" = None) -> Plan:
         """Each entry of the layout with the slot that has its values; the last plan if it was for this layout.
@@ -115,19 +114,16 @@ def unpacked(text: bytes, room: int) -> Layout:
     try:
         described, nbytes, aliases = json.loads(text)
         entries, end = [], 0
-        for name, kind, shape, start, narrow in described:
+        for name, kind, shape, start in described:
             dtype = descr_to_dtype(kind)
-            if not (
-                isinstance(name, str) and isinstance(narrow, bool) and all(type(n) is int for n in [start, *shape])
-            ):
+            if not (isinstance(name, str) and all(type(n) is int for n in [start, *shape])):
                 raise ValueError(f"{name!r} is not described")
-            size = math.prod(shape) * (NARROW if narrow else dtype).itemsize
             # NumPy refuses an empty array too whose other sizes are too large
             fits = math.prod(max(n, 1) for n in shape) * dtype.itemsize <= sys.maxsize and not dtype.hasobject
-            if not fits or start < end or min(shape, default=0) < 0 or (narrow and dtype != np.float32):
+            if not fits or start < end or min(shape, default=0) < 0:
                 raise ValueError(f"'{name}' is {dtype} {shape} at byte {start}")
-            end = start + size
-            entries.append(Entry(name, portable(dtype), tuple(shape), start, narrow))
+            end = start + math.prod(shape) * dtype.itemsize
+            entries.append(Entry(name, portable(dtype), tuple(shape), start))
         if not end <= nbytes <= room or len({entry.name for entry in entries}) < len(entries):
             raise ValueError(f"arrays of {end} bytes in {nbytes} of {room}")
         pairs = tuple((str(alias), str(name)) for alias, name in aliases)

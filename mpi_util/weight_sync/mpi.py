@@ -3,9 +3,8 @@
 import atexit
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -18,15 +17,13 @@ from ..host.waiting import wait_until
 from ..launch.identity import Comm
 from .connection import Address, Deadline
 from .publisher import Publisher
-from .relay import ADDRESS, DOWN, PING, UP, Forwarding, Header, Line, Lines, Relay, in_flight
+from .relay import ADDRESS, DOWN, LEFT, UP, Forwarding, Header, Line, Lines, Relay, in_flight
 from .scheme import WeightSyncScheme
 from .worker import Event, Report, Worker
 
 _NAP_S = 1e-3
 _INTRODUCE_S = 5e-3
-_PING_S = 1.0
 _PATIENCE_S = 1.0  # with a rank that does not receive what is sent to it
-_SILENT_S = 10.0  # a relay that does not respond for so long counts as dead
 
 
 class MPIWeightSyncScheme(WeightSyncScheme):
@@ -35,8 +32,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     Worker k is the k-th rank that is not the sender: with `sender=0`, worker k is rank k + 1. Only making it is
     collective; from then on each rank runs at its own pace. Ranks of one machine share memory; between machines an
     update is sent along a tree, once to each machine. That needs an MPI with threads (MPI_THREAD_MULTIPLE, the default
-    of mpi4py), and the lowest rank of each machine, its relay, to run until the sender shuts down. A relay whose
-    interpreter is held for 10 s by one call counts as dead, and updates are routed around it.
+    of mpi4py), and the lowest rank of each machine, its relay, to run until the sender shuts down.
 
     Args:
         comm: communicator; None: all ranks.
@@ -61,9 +57,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             self._line = self._channel.states.of(Lines).next(sender)
 
     def shutdown(self) -> None:
-        if self._line is not None:
-            lines, number = self._line.lines, self._line.number
-            lines.awaited.pop(number, None) if self._connected else lines.leave([number])
+        if self._line is not None and not self._closed:
+            self._line.close(tell=not self._connected)
         super().shutdown()
 
     def __reduce__(self) -> Any:
@@ -95,7 +90,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         if address is None:  # this rank is the relay of its machine
             members = self._channel.members
             workers = [_worker_of(k, self._root) for k in (rank, *members)]
-            address = Relay(self._line, self._root, workers, name).publisher.address
+            address = Relay(self._line, workers, name).publisher.address
             for k in members:
                 self._line.post((address, name), k, ADDRESS)
         self._address = address
@@ -109,10 +104,7 @@ class Ranks(Publisher):
         super().__init__(workers, name)
         self._line, self._root = line, root
         self._relays: dict[int, list[Worker]] = {}  # by the rank of each: the workers of its machine
-        self._heard: dict[int, float] = {}  # when each sent something last, or should have; before, it is not ready
-        self._cut_off: dict[int, list[Worker]] = {}  # of those that do not respond: the workers marked dead with them
-        self._pinged = 0.0
-        self._last: Section | None = None  # that was forwarded
+        self._ready: set[int] = set()  # those relays that receive
         self._introduction: threading.Thread | None = None
         self._stop = threading.Event()
         # before MPI ends, which may wait for the workers, and they for this sender
@@ -127,53 +119,44 @@ class Ranks(Publisher):
             if worker.relay in (None, rank):
                 line.post((None if worker.relay == rank else self.address, name), rank, ADDRESS)
 
+    def open(self) -> None:
+        super().open()
+        if self._relays and self._introduction is None:
+            self._introduction = threading.Thread(target=self._introduce, daemon=True)
+            self._introduction.start()
+
+    def _introduce(self) -> None:
+        """In a thread: relays get what was sent before they were ready, whatever this rank does meanwhile."""
+        while not self._stop.wait(_INTRODUCE_S) and self._ready != self._relays.keys():
+            self._receive_reports()
+
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
     ) -> Section:
         """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
         with self._lock:
             section = super().publish(workers, version, nbytes, layout, fill)
-            forward = [worker for worker in workers if worker.relay in self._heard and worker.waiting is section]
-            if forward:
-                self._last = section
-            forwarding = self._forward(section, forward) if forward else None
-            if self._introduction is None and self._unheard():
-                self._introduction = threading.Thread(target=self._introduce, daemon=True)
-                self._introduction.start()
-        if forwarding:
-            deadline = Deadline(_PATIENCE_S)
-            wait_until(lambda: not forwarding.busy() or not deadline.left)
+            forwarded = self._forward(self._ready)
+        deadline = Deadline(_PATIENCE_S)
+        wait_until(lambda: not any(each.busy() for each in forwarded) or not deadline.left)
         return section
 
-    def _unheard(self) -> bool:
-        """True if something waits for a relay that is not ready."""
-        absent = self._relays.keys() - self._heard.keys()
-        return any(worker.waiting is not None for relay in absent for worker in self._relays[relay])
-
-    def _introduce(self) -> None:
-        """In a thread: relays get what was sent before they were ready, whatever this rank does meanwhile."""
-        while not self._stop.wait(_INTRODUCE_S):
-            with self._lock:
-                self._receive_reports()
-                if not self._unheard():
-                    self._introduction = None
-                    return
-
-    def _stop_introduction(self) -> None:
-        self._stop.set()
-        if (thread := self._introduction) is not None:
-            thread.join()
-
-    def _forward(self, section: Section, workers: list[Worker]) -> Forwarding:
-        path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
-        indices, layout = [worker.index for worker in workers], section.description
-        header = Header(next(self._line.bulk_tags), section.version, section.nbytes, layout, indices, path)
-        forwarding = Forwarding(self._line, header)
-        forwarding.send(section.block(section.nbytes))
-        section.users.append(forwarding.busy)
-        for worker in workers:
-            worker.waiting = None
-        return forwarding
+    def _forward(self, relays: Collection[int]) -> list[Forwarding]:
+        """Sends what waits for the workers of these relays."""
+        waiting: dict[Section, list[Worker]] = {}
+        for worker in (worker for relay in relays for worker in self._relays[relay]):
+            if worker.waiting is not None:
+                waiting.setdefault(worker.waiting, []).append(worker)
+                worker.waiting = None
+        found = []
+        for section, workers in waiting.items():
+            path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
+            indices, layout = [worker.index for worker in workers], section.description
+            header = Header(next(self._line.bulk_tags), section.version, section.nbytes, layout, indices, path)
+            found.append(forwarding := Forwarding(self._line, header))
+            forwarding.send(section.block(section.nbytes))
+            section.users.append(forwarding.busy)
+        return found
 
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
         if not self._relays:
@@ -181,13 +164,6 @@ class Ranks(Publisher):
         deadline = Deadline(timeout)
         self._receive_reports()
         while not (reports := super().poll(min(_NAP_S, deadline.left))) and deadline.left:
-            now = time.perf_counter()
-            if now - self._pinged > _PING_S:  # asks the relays whether they are alive
-                if now - self._pinged > 2 * _PING_S:  # a new wait begins
-                    self._heard = dict.fromkeys(self._heard, now)
-                self._pinged = now
-                for rank in self._relays:
-                    self._line.post(None, rank, PING)
             self._receive_reports()
         return reports
 
@@ -195,47 +171,25 @@ class Ranks(Publisher):
         with self._lock:
             while message := self._line.take(UP):
                 relay, report = message
-                self._hear(relay)
-                if report is not None and report.event is Event.REFUSED:
-                    self._reports.append(report)
-                elif report is not None:
-                    self._report(self.workers[report.worker], report.event, *report[2:])
-            for relay, heard in self._heard.items():
-                if relay not in self._cut_off and self._pinged - heard > _SILENT_S:
-                    self._give_up(relay)
-
-    def _hear(self, relay: int) -> None:
-        """A relay has sent something. One that was absent gets what was sent to its workers before."""
-        self._heard[relay] = time.perf_counter()
-        for worker in self._cut_off.pop(relay, ()):
-            worker.apply(Event.RESUMED)
-        for worker in self._relays[relay]:
-            if worker.waiting is not None:
-                self._forward(worker.waiting, [worker])
-
-    def _give_up(self, relay: int) -> None:
-        """The others to which it should have passed on the last version get it on another path, perhaps again."""
-        self._cut_off[relay] = [worker for worker in self._relays[relay] if not worker.gone]
-        why = f"rank {relay}, the relay of its machine, has not responded for {_SILENT_S:g} s"
-        for worker in self._cut_off[relay]:
-            self._report(worker, Event.DIED, 0, why)
-        if (last := self._last) is not None:
-            reachable = self._heard.keys() - self._cut_off.keys()
-            waiting = [w for w in self.workers.values() if w.answered < w.sent == last.version]
-            if rest := [worker for worker in waiting if worker.relay in reachable]:
-                self._forward(last, rest)
+                if report is None:
+                    self._ready.add(relay)
+                    self._forward([relay])
+                else:
+                    self._report(report)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""
         for worker in workers:
             rank = worker.index + (worker.index >= self._root)
-            if self._line.lines.has_left(rank, self._line.number):
-                worker.apply(Event.DIED, 0, f"rank {rank} has ended")
+            if self._line.take(LEFT, rank):
+                worker.apply(Report(Event.DIED, worker.index, 0, f"rank {rank} has ended"))
 
     def close(self) -> None:
         atexit.unregister(self._at_exit)
         if self._relays and not self.closed and self.address.pid == os.getpid():  # not forked from the sender
-            self._stop_introduction()
+            self._stop.set()
+            if self._introduction is not None:
+                self._introduction.join()
             for rank in self._relays:
                 self._line.post(None, rank, DOWN)
             deadline = Deadline(_PATIENCE_S)

@@ -99,13 +99,13 @@ class Publisher:
                 raise EOFError("it has left")
             if refusal := self._refusal(index, name):
                 connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
-                self._reports.append(Report(Event.REFUSED, index, 0, refusal))
+                self._report(Report(Event.REFUSED, index, 0, refusal))
                 raise ProtocolError(refusal)
             worker = self.workers[index]
             worker.pid, worker.connection = connection.pid, connection
             self._by_fd[connection.fd] = worker
             self._epoll.register(connection.fd, select.EPOLLIN)
-            self._report(worker, Event.CONNECTED)
+            self._report(Report(Event.CONNECTED, index))
             self._receive(worker)
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -134,12 +134,13 @@ class Publisher:
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(connection.fd)
         if worker.state is State.READY:
-            self._report(worker, Event.DIED if died else Event.LEFT, 0, died)
+            self._report(Report(Event.DIED if died else Event.LEFT, worker.index, 0, died))
         connection.close()
 
-    def _report(self, worker: Worker, event: Event, version: int = 0, text: str = "") -> None:
-        worker.apply(event, version, text)
-        self._reports.append(Report(event, worker.index, version, text))
+    def _report(self, report: Report) -> None:
+        if (worker := self.workers.get(report.worker)) is not None:
+            worker.apply(report)
+        self._reports.append(report)
 
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
@@ -191,7 +192,7 @@ class Publisher:
             return
         worker.waiting = None
         if worker.state is State.ABSENT:
-            self._report(worker, Event.STARTED)
+            self._report(Report(Event.STARTED, worker.index))
         worker.unread[section.version] = section
         try:
             worker.connection.send_frame(message or self._update(section))
@@ -271,10 +272,11 @@ class Publisher:
             raise ProtocolError(f"an answer to version {version}; {self._newest} is the last")
         worker.unread = {v: section for v, section in worker.unread.items() if v > version}
         if error is None:
-            self._report(worker, Event.ACK, version)
+            self._report(Report(Event.ACK, worker.index, version))
         elif worker.answered < (version or worker.sent):  # one for each version: they are kept until they are raised
-            self._report(worker, Event.ERROR, version, error)
-            self._report(worker, Event.ACK, has) if has else None  # on_update has failed: the weights are there
+            self._report(Report(Event.ERROR, worker.index, version, error))
+            if has:  # on_update has failed: the weights are there
+                self._report(Report(Event.ACK, worker.index, has))
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks workers that have not connected if too few children are left: until one connects none has an index."""
@@ -288,7 +290,7 @@ class Publisher:
             text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
             why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
             for worker in workers:
-                worker.apply(Event.DIED, 0, why)
+                worker.apply(Report(Event.DIED, worker.index, 0, why))
 
     def close(self) -> None:
         """Disconnects the workers, and gives everything back. Not in a process that was forked from this one."""

@@ -305,8 +305,6 @@ class Receiver:
             if self.model is None:
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
             self._plan(layout)
-            if self._sharing is not None and any(entry.narrow for entry in layout.entries):
-                raise UsageError("share=True and wire_dtype= exclude each other: the model cannot hold what is sent")
             self._layout, self._described = layout, len(described) + 1
         parts = Weights.of(self.model).parts if text != self._extra else []  # or it would undo what these do here
         with holding(parts, text):

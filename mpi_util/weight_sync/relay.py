@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,12 +22,11 @@ from .connection import Deadline
 from .publisher import Publisher
 from .worker import Event, Report, Worker
 
-# Tags of a scheme: addresses; from the sender or another relay; "are you alive?"; to the sender; and from BULK on the
-# bytes of updates, each with a tag of its own.
-ADDRESS, DOWN, PING, UP, BULK = range(5)
-_LEFT = 0  # of all schemes
+# Tags of a scheme: addresses; from the sender or another relay; to the sender; "do not wait for this rank"; and from
+# BULK on the bytes of updates, each with a tag of its own.
+ADDRESS, DOWN, UP, LEFT, BULK = range(5)
 _LINES = 1 << 10  # of schemes that exist at once; every MPI has 32767 tags, those in use some 2**28 and more
-_STALLED_S = 10.0  # a rank that sends no part for so long does not respond
+_STALLED_S = 60.0  # a rank that sends no part for so long does not respond
 _STOP_S = 2.0
 # Pauses between two looks for messages, by the time since the last: more may follow soon.
 _PAUSES = (20e-3, 1e-4), (1.0, 2e-3), (math.inf, 6e-3)
@@ -62,62 +61,49 @@ class Lines:
         wait_until(request.Test)
         most: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._width = (most + 1) // _LINES
-        self._numbers, self._pid = itertools.count(1), os.getpid()
-        self.awaited: dict[int, int] = {}  # by its number: the sender of each scheme that may wait for this rank
-        self.left: set[tuple[int, int]] = set()  # (rank, number): those who need not be waited for
-        atexit.register(self.leave)
+        self._numbers = itertools.count(1)
 
     def next(self, sender: int) -> "Line":
         """The next scheme's."""
         number = next(self._numbers)
-        if self.comm.Get_rank() != sender:
-            self.awaited[number] = sender
-        return Line(self, number, (1 + number % (_LINES - 1)) * self._width, self._width)
-
-    def leave(self, numbers: Collection[int] = ()) -> None:
-        """Tells the senders of these schemes, or of all, not to wait for this rank: at the latest when it ends."""
-        senders: dict[int, list[int]] = {}
-        for number in set(numbers or self.awaited) & self.awaited.keys():
-            senders.setdefault(self.awaited.pop(number), []).append(number)
-        if os.getpid() == self._pid:  # a process that was forked from a rank is none
-            for sender, those in senders.items():
-                keep(self.comm.isend(those, sender, _LEFT))
-
-    def has_left(self, rank: int, number: int) -> bool:
-        """True if the sender of a scheme need not wait for this rank."""
-        while message := _received(self.comm, -1, _LEFT):
-            source, numbers = message
-            self.left.update((source, each) for each in numbers)
-        return (rank, number) in self.left
+        return Line(self.comm, sender, number, (1 + number % (_LINES - 1)) * self._width, self._width)
 
 
 class Line:
     """The messages of one scheme, told from those of others by their tags."""
 
-    def __init__(self, lines: Lines, number: int, first: int, tags: int):
-        self.lines, self.number, self._first = lines, number, first
-        self.rank: int = lines.comm.Get_rank()
+    def __init__(self, comm: Any, sender: int, number: int, first: int, tags: int):
+        self._comm, self.sender, self._number, self._first = comm, sender, number, first
+        self.rank: int = comm.Get_rank()
         self.bulk_tags = itertools.cycle(range(BULK, tags))
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def close(self, tell: bool = True) -> None:
+        """This rank has done with the scheme. Args: tell: the sender, which may wait for it to connect."""
+        atexit.unregister(self.close)
+        if tell and self.rank != self.sender and os.getpid() == self._pid:  # a process forked from a rank is none
+            self.post(None, self.sender, LEFT)
 
     def post(self, thing: Any, rank: int, tag: int) -> Any:
         """Sends an object, which is pickled. Nobody needs to wait for it."""
-        return keep(self.lines.comm.isend((self.number, thing), rank, self._first + tag))
+        return keep(self._comm.isend((self._number, thing), rank, self._first + tag))
 
     def post_bytes(self, part: np.ndarray, rank: int, tag: int) -> Any:
         """Sends bytes; they must stay as they are until the request is done."""
-        return keep(self.lines.comm.Isend(part, rank, self._first + tag))
+        return keep(self._comm.Isend(part, rank, self._first + tag))
 
     def take(self, tag: int, source: int = -1) -> tuple[int, Any] | None:
         """(rank, object) of a message that is there; from any rank if `source` is -1."""
-        while message := _received(self.lines.comm, source, self._first + tag):
+        while message := _received(self._comm, source, self._first + tag):
             sender, (number, thing) = message
-            if number == self.number:  # else it is of a scheme that has ended: tags are used again
+            if number == self._number:  # else it is of a scheme that has ended: tags are used again
                 return sender, thing
         return None
 
     def receive_bytes(self, part: np.ndarray, rank: int, tag: int) -> Any:
         """The request to receive bytes."""
-        return self.lines.comm.Irecv(part, rank, self._first + tag)
+        return self._comm.Irecv(part, rank, self._first + tag)
 
 
 def _received(comm: Any, source: int, tag: int) -> tuple[int, Any] | None:
@@ -162,9 +148,9 @@ class Forwarding:
 class Relay:
     """The rank that passes on updates to its machine's `workers` and to other relays; a thread, usually asleep."""
 
-    def __init__(self, line: Line, root: int, workers: list[int], name: str):
+    def __init__(self, line: Line, workers: list[int], name: str):
         self.publisher = Publisher({index: Worker(index) for index in workers}, name, slow=True)
-        self._line, self._root = line, root
+        self._line = line
         self._stop = threading.Event()
         self.publisher.open()
         self._report(None)
@@ -174,7 +160,7 @@ class Relay:
 
     def _run(self) -> None:
         last = 0.0
-        while not self._stopped():
+        while not self._stop.is_set():
             if message := self._line.take(DOWN):
                 source, header = message
                 self._stop.set() if header is None else self._take(header, source)
@@ -187,26 +173,18 @@ class Relay:
         self.publisher.close()
 
     def _report(self, report: Report | None) -> None:
-        """None: this relay is alive."""
-        self._line.post(report, self._root, UP)
-
-    def _stopped(self) -> bool:
-        """True when this relay is to end. Often asked, so it answers the sender's pings."""
-        while self._line.take(PING, self._root):
-            self._report(None)
-        return self._stop.is_set()
+        """None: this relay is ready."""
+        self._line.post(report, self._line.sender, UP)
 
     def _take(self, header: Header, source: int) -> None:
         """Receives an update, passes it on, and publishes it; the sender gets the error if that fails."""
         here = [worker for index, worker in self.publisher.workers.items() if index in header.workers]
-        mine = [worker for worker in here if header.version > worker.sent]  # paths differ in length
+        mine = [worker for worker in here if header.version > worker.sent]  # what was sent earlier may come later
         forwarding = Forwarding(self._line, header)
         fill = partial(forwarding.send, arrive=partial(self._receive, source=source, tag=header.tag))
         try:
             section = self.publisher.publish(mine, header.version, header.nbytes, header.layout, fill)
             section.users.append(forwarding.busy)
-        except SyncTimeoutError:
-            return  # the sender will notice, and send it on another path
         except Exception as error:
             text = traceback.format_exc()
             if isinstance(error, OSError):  # no memory for it here; the others are to get it
@@ -217,7 +195,7 @@ class Relay:
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:
         request, deadline = self._line.receive_bytes(part, source, tag), Deadline(_STALLED_S)
-        wait_until(lambda: self._stopped() or request.Test() or not deadline.left)
+        wait_until(lambda: self._stop.is_set() or request.Test() or not deadline.left)
         if not request.Test():
             request.Cancel()
             request.Wait()

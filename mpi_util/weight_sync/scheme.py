@@ -23,13 +23,11 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         strategy: "state_dict" or "tensordict", as in TorchRL; both are sent in the same way.
         sync: `send` returns when every worker has the weights. False: at once.
         timeout: longest wait of `connect`, `send` and `wait_async`, in seconds; None: no limit.
-        coalesce: a receiver applies only the newest version. False: every one, and the sender waits for that.
         on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
-        wire_dtype: "bfloat16": float32 is sent in half the bytes, rounded to the nearest (relative error at most
-            2**-9). Other dtypes, and the sender's own values, stay as they are.
         per_worker_weights: of TorchRL; not needed, as `send` always takes weights by worker.
 
-    A receiver that shuts down in order leaves the scheme: `send` to all continues without it.
+    A receiver applies the newest version, and leaves out those that came before it was ready for one. One that shuts
+    down in order leaves the scheme: `send` to all continues without it.
     """
 
     _ranks: int | None = None  # number of workers, where the transport knows it
@@ -47,20 +45,15 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         sync: bool = True,
         timeout: float | None = 120.0,
         *,
-        coalesce: bool = True,
         on_dead: str = "raise",
-        wire_dtype: str | None = None,
         per_worker_weights: bool = False,
     ):
-        for name, value, known in (
-            ("strategy", strategy, ("state_dict", "tensordict")),
-            ("on_dead", on_dead, ("raise", "drop")),
-            ("wire_dtype", wire_dtype, (None, "bfloat16")),
-        ):
-            if value not in known:
-                raise UsageError(f"{name}={value!r}; use one of {', '.join(map(repr, known))}")
+        if strategy not in (known := ("state_dict", "tensordict")):
+            raise UsageError(f"strategy={strategy!r}; use one of {', '.join(map(repr, known))}")
+        if on_dead not in (known := ("raise", "drop")):
+            raise UsageError(f"on_dead={on_dead!r}; use one of {', '.join(map(repr, known))}")
         self.strategy, self.sync, self.timeout, self.per_worker_weights = strategy, sync, timeout, per_worker_weights
-        self._coalesce, self._on_dead, self._wire_dtype = coalesce, on_dead, wire_dtype
+        self._on_dead = on_dead
 
     def init_on_sender(
         self,
@@ -103,7 +96,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         self.model_id, self.context = model_id, context
         publisher = self._open_publisher(workers, name_of(model_id))
         self._address = publisher.address
-        self._sender = Sender(given, publisher, self._coalesce, self._on_dead, self._wire_dtype)
+        self._sender = Sender(given, publisher, self._on_dead == "drop")
         weakref.finalize(self, publisher.close).atexit = False  # a scheme that is dropped
         if torchrl:
             torchrl.shut_down_with(context, self)
@@ -127,8 +120,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
                 `model` becomes such a dict.
             context: has `worker_idx`, and the model (see `init_on_sender`).
             share: for a torch module on the CPU: no copy, its tensors point into the sender's shared memory. What this
-                process writes into them is its own, and lost at the next update. Not with `wire_dtype`, nor where
-                others hold views of the tensors (`.data`).
+                process writes into them is its own, and lost at the next update. Not where others hold views of the
+                tensors (`.data`).
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
         """
         self._start_role("init_on_receiver")

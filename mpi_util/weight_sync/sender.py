@@ -71,14 +71,13 @@ def values_of(model: Any) -> Any:
 class Sender:
     """Sends the weights of one model; the publisher has the workers' records.
 
-    Args: given: to `init_on_sender`, without what is None. Others as in `WeightSyncScheme`.
+    Args:
+        given: to `init_on_sender`, without what is None.
+        drop: continue without workers that have died.
     """
 
-    def __init__(
-        self, given: dict[str, Any], publisher: Publisher, coalesce: bool, on_dead: str, wire_dtype: str | None
-    ):
-        self._given, self.publisher, self.workers = given, publisher, publisher.workers
-        self._coalesce, self._drop, self._wire_dtype = coalesce, on_dead == "drop", wire_dtype
+    def __init__(self, given: dict[str, Any], publisher: Publisher, drop: bool):
+        self._given, self.publisher, self.workers, self._drop = given, publisher, publisher.workers, drop
         self.version = 0
         self._lock, self._publishing = threading.RLock(), False
         self._errors: list[Report] = []  # not raised yet
@@ -90,46 +89,53 @@ class Sender:
             return resolve(self._given["context"], self._given["model_id"])
         return self._given.get("model", self._given.get("weights"))
 
-    def _by_worker(self, weights: Any) -> bool:
-        """True for {worker: its weights}."""
+    def _own(self, weights: Any) -> dict[int, Any]:
+        """The workers' own weights, by worker; {}: all get the same."""
 
         def has_numbers(thing: Any) -> bool:
             return isinstance(thing, dict) and bool(thing) and all(type(key) is int for key in thing)
 
-        return has_numbers(weights) and not has_numbers(self.model())
+        if weights is None:
+            return dict(self._given.get("params_map", {}))
+        return weights if has_numbers(weights) and not has_numbers(self.model()) else {}
 
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
         """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
         self.poll(0)
         self._raise_errors()
-        workers = self._addressed(list(weights) if worker_ids is None and self._by_worker(weights) else worker_ids)
-        if self._by_worker(weights) and (lacking := [w.index for w in workers if w.index not in weights]):
+        own = self._own(weights)
+        workers = self._addressed(list(own) if own and weights is not None and worker_ids is None else worker_ids)
+        if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()
-        version, plans = 0, self._plans(weights, workers)
+        version, plans = 0, self._plans(weights, own, workers)
         # made one after another, each copy is freed before the next is made; others are compared before any is sent
         for group, layout, plan, more in plans if "device_map_fn" in self._given else list(plans):
-            while not version or group[0].sent < version:
-                if not self._coalesce:
-                    self.wait(group, deadline)
-                with self._lock:  # of several threads that send
-                    if self._coalesce or not any(worker.owes(worker.sent) for worker in group):
-                        version = self._publish(group, version, layout, plan, more)
+            with self._lock:  # of several threads that send
+                version = self._publish(group, version, layout, plan, more)
             if sync and len(group) < len(workers):
                 self._await(group, deadline)
         if sync:
             self.wait(workers, deadline)
         return version or self.version
 
-    def _plans(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Layout, Plan, bytes]]:
+    def _plans(
+        self, weights: Any, own: dict[int, Any], workers: list[Worker]
+    ) -> Iterator[tuple[list[Worker], Layout, Plan, bytes]]:
         """(workers that get the same, its layout, its values, what else the model has)."""
-        # the model of phase 1 knows what a state dict leaves out and what is tied in it
-        model = None if weights is None and "device_map_fn" not in self._given else self.model()
-        for group, thing in self._shares(weights, workers):
-            own, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
-            layout = group[0].layout or own.layout(self._wire_dtype)  # a worker's first weights determine it
-            plan = own.plan(layout, "the weights given", "the model of init_on_sender", base)
-            yield group, layout, plan, own.extra() or (base.extra() if base else b"")
+        make = self._given.get("device_map_fn")
+        groups: dict[tuple[int, Layout | None], list[Worker]] = {}
+        for worker in workers:
+            groups.setdefault((worker.index if make else id(own.get(worker.index)), worker.layout), []).append(worker)
+        for group in groups.values():
+            index, model = group[0].index, None if own and weights is None else self.model()
+            thing = own.get(index, model if weights is None else weights)
+            thing = make(index, values_of(thing)) if make else thing
+            # the model of phase 1 knows what a state dict leaves out and what is tied in it
+            given, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
+            layout = group[0].layout or given.layout()  # a worker's first weights determine it
+            plan = given.plan(layout, "the weights given", "the model of init_on_sender", base)
+            yield group, layout, plan, given.extra() or (base.extra() if base else b"")
 
     def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan, more: bytes) -> int:
         """Returns the version; 0: a new one. Who has been sent a newer one meanwhile needs no more."""
@@ -160,20 +166,6 @@ class Sender:
         workers = [self.workers[index] for index in indices]
         self._raise_left([worker for worker in workers if worker.gone])
         return workers
-
-    def _shares(self, weights: Any, workers: list[Worker]) -> Iterator[tuple[list[Worker], Any]]:
-        """(workers of one layout, what they get)."""
-        make = self._given.get("device_map_fn")
-        own = self._given.get("params_map", {}) if weights is None else weights if self._by_worker(weights) else {}
-        thing = None if own else self.model() if weights is None else weights
-        same: dict[tuple[int, Layout | None], list[Worker]] = {}
-        for worker in workers:
-            what = worker.index if make else id(own.get(worker.index))
-            same.setdefault((what, worker.layout), []).append(worker)
-        for group in same.values():
-            index = group[0].index
-            given = own.get(index, thing)
-            yield group, make(index, values_of(given)) if make else given
 
     def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
         """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""

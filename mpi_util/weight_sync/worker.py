@@ -15,7 +15,7 @@ class State(enum.Enum):
     ABSENT = "it has not connected, or there is no update for it yet"
     READY = "it gets updates"
     LEFT = "it has shut down"
-    DEAD = "its process ended, or the relay of its machine does not respond"
+    DEAD = "its process ended, or the relay of its machine did"
 
 
 class Event(enum.Enum):
@@ -27,8 +27,7 @@ class Event(enum.Enum):
     ERROR = "it could not apply a version (0: not even the first)", None
     REFUSED = "a process is refused as this worker, which there may not be", None
     LEFT = "it shuts down in order", State.LEFT
-    DIED = "its process has ended, or the relay of its machine does not respond", State.DEAD
-    RESUMED = "that relay responds again", State.READY
+    DIED = "its process has ended, or the relay of its machine has", State.DEAD
 
 
 def name_of(model_id: str | None) -> str:
@@ -37,7 +36,7 @@ def name_of(model_id: str | None) -> str:
 
 
 class Report(NamedTuple):
-    """An event, as a relay sends it to the sender."""
+    """An event; a relay sends it to the sender. text: why it died, was refused, or could not apply a version."""
 
     event: Event
     worker: int
@@ -72,8 +71,9 @@ class Worker:
         """True while it may still answer to this version, or a newer one."""
         return self.answered < version and not self.gone
 
-    def apply(self, event: Event, version: int = 0, text: str = "") -> None:
-        """The only place where the state and the versions that it has answered change. text: why it died."""
+    def apply(self, report: Report) -> None:
+        """The only place where the state and the versions that it has answered change."""
+        event, _, version, text = report
         if (state := event.value[1]) is not None:
             self.state, self.reason = state, text or state.value
         if event is Event.CONNECTED:
