@@ -1,11 +1,8 @@
 """The scheme between the ranks of an MPI job, on one machine or several."""
 
-import atexit
 import os
 import threading
-import weakref
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,8 +104,6 @@ class Ranks(Publisher):
         self._ready: set[int] = set()  # those relays that receive
         self._introduction: threading.Thread | None = None
         self._stop = threading.Event()
-        # before MPI ends, which may wait for the workers, and they for this sender
-        self._at_exit = atexit.register(partial(_call, weakref.WeakMethod(self.close)))
         for rank, leader in enumerate(channel.machine):
             if rank == root:
                 continue
@@ -185,7 +180,6 @@ class Ranks(Publisher):
                 worker.apply(Report(Event.DIED, worker.index, 0, f"rank {rank} has ended"))
 
     def close(self) -> None:
-        atexit.unregister(self._at_exit)
         if self._relays and not self.closed and self.address.pid == os.getpid():  # not forked from the sender
             self._stop.set()
             if self._introduction is not None:
@@ -195,11 +189,6 @@ class Ranks(Publisher):
             deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: not in_flight() or not deadline.left)
         super().close()
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    if (call := method()) is not None:
-        call()
 
 
 def _worker_of(rank: int, root: int) -> int:

@@ -93,25 +93,20 @@ class Line:
         """Sends bytes; they must stay as they are until the request is done."""
         return keep(self._comm.Isend(part, rank, self._first + tag))
 
-    def take(self, tag: int, source: int = -1) -> tuple[int, Any] | None:
-        """(rank, object) of a message that is there; from any rank if `source` is -1."""
-        while message := _received(self._comm, source, self._first + tag):
-            sender, (number, thing) = message
+    def take(self, tag: int, source: int | None = None) -> tuple[int, Any] | None:
+        """(rank, object) of a message that is there; from any rank if `source` is None."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while message := self._comm.improbe(MPI.ANY_SOURCE if source is None else source, self._first + tag, status):
+            number, thing = message.recv()
             if number == self._number:  # else it is of a scheme that has ended: tags are used again
-                return sender, thing
+                return status.source, thing
         return None
 
     def receive_bytes(self, part: np.ndarray, rank: int, tag: int) -> Any:
         """The request to receive bytes."""
         return self._comm.Irecv(part, rank, self._first + tag)
-
-
-def _received(comm: Any, source: int, tag: int) -> tuple[int, Any] | None:
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    message = comm.improbe(MPI.ANY_SOURCE if source < 0 else source, tag, status)
-    return (status.source, message.recv()) if message else None
 
 
 class Header(NamedTuple):
@@ -190,7 +185,7 @@ class Relay:
             if isinstance(error, OSError):  # no memory for it here; the others are to get it
                 with contextlib.suppress(SyncTimeoutError):
                     fill(np.empty(header.nbytes, np.uint8))
-            for worker in mine:
+            for worker in [] if self._stop.is_set() else mine:
                 self._report(Report(Event.ERROR, worker.index, header.version, text))
 
     def _receive(self, part: np.ndarray, source: int, tag: int) -> None:

@@ -97,7 +97,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         publisher = self._open_publisher(workers, name_of(model_id))
         self._address = publisher.address
         self._sender = Sender(given, publisher, self._on_dead == "drop")
-        weakref.finalize(self, publisher.close).atexit = False  # a scheme that is dropped
+        # when the scheme is dropped; between ranks also before MPI ends, which may wait for workers that wait for this
+        weakref.finalize(self, publisher.close).atexit = self._ranks is not None
         if torchrl:
             torchrl.shut_down_with(context, self)
 
