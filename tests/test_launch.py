@@ -369,6 +369,27 @@ def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, en
     run.assert_nothing_left()
 
 
+def test_a_pause_stops_all_processes_until_the_parent_continues(python):
+    """Ctrl-Z, then fg."""
+    run = Run(python, 2, "in_order")
+    run.wait_for("READY")
+    run.wait_for("RANK", 2)
+    pids = [run.process.pid, launcher_of(run), *(pid for pid, _ in run.pids().values())]
+    for _ in range(2):
+        run.process.send_signal(signal.SIGTSTP)
+        deadline = time.monotonic() + STOPPED_WITHIN_S
+        while not all(map(reap.is_stopped, pids)):
+            assert time.monotonic() < deadline, [reap.is_stopped(pid) for pid in pids]
+            time.sleep(0.02)
+        run.process.send_signal(signal.SIGCONT)
+        while any(map(reap.is_stopped, pids)):
+            assert time.monotonic() < deadline, [reap.is_stopped(pid) for pid in pids]
+            time.sleep(0.02)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish() == 143 and "rank 0 got signal 15" in run.stdout
+    run.assert_nothing_left()
+
+
 def test_a_reader_of_the_output_may_take_its_time(python):
     run = Run(python, 2, "much")
     time.sleep(4)  # by now the ranks have ended, and pipes are full

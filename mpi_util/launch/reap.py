@@ -84,14 +84,15 @@ def job_processes(job_dir: str, stop: bool = False) -> list[int]:
         for pid in sorted(new, reverse=True):  # the youngest may be the next one to end
             if belongs(pid, job_dir):
                 found.append(pid)
-                _send(pid, signal.SIGSTOP) if stop else None
+                send(pid, signal.SIGSTOP) if stop else None
         if all(map(is_alive, new)):
             break
         seen |= new
     return found
 
 
-def _send(pid: int, signum: int) -> None:
+def send(pid: int, signum: int) -> None:
+    """Sends a signal to a process, if it is still there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
 
@@ -153,10 +154,10 @@ def kill_processes(job_dir: str) -> None:
         for pid in pids:
             files |= _mpi_files(pid)
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
-            _send(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
     for pid in pids:  # of the last list, which are stopped
-        _send(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
     _remove(files)
 
 

@@ -322,7 +322,7 @@ class Job:
         self._watch.selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         previous_fd = signal.set_wakeup_fd(writer)
         # One that is ignored stays ignored: nohup, and background jobs of a script.
-        caught = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+        caught = [signum for signum in (*_SIGNALS, signal.SIGTSTP) if signal.getsignal(signum) is not signal.SIG_IGN]
         previous = {signum: signal.signal(signum, lambda *_: None) for signum in caught}
         try:
             yield
@@ -332,9 +332,21 @@ class Job:
             signal.set_wakeup_fd(previous_fd)
 
     def _new_signals(self) -> list[int]:
+        new = b""
         with contextlib.suppress(OSError):  # none has come, or this is not the main thread
-            return [signum for signum in os.read(self._signals, 64) if signum in _SIGNALS]
-        return []
+            new = os.read(self._signals, 64)
+        if signal.SIGTSTP in new:
+            self._pause()
+        return [signum for signum in new if signum in _SIGNALS]
+
+    def _pause(self) -> None:
+        """Ctrl-Z: all processes of the job stop with this one, and continue with it (`fg`)."""
+        if self._remotes:  # whose agents would take this host for lost
+            return print_line("mpi_util: a job on several hosts cannot pause; Ctrl-C ends it")
+        stopped = reap.job_processes(self.folder, stop=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for pid in stopped:
+            reap.send(pid, signal.SIGCONT)
 
     def _on_signals(self) -> None:
         """The first signal goes to rank 0, which ends the program in order; a second one ends everything now.
