@@ -10,7 +10,7 @@ class MpiUtilError(Exception):
     Attributes:
         silent: True on a rank that raises what another rank reports, so that one report is enough.
         status: exit status of a program that does not catch it.
-        call: on a rank that another one has told of it amid a collective call: the call's number.
+        call: on a rank that another one has notified amid a collective call: the call's number.
     """
 
     silent = False

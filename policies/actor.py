@@ -28,7 +28,7 @@ INIT_LOG_STD = -0.5
 HIDDEN_GAIN = math.sqrt(2.0)
 OUT_GAINS = {"policy": 0.01, "value": 1.0}  # first actions near the middle of their range, first choices near uniform
 WIDE = 2**20  # weights of a policy from which on rows of several environments are multiplied together
-HEIGHTS = (16, 8)  # ... in products of so many rows; on some processors OpenBLAS makes 16 of blocks of 12 and 4
+HEIGHTS = (16, 8)  # ... in products of this number of rows; on some processors OpenBLAS makes 16 of blocks of 12 and 4
 LOG_2PI = math.log(2.0 * math.pi)
 
 

@@ -117,11 +117,11 @@ class Net(ABC):
             self.step(self.loss_gradient(rows, minibatch, n), lr)
 
     def n_threads(self, n_rows: int) -> int:
-        """Threads that products of so many rows use."""
+        """Threads that products of `n_rows` rows use."""
         return n_threads(self.threads, n_rows, self.n_params)
 
     def using(self, threads: int) -> AbstractContextManager[Any]:
-        """Context in which the framework computes with so many threads, on this network's device."""
+        """Context in which the framework computes with this number of threads, on this network's device."""
         return nullcontext()
 
 
@@ -191,7 +191,7 @@ def as_array(vector: Any) -> Array:
 
 
 def n_threads(available: int, rows: int, n_params: int) -> int:
-    """Number of threads that a matrix product of so many rows and parameters can use, 1 to `available`.
+    """Number of threads that a matrix product of this number of rows and parameters can use, 1 to `available`.
 
     It depends on the size of the work only: with a measurement the bits would vary from run to run.
     """

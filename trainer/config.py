@@ -63,7 +63,7 @@ class Config(Hyper):
     tag_output: bool = setting(FREE, "begin each line with its process, as [0] or [0@h1]", False)
     log_dir: str | None = setting(FREE, "folder for a file of each process with what it prints", metavar="DIR")
     eval_async: bool = setting(
-        FREE, "evaluate in a further process, beside training, which goes on; TestIteration says which policy", False
+        FREE, "evaluate in a further process, beside training, which continues; TestIteration says which policy", False
     )
     num_episodes: int | None = setting(FREE, "stop after N episodes", short="-n")
     total_steps: int | None = setting(FREE, "stop after N environment steps")

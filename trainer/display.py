@@ -34,7 +34,7 @@ COLUMNS: tuple[tuple[str, str, int, str], ...] = (
 )
 EVALUATED = (("AverageTestEpRet", "evaluated", 9, ".1f"),)
 ROWS_PER_HEADING = 30
-EPISODES = 100  # the last so many, of which the mean is shown
+EPISODES = 100  # the last ones, of which the mean is shown
 BETWEEN_S = 0.2  # two drawings of the panel, which takes about 2 ms
 WIDEST, NARROWEST = 100, 50  # columns; on a narrower terminal there is a table
 BARS = "▁▂▃▄▅▆▇█"

@@ -20,7 +20,7 @@ from trainer.control import DROPPED, Control
 from trainer.environment import action_map, image_shape, make_env, make_shown_env
 from trainer.rollout import Runner, networks
 
-COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's collection, and of what goes on beside it
+COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's collection, and of what runs beside it
 EXTRAS = {"torch": "torch", "tensorflow": "tf", "keras": "tf"}  # of --framework and --network, by module
 PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has the others
 

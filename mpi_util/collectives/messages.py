@@ -110,7 +110,7 @@ class Messages:
         """This rank cannot do its part of the call: others raise the error too, unless they are done with the call.
 
         Args:
-            ranks: those others. waiting: of an error that came from another rank only these are told.
+            ranks: those others. waiting: of an error that came from another rank only these are notified.
         """
         if not isinstance(error, Exception):
             return  # an interrupt, which all get

@@ -90,7 +90,7 @@ class Rings:
         return [rank for rank, k in self._places.items() if found[k]] if any(found) else []
 
     def wakes(self, rank: int) -> bool:
-        """True if that rank must be woken, as far as this one knows; whoever asks wakes it."""
+        """True if that rank must be woken, as far as this one knows; the rank that asks wakes it."""
         if (place := self._places.get(rank)) is None:
             return True
         asleep, self._asleep[place] = self._asleep[place], 0

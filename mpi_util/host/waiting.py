@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SPIN_S = 50e-6
-MPI_SPIN_S = 1e-3  # where nobody wakes: a message to another machine and back takes 50 us, the shortest sleep as much
+MPI_SPIN_S = 1e-3  # where no one wakes: a message to another machine and back takes 50 us, the shortest sleep as much
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
 PAUSE_S = 1e-3  # longest sleep where there is no wake-up: what MPI has received is found by testing only
 WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
@@ -83,7 +83,7 @@ def wait_until(
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         sleep: sleeps for that many seconds, or until woken (then True); None: time.sleep.
-        by_mpi: `test` may come true by what MPI has received, for which nobody wakes this one.
+        by_mpi: `test` may come true by what MPI has received, for which no one wakes this one.
         spin_s: for so long it tests without a pause.
         watch: the process's `Watchdog` (launch/watchdog.py), which is called if the wait lasts.
     """

@@ -89,7 +89,7 @@ class Watch:
         reap.kill_processes(str(self.folder))
 
     def _keep_guard(self) -> None:
-        """Starts the guard, and another one when it is killed; the job goes on without while the system refuses it."""
+        """Starts the guard, and another one when it is killed; while the system refuses one, the job runs without."""
         now = time.monotonic()
         if now < self._guarded_until or (self._guard and self._guard.poll() is None):
             return
