@@ -146,7 +146,9 @@ def test_an_error_within_mpi_is_named_and_no_signal(mpi):
     program = "import mpi_util; mpi_util.mpi_fork(3, max_restarts=3); mpi_util.all_sum(1)"
     done = run([sys.executable, "-c", program], SOON_S, mpi_environment(mpi) | nothing)
     error = {"mpich": "Fatal error in internal_Init_thread: Other MPI error", "openmpi": "An error occurred in MPI_Ini"}
-    first, last = (line for line in done.err.splitlines() if line.startswith("mpi_util:"))
+    lines = [line for line in done.err.splitlines() if line.startswith("mpi_util:")]
+    assert len(lines) == 2, done.err
+    first, last = lines
     for line in (first, last):
         assert re.match(rf"mpi_util: rank \d ended with status 1 \({error[mpi]}.*\); all 3 ranks were stopped; ", line)
     assert (done.status, first[-14:]) == (1, "restart 1 of 3") and "not restarted: it has failed in the same" in last
