@@ -89,8 +89,12 @@ def advise(seen: Measured) -> str:
 
 
 def all_cores() -> int:
-    """Collective: the number of cores that the ranks may use, on all hosts; right on rank 0."""
-    return sum(dict(mpi_util.rank0_gather((socket.gethostname(), mpi_util.usable_cores()))).values())
+    """Collective: the number of cores that the ranks may use, on all hosts.
+
+    Not by a gather to rank 0: after that rank 0 would act with all its cores, and other bits.
+    """
+    found = mpi_util.all_accum_batches([f"{socket.gethostname()} {mpi_util.usable_cores()}"])
+    return sum(map(int, dict(text.split() for text in found).values()))
 
 
 class Advice:
