@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--norender", "-nr", action="store_true", help="do not draw the environment")
     parser.add_argument("--itr", "-i", type=int, default=-1, help="which save (default: the newest)")
     parser.add_argument("--deterministic", "-d", action="store_true", help="the most likely actions, where saved")
-    parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder, whoever has written it")
+    parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder, whatever its source")
     args = parser.parse_args(arguments)
     try:
         itr = "last" if args.itr < 0 else args.itr

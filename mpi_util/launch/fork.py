@@ -177,5 +177,9 @@ def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -
         environment |= {"MPI_UTIL_BOUND": "1"}
     if os.isatty(1):
         size = shutil.get_terminal_size()
-        environment |= {"MPI_UTIL_TTY": os.ttyname(1), "COLUMNS": str(size.columns), "LINES": str(size.lines)}
+        try:
+            name = os.ttyname(1)
+        except OSError:  # in a container it may have none
+            name = "unknown"
+        environment |= {"MPI_UTIL_TTY": name, "COLUMNS": str(size.columns), "LINES": str(size.lines)}
     return environment

@@ -59,9 +59,11 @@ def _key(make: bool = False) -> bytes:
     if make and not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd, draft = tempfile.mkstemp(dir=path.parent)  # mode 0600
-        with contextlib.suppress(FileExistsError):  # another run made one at the same time
+        try:
             os.write(fd, secrets.token_bytes(32))
-            os.link(draft, path)
-        os.close(fd)
-        os.unlink(draft)
+            with contextlib.suppress(FileExistsError):  # another run made one at the same time
+                os.link(draft, path)
+        finally:
+            os.close(fd)
+            os.unlink(draft)
     return read_own(str(path))

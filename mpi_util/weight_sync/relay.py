@@ -70,7 +70,7 @@ class Lines:
 
 
 class Line:
-    """The messages of one scheme, told from those of others by their tags."""
+    """The messages of one scheme, separated from those of others by their tags."""
 
     def __init__(self, comm: Any, sender: int, number: int, first: int, tags: int):
         self._comm, self.sender, self._number, self._first = comm, sender, number, first
