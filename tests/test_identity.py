@@ -10,8 +10,9 @@ import pytest
 from conftest import OPEN_MPI, mpi_environment, run
 from test_launch import CLEAN_ENVIRONMENT, TIMEOUT_S
 
+from mpi_util.launch import reap
 from mpi_util.launch.launcher import ENVIRONMENT
-from mpi_util.launch.reap import JOB_VARIABLE, end_job, job_processes
+from mpi_util.launch.reap import JOB_VARIABLE, belongs, end_job, job_processes
 
 # in one write, so that the lines of several ranks do not mix
 SHOW = "import mpi_util as m, os; os.write(1, b'%d %d %d\\n' % (m.rank, m.nworkers, m.all_sum(1)))"
@@ -243,19 +244,42 @@ def test_the_parent_prints_and_reads_rank_0(tmp_path):
     assert run([sys.executable, program], TIMEOUT_S).out == "end 0 1\n"
 
 
-def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
-    """Each starts the next one and exits, so a list of processes may hold only those that are about to end."""
+def start_chains(tmp_path, job):
+    """Each process of a chain starts the next one and exits, until tmp_path/stop exists."""
     chain = tmp_path / "chain.sh"
     chain.write_text(f"[ -e {tmp_path}/stop ] || {{ sh {chain} & }}\n")
+    for _ in range(3):
+        subprocess.Popen(["sh", chain], env={JOB_VARIABLE: job, "PATH": "/bin:/usr/bin"}).wait()
+
+
+def assert_ended(tmp_path, job):
+    time.sleep(0.05)
+    left = job_processes(job)
+    (tmp_path / "stop").touch() if left else None
+    assert not left
+
+
+def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
+    """A list of processes may hold only those that are about to end."""
     for attempt in range(20):
         job = str(tmp_path / str(attempt))
-        for _ in range(3):
-            subprocess.Popen(["sh", chain], env={JOB_VARIABLE: job, "PATH": "/bin:/usr/bin"}).wait()
+        start_chains(tmp_path, job)
         end_job(job)
-        time.sleep(0.05)
-        left = job_processes(job)
-        (tmp_path / "stop").touch() if left else None
-        assert not left, f"attempt {attempt}"
+        assert_ended(tmp_path, job)
+
+
+def test_a_chain_is_ended_by_a_parent_that_had_to_wait(tmp_path, monkeypatch):
+    """On a busy machine the one who looks may get no processor time while all that it has listed end."""
+    job, waits = str(tmp_path / "job"), [1.0]
+    start_chains(tmp_path, job)
+
+    def late(pid, job_dir):
+        time.sleep(waits.pop() if waits else 0.0)
+        return belongs(pid, job_dir)
+
+    monkeypatch.setattr(reap, "belongs", late)
+    end_job(job)
+    assert_ended(tmp_path, job)
 
 
 @pytest.mark.parametrize("program", [SHOW, FORK.format(1)], ids=["", "fork"])

@@ -41,9 +41,9 @@ _TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
-_LIST_PATIENCE_S = 0.5
+_MOST_LISTS = 200  # some 0.5 s; not a time, which passes also while a busy machine lets this process wait
 _EXEC_PATIENCE_S = 1.0
-_KERNEL_THREAD = 0x200000  # PF_KTHREAD of linux/sched.h: such a thread has no environment
+_KERNEL_THREAD, _EXITING = 0x200000, 0x4  # PF_KTHREAD, PF_EXITING of linux/sched.h: these have no environment
 
 
 def belongs(pid: int, job_dir: str) -> bool:
@@ -63,29 +63,34 @@ def belongs(pid: int, job_dir: str) -> bool:
 
 
 def _is_in_exec(pid: int) -> bool:
+    flags = stat_field(pid, STAT_FLAGS) or 0
+    return not flags & _KERNEL_THREAD and not _is_ending(pid) and not stat_field(pid, STAT_ENVIRONMENT_END)
+
+
+def _is_ending(pid: int) -> bool:
+    """True for a process that starts no other one any more. Giving its memory back may take it a second."""
     flags = stat_field(pid, STAT_FLAGS)
-    is_program = flags is not None and not flags & _KERNEL_THREAD and is_alive(pid)
-    return is_program and not stat_field(pid, STAT_ENVIRONMENT_END)
+    return flags is None or bool(flags & _EXITING) or not is_alive(pid)
 
 
 def job_processes(job_dir: str, stop: bool = False) -> list[int]:
     """The ids of the job's living processes: launcher, proxies, ranks, and what these have started.
 
-    One that ends before it is looked at may have started another one: so until a list has no such one. On a machine on
-    which others start short ones all the time every list has.
+    One that ends before it is looked at may have started another one: so until a list has no such one, or for
+    _MOST_LISTS lists: on a machine on which others start short ones all the time every list has.
 
     Args:
         stop: each is stopped (SIGSTOP) as soon as it is found, and can start no other one and then end.
     """
     found: list[int] = []
-    seen, deadline = {os.getpid()}, time.monotonic() + _LIST_PATIENCE_S
-    while not found and time.monotonic() < deadline:
+    seen = {os.getpid()}
+    for _ in range(_MOST_LISTS):
         new = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen
         for pid in sorted(new, reverse=True):  # the youngest may be the next one to end
             if belongs(pid, job_dir):
                 found.append(pid)
                 send(pid, signal.SIGSTOP) if stop else None
-        if all(map(is_alive, new)):
+        if found or not any(map(_is_ending, new)):
             break
         seen |= new
     return found
