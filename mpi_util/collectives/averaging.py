@@ -22,7 +22,7 @@ from .channel import Channel, channel_of
 
 _FEW = 4  # ranks; among more, that each adds up everything costs more than a second round
 _TINY = 1 << 14  # bytes; but not for so little
-_TOGETHER = 1 << 20  # bytes of all ranks that go along with the agreement between machines
+_ALONG, _TOGETHER = 1 << 16, 1 << 20  # bytes of a rank, of all, that go along with the agreement between machines
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
@@ -137,7 +137,7 @@ class _Reduction(Exchange):
 
         def bring() -> tuple[Description, np.ndarray | None]:
             _, _, description = self.describe()
-            if self._layout.nbytes * channel.size > _TOGETHER:
+            if self._layout.nbytes > min(_ALONG, _TOGETHER // channel.size):
                 return description, None
             block = private(self._layout.nbytes)
             _copy(self._there, self._layout.views(block))
