@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from learning import ALGOS, BACKENDS, BOTH, BOX, LIBRARY, Rank0, a_batch, assert_same_bits, module
+from learning import ALGOS, BACKENDS, BOTH, BOX, DISCRETE, LIBRARY, Rank0, a_batch, assert_same_bits, module
 
 import policies
 from policies.backend import as_array
@@ -284,3 +284,14 @@ def test_no_batch_is_left_after_the_next(backend, monkeypatch):
 def test_every_backend_is_tested():
     folders = {path.parent.name for path in Path(policies.__file__).parent.glob("*/__init__.py")}
     assert folders == set(LIBRARY)
+
+
+@BACKENDS
+def test_the_divergence_is_finite_where_a_probability_rounds_to_zero(backend):
+    """As on Pong: float32 has no number below 1e-45, and the new policy's logits may lie further apart than that."""
+    net, rows, reference, old, new = moved(backend, DISCRETE, 0.05)
+    new = new.detach().clone()
+    new[-1] += 300.0  # bias of the last logit
+    net.set_vector(new.numpy().astype(np.float32))
+    kl = reference.terms(new, old)[0].item()
+    assert kl > 1000 and net.outcome(rows).sums[0] == pytest.approx(kl, rel=1e-4)

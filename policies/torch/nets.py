@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributions import Categorical, Distribution, Normal, kl_divergence
+from torch.distributions import Categorical, Distribution, Normal
+from torch.distributions import kl_divergence as torch_kl
 
 from policies import backend
 from policies.backend import ADAM, Array, Outcome, Rows
@@ -144,6 +145,13 @@ class PolicyNet(Net, backend.PolicyNet):
             return self.flat_gradient(slope @ torch.as_tensor(vector, device=self.device), retain_graph=True)
 
         return product
+
+
+def kl_divergence(old: Distribution, new: Distribution) -> torch.Tensor:
+    """KL(old || new) of each row, or of its components. Torch's is infinite where a float32 probability rounds to 0."""
+    if isinstance(old, Categorical) and isinstance(new, Categorical):
+        return (old.probs * (old.logits - new.logits)).sum(-1)
+    return torch_kl(old, new)
 
 
 class ValueNet(Net, backend.ValueNet):
