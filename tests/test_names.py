@@ -1,6 +1,7 @@
 """The names of Spinning Up's tools and of the mpi_util of 2017: that they are there, with these arguments, and work."""
 
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -89,6 +90,7 @@ def test_the_names_are_there_with_their_arguments(module):
             assert not default or str(known[argument].default) == default, (name, argument)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_names_that_load_tensorflow():
     """In a process of its own: what has asked for them once has them."""
     program = "import sys, mpi_util, mpi_util.mpi_tf; print('tf_config' in mpi_util.__all__); import tensorflow\n"
