@@ -35,6 +35,8 @@ _WATCHED = 4  # rounds of which they may still have numbers
 def share(n: int) -> range:
     """This rank's part of 0 .. n-1, one block of it; the first ranks get the remainder. Not collective.
 
+    As `deal` does, it ends the time in which rank 0 computes with all cores: what is shared is computed beside others.
+
         for step in range(len(share(4000))): ...      # of 4000 steps
         envs = [make_env(i) for i in share(num_envs)]
 
@@ -45,6 +47,7 @@ def share(n: int) -> range:
         UsageError: n is not a count.
     """
     each, remainder = divmod(_count("share", n), nworkers())
+    threads.beside()
     first = rank() * each + min(rank(), remainder)
     return range(first, first + each + (rank() < remainder))
 

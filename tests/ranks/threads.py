@@ -65,6 +65,8 @@ def show(part: str) -> None:
 weights = {"product": np.zeros((700, 700))}
 for _ in range(2):
     mpi_util.rank0_bcast_wts(weights)
+    mpi_util.rank0_gather("notes")
+    mpi_util.share(4)
     show("collect")
     mpi_util.rank0_accum_batches({"x": np.zeros(3)})
     if mpi_util.rank:
