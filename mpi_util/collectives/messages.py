@@ -128,23 +128,19 @@ class Messages:
 
     def post_all(self, messages: Mapping[int, Message]) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
-        begun = [self._sending(k, message) for k, message in messages.items()]
+        sent = list[Any]()
+        for k, message in messages.items():
+            in_ring = k in (rings := self.peers.rings).ranks
+            if not in_ring or len(message) > LARGE:
+                sent.append(self.comm.Isend(message, k, _LARGE_TAG if in_ring else _TAG))
+                message = b""  # a large one is announced in the ring
+            if in_ring and not rings.write(k, message):
+                self.wait(partial(rings.write, k, message))
         for k in messages:
             self.peers.wake(k)
-        for test in begun:
-            if not test():
-                self.wait(test)
-
-    def _sending(self, dest: int, message: Message) -> Callable[[], bool]:
-        """Begins to send. Returns: the test whether it is done."""
-        shares, sent = dest in self.peers.rings.ranks, None
-        if not shares or len(message) > LARGE:
-            sent = self.comm.Isend(message, dest, _LARGE_TAG if shares else _TAG)
-        if shares:
-            write = partial(self.peers.rings.write, dest, b"" if sent else message)  # a large one is announced there
-            if not write():
-                self.wait(write)
-        return lambda: bool(not sent or sent.Test())
+        for request in sent:
+            if not request.Test():
+                self.wait(request.Test)
 
     def _expect(self, source: int, op: str, serves: bool) -> tuple[int, Any]:
         """(kind, payload) of what comes next from `source` in the call `op`. RankLeftError if it has ended instead."""
