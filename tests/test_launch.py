@@ -7,6 +7,7 @@ import mmap
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -163,6 +164,18 @@ def test_stdin_reaches_rank_0(python):
     run = Run(python, 2, "stdin", stdin=subprocess.PIPE)
     assert run.finish(stdin="a line\n") == 0, run.stderr
     assert "READ a line" in run.stdout
+
+
+@pytest.mark.parametrize(("mode", "left"), [("stdin", False), ("facts", True)])
+def test_rank_0_reads_the_terminal_or_leaves_it_to_the_shell(python, mode, left):
+    master, slave = pty.openpty()
+    os.write(master, b"a line\n")
+    run = Run(python, 2, mode, before=("setsid", "--ctty", "--wait"), stdin=slave)
+    assert run.finish() == 0, run.stderr
+    assert ("READ a line" in run.stdout) != left
+    assert bool(select.select([slave], [], [], 0)[0]) == left
+    os.close(master)
+    os.close(slave)
 
 
 def test_ranks_know_of_the_terminal(python):

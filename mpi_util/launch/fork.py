@@ -30,6 +30,7 @@ from .launcher import ENVIRONMENT, ask_library, find_launcher
 from .verdict import Verdict
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
+_STDIN = "MPI_UTIL_STDIN"  # the terminal that rank 0 reads
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
 # The ranks' command begins with it: so the parent knows of a rank that ends before it comes to mpi_fork.
 _NOTE_PID = """
@@ -59,6 +60,9 @@ def mpi_fork(
         raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
     if under_launcher() or role.job:
         _write_whole_lines()
+        if (terminal := os.environ.pop(_STDIN, "")) and role.rank == 0:
+            with open(os.open(terminal, os.O_RDWR | os.O_NOCTTY)) as file:
+                os.dup2(file.fileno(), 0)
         if role.rank == 0 and n not in (role.size, None) and role.size:
             print(f"mpi_util: already under an MPI launcher with {role.size} ranks; n={n} is ignored", file=sys.stderr)
         if role.rank == 0 and max_restarts and not role.job:
@@ -80,6 +84,7 @@ def mpi_fork(
     others = bool(where.slots) and (n > 1 or where.asked)
     program = ["/bin/sh", "-c", _NOTE_PID, "sh", sys.executable, *_own_arguments()]
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {_DEPTH: str(depth + 1)}
+    stdin, environment[_STDIN] = _stdin_for_ranks(others)
     found = find_launcher() if n > 1 or others else None
     log_dir = _made(log_dir)
     sys.stdout.flush()
@@ -96,7 +101,7 @@ def mpi_fork(
             family, launcher = found
             options = family.options(bind_to_core, bool(tag_output or log_dir), job.places, job.rsh)
             command = [launcher, "-n", str(n), *options, *program]
-        return job.run(command, _stdin_for_ranks()), job.saved
+        return job.run(command, stdin), job.saved
 
     _allow_files(n)
     try:
@@ -157,13 +162,25 @@ def _script() -> str:
     return getattr(sys.modules["__main__"], "__file__", None) or ""
 
 
-def _stdin_for_ranks() -> int | None:
-    """The ranks' stdin: ours, but not a terminal in whose background we run (a launcher reads keys)."""
+def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
+    """(the launcher's stdin, the terminal that rank 0 opens in its place): ours, but no terminal in the background.
+
+    Of a terminal a launcher would read what is typed for the shell; rank 0 may never read. Args: others: other hosts.
+    """
+    if not os.isatty(0):
+        return None, ""
+    terminal = f"/proc/{os.getpid()}/fd/0"
     try:
-        in_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+        if os.tcgetpgrp(0) != os.getpgrp():
+            return subprocess.DEVNULL, ""
+        if not others:
+            os.close(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
+            return subprocess.DEVNULL, terminal
+    except PermissionError:  # another user's terminal, after su
+        return None, ""
     except OSError:
-        return subprocess.DEVNULL
-    return subprocess.DEVNULL if in_background else None
+        return subprocess.DEVNULL, ""
+    return None, ""
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
