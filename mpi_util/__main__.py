@@ -23,15 +23,18 @@ def main() -> int:
         print(f"mpi_util: {name!r} is no command; these are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     arguments = sys.argv[2:]
-    if name == "train":
-        sys.argv[1:] = arguments
-        return int(importlib.import_module("train").run())
     try:
-        status: int = importlib.import_module(COMMANDS[name][0], __package__).main(arguments)
+        module = importlib.import_module(COMMANDS[name][0], __package__)
+        if name != "train":
+            return int(module.main(arguments))
     except ModuleNotFoundError as error:
-        print(f"mpi_util {name}: {error}; pip install 'mpi_util[train]'", file=sys.stderr)
+        package = error.name or ""
+        ours = "it comes with the whole repository, not with the folder mpi_util alone"
+        hint = ours if package in ("train", "trainer") else f"pip install {package}"
+        print(f"mpi_util {name}: {error}; {hint}", file=sys.stderr)
         return 2
-    return status
+    sys.argv[1:] = arguments
+    return int(module.run())
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ def test_keras_on_torch(run_ranks):
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        ("mpi_tf.flat_concat([])", "TensorFlow, which is not installed: pip install 'mpi_util[tf]'"),
-        ("mpi_tf.MpiAdamOptimizer", "TensorFlow, which is not installed: pip install 'mpi_util[tf]'"),
-        ("mpi_util.tf_config", "TensorFlow, which is not installed: pip install 'mpi_util[tf]'"),
-        ("mpi_util.setup_tensorflow_for_mpi()", "TensorFlow, which is not installed: pip install 'mpi_util[tf]'"),
-        ("mpi_tf.average_gradients('adam')", "Keras, which is not installed: pip install 'mpi_util[tf]'"),
+        ("mpi_tf.flat_concat([])", "TensorFlow, which is not installed: pip install tensorflow"),
+        ("mpi_tf.MpiAdamOptimizer", "TensorFlow, which is not installed: pip install tensorflow"),
+        ("mpi_util.tf_config", "TensorFlow, which is not installed: pip install tensorflow"),
+        ("mpi_util.setup_tensorflow_for_mpi()", "TensorFlow, which is not installed: pip install tensorflow"),
+        ("mpi_tf.average_gradients('adam')", "Keras, which is not installed: pip install tensorflow"),
     ],
 )
 def test_without_the_framework_one_line_says_what_to_install(code, line):

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..errors import MissingFrameworkError
 
-_EXTRAS = {"torch": ("PyTorch", "torch"), "tensorflow": ("TensorFlow", "tf"), "keras": ("Keras", "tf")}
-_EXTRAS |= {"tensordict": ("TensorDict", "torchrl"), "torchrl": ("TorchRL", "torchrl")}
-_EXTRAS |= {"gymnasium": ("Gymnasium", "mujoco"), "matplotlib": ("matplotlib", "plot")}
+_NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "tensordict": "TensorDict"}
+_NAMES |= {"torchrl": "TorchRL", "gymnasium": "Gymnasium"}
+_PACKAGES = {"keras": "tensorflow", "gymnasium": "'gymnasium[mujoco]'"}
 
 
 def framework(module: str) -> Any:
@@ -22,6 +22,5 @@ def framework(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
-        name, extra = _EXTRAS[module]
-        message = f"this needs {name}, which is not installed: pip install 'mpi_util[{extra}]'"
-        raise MissingFrameworkError(message) from None
+        name, package = _NAMES.get(module, module), _PACKAGES.get(module, module)
+        raise MissingFrameworkError(f"this needs {name}, which is not installed: pip install {package}") from None
