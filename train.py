@@ -30,11 +30,12 @@ from trainer.run import set_up
 
 def main() -> int:
     """One run, on every rank. Returns the exit status."""
-    if "--watch" in sys.argv:
+    options = {word.split("=")[0] for word in sys.argv}
+    if "--watch" in options:
         from trainer.watch import main as watch
 
         return watch()
-    if "--seeds" in sys.argv:
+    if "--seeds" in options:
         from trainer.presets import several_seeds
 
         return several_seeds(sys.argv[0], sys.argv[1:])

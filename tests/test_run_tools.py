@@ -305,10 +305,30 @@ def test_a_grid_of_training_runs_goes_on_after_an_interruption(tmp_path):
 def test_several_seeds_of_train_py(tmp_path):
     done = run([sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 8, "-b", 8, "--seeds", "3-4"], 60, cwd=tmp_path)
     assert done.status == 0 and done.out.startswith("2 runs: --seed 3 4\n"), done.err
-    assert len(list(tmp_path.glob("runs/*/*_s[34]/policy.safetensors"))) == 2
-    for seeds in ("x", "4-3", "1,4-3"):
-        done = run([sys.executable, ROOT / "train.py", "Hopper-v4", "--seeds", seeds], 60, cwd=tmp_path)
-        assert done.status == 2 and done.err == f"train.py: --seeds {seeds}: give them as 0-4 or 0,1,7\n"
+    assert {str(path.parent) for path in tmp_path.rglob("policy.safetensors")} == {
+        f"{tmp_path}/runs/Hopper-v4/{name}" for name in ("ppo-s3", "ppo-s4")
+    }
+    assert done.out.endswith("plot runs/Hopper-v4/ppo-s\n")
+    for arguments, problem in {
+        ("--seeds=x",): "--seeds x: give them as 0-4 or 0,1,7",
+        ("--seeds", "4-3"): "--seeds 4-3: give them as 0-4 or 0,1,7",
+        ("--seeds",): "--seeds : give them as 0-4 or 0,1,7",
+        ("--seeds", "0-1", "--run_dir", "x"): "leave out --resume and --run_dir",
+        ("--seeds", "0-1", "--total_stepz", "9"): "unrecognized arguments: --total_stepz 9 (see --help)",
+    }.items():
+        done = run([sys.executable, ROOT / "train.py", "Hopper-v4", *arguments], 60, cwd=tmp_path)
+        assert done.status == 2 and problem in done.err and done.err.count("\n") == 1
+
+
+def test_seeds_have_the_folders_of_single_runs(tmp_path):
+    command = [sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 1, "-b", 1, "--name", "X"]
+    for arguments in (("--seeds=0",), ("--seed", 1), ("--seeds", "0,2")):  # the first is not repeated
+        done = run([*command, *arguments], 60, cwd=tmp_path)
+        assert done.status == 0, done.err
+    assert "X-s0: done before, in runs/Hopper-v4/X-s0" in done.out
+    assert sorted(os.listdir(tmp_path / "runs" / "Hopper-v4")) == ["X-s0", "X-s1", "X-s2"]
+    played = run([sys.executable, ROOT / "train.py", "--watch=runs/Hopper-v4/X-s2", "--episodes", 1], 60, cwd=tmp_path)
+    assert played.status == 0 and played.out.splitlines()[-1].startswith("episode 1: return "), played
 
 
 def test_plot_without_matplotlib_is_one_line(tmp_path):
@@ -316,7 +336,15 @@ def test_plot_without_matplotlib_is_one_line(tmp_path):
     table(tmp_path / "run")
     done = run([*TOOL, "plot", tmp_path / "run"], 60, cwd=tmp_path)
     assert done.status == 2 and done.err.count("\n") == 1
-    assert done.err.startswith("mpi_util plot: this needs matplotlib, which is not installed: pip install")
+    assert done.err.startswith("mpi_util plot: this needs matplotlib, which is not installed: pip install matplotlib ")
+
+
+def test_a_copied_folder_says_what_it_lacks(tmp_path):
+    for command, module in {"train": "train", "watch": "trainer"}.items():
+        (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('none', name='{module}')")
+        done = tool(command, status=2, cwd=tmp_path)
+        assert done.err.count("\n") == 1, done.err
+        assert "it comes with the whole repository, not with the folder mpi_util alone" in done.err
 
 
 def test_an_environment_in_the_users_folder_is_found(tmp_path):

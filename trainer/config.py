@@ -231,7 +231,9 @@ def parse(arguments: list[str] | None = None) -> Config:
     parser.add_argument("--version", action="version", version=f"mpi_util {mpi_util.__version__}")
     other = parser.add_argument_group("instead, or besides")
     other.add_argument("--watch", metavar="RUN_DIR", help="play what a run has learned; --watch RUN_DIR --help")
-    other.add_argument("--seeds", metavar="0-4", help="one run after the other, of each seed")
+    other.add_argument(
+        "--seeds", metavar="0-4", help="one run after the other, of each seed; NAME: --name, or the --algo"
+    )
     other.add_argument(
         "--preset", metavar="NAME",
         help="mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games",

@@ -1,5 +1,6 @@
 """Settings by name, and the options that stand for others: what a command line means before it is parsed."""
 
+import argparse
 import os
 import sys
 from typing import Any
@@ -69,13 +70,23 @@ def numbers(text: str) -> list[int]:
 
 def several_seeds(program: str, arguments: list[str]) -> int:
     """Runs the command line once for each of its --seeds, one after the other: becomes a grid. Returns: status 2."""
-    at = arguments.index("--seeds")
+    from trainer.config import parse  # which needs this module
+    from trainer.run_folder import RunFolder
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--seeds", nargs="?", default="")
+    own, rest = parser.parse_known_args(arguments)
+    config = parse(rest)
     try:
-        seeds = numbers(arguments[at + 1])
-    except (ValueError, IndexError):
-        print(f"train.py: --seeds {' '.join(arguments[at + 1 : at + 2])}: give them as 0-4 or 0,1,7", file=sys.stderr)
+        seeds, problem = numbers(own.seeds or ""), ""
+    except ValueError:
+        problem = f"--seeds {own.seeds or ''}: give them as 0-4 or 0,1,7"
+    if config.resume or config.run_dir:
+        problem = "--seeds starts new runs in folders of their own; leave out --resume and --run_dir"
+    if problem:
+        print(f"train.py: {problem}", file=sys.stderr)
         return 2
-    rest = arguments[:at] + arguments[at + 2 :]
-    grid = ["grid", program, *rest, "--seed", *map(str, seeds), "--data_dir", "runs"]
+    folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0") + "{seed}"
+    grid = ["grid", program, *rest, "--seed", *map(str, seeds), "--data_dir", folders]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.execv(sys.executable, [sys.executable, "-m", "mpi_util", *grid])  # noqa: S606  # this interpreter

@@ -146,7 +146,7 @@ def choose_drawing(policy: SavedPolicy) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the return of each episode, their mean and standard deviation. Returns the exit status."""
+    """Prints the return of each episode, and of several their mean and standard deviation. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="train.py --watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -172,7 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
         returns = _play(policy, args)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print(f"mean return {np.mean(returns):,.1f}, standard deviation {np.std(returns):.1f}")
+    if len(returns) > 1:
+        print(f"mean return {np.mean(returns):,.1f}, standard deviation {np.std(returns):.1f}")
     return 0
 
 

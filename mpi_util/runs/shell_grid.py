@@ -4,8 +4,9 @@
     python -m mpi_util grid program.py --seed 0 1 2 --out {dir}/result.json
 
 Every option of the script that has several values varies; the last one varies fastest. {dir} stands for the folder of
-the run, DATA_DIR/NAME/NAME_s<seed>; train.py gets it as --run_dir. A grid that was interrupted, or in which some runs
-have failed, continues when it is started again: what has succeeded is skipped, and train.py resumes.
+the run, DATA_DIR/NAME/NAME_s<seed>, or DATA_DIR with {seed} in it; train.py gets it as --run_dir. A grid that was
+interrupted, or in which some runs have failed, continues when it is started again: what has succeeded is skipped, and
+train.py resumes.
 """
 
 import argparse
@@ -45,12 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(f"there is no file {own.script}")
         positional, options = split(others)
         grid = _Grid(own.name or valid_str([script.stem, *positional]))
+        grid.folder = own.data_dir
         grid.add("script", str(script))
         grid.add("positional", tuple(positional))
         for option, values in options.items():  # a run's folder is named by `seed`, as a function's is
             grid.add("seed" if option == "--seed" else option, values or [""], option.strip("-"))
         results = grid.run(_run, 1, own.data_dir, max_parallel=own.max_parallel, redo=own.redo)
-        tops = sorted({str(run.folder.parent) for run in results if any(run.folder.glob("progress*.txt"))})
+        begin = own.data_dir.partition("{seed}")
+        ran = [run.folder for run in results if any(run.folder.glob("progress*.txt"))]
+        tops = sorted({begin[0] if begin[1] else str(folder.parent) for folder in ran})
         if tops:
             print(f"\ncurves: {shlex.join([sys.executable, '-m', 'mpi_util', 'plot', *tops])}")
     except UsageError as error:
@@ -62,7 +66,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Grid(ExperimentGrid):
-    """A grid that prints what varies in one line."""
+    """A grid that prints what varies in one line. Attributes: folder: with {seed} in it, that of each run."""
+
+    folder = ""
+
+    def variants(self) -> list[dict[str, Any]]:
+        """As those of ExperimentGrid, in their folders."""
+        found = super().variants()
+        for variant in found if "{seed}" in self.folder else ():
+            variant["logger_kwargs"] = {"output_dir": self.folder.replace("{seed}", str(variant.get("seed", 0)))}
+        return found
 
     def print(self) -> None:
         """Prints it."""
