@@ -680,6 +680,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
         ({"banners": MPICH_ABORT, "launcher_code": 3}, 3, "rank 2 ended with status 3"),
         ({"deaths": {1: -9, 2: -11, 0: -9}, "launcher_code": 11}, 139, SEGFAULT_LINE),
         ({"deaths": {2: -9, 1: -9, 0: -9}, "launcher_code": 9}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
+        ({"deaths": {2: -9, 0: -15, 1: -15}, "given_up": True}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
         ({"deaths": {2: -9, 0: -9}, "launcher_code": 5}, 5, "the job ended with status 5"),
         (
             {"deaths": {0: 0, 1: 0, 2: -9}, "ended": (0, 1), "launcher_code": 9},

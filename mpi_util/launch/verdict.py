@@ -154,7 +154,8 @@ def _first_death(evidence: Evidence) -> Failure | None:
     """The rank that died first where the launcher names none (hydra).
 
     hydra kills the others with SIGKILL, so a rank with another end is the one, without MPI_Finalize too; else the first
-    that was killed. It is none of these if hydra's status is another: one has called MPI_Abort, and hydra, which kills
+    that was killed. Open MPI, which names none while a process that a rank has started has its output, ends the others
+    with SIGTERM. It is none of these if hydra's status is another: one has called MPI_Abort, and hydra, which kills
     that rank too, may drop the line that names it.
     """
     hydra = _HYDRA_SIGNAL.search(evidence.banners)
@@ -163,7 +164,7 @@ def _first_death(evidence: Evidence) -> Failure | None:
     codes = {rank: unseen if code is None else code for rank, code in deaths.items()}
     if not (evidence.launcher_code or evidence.given_up or any(codes.values())):
         return None
-    by_launcher = (-signal.SIGKILL, -signal.SIGTERM) if evidence.hosts else (-signal.SIGKILL,)
+    by_launcher = (-signal.SIGKILL, *[-signal.SIGTERM] * bool(evidence.hosts or evidence.given_up))
     cut_off = _CUT_OFF_CODE if _CUT_OFF in evidence.banners else None
     own = [rank for rank, code in codes.items() if code not in (None, cut_off, *by_launcher)]
     killed = [rank for rank, code in codes.items() if code in by_launcher]
