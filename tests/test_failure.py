@@ -39,12 +39,14 @@ IN, STOPPED = "phase rollout, episode 17", "; all 3 ranks were stopped\n"
 CASES = {
     # how: (status, text on stderr)
     "raise": (1, [f"rank 1 ({IN}): uncaught exception", "ZeroDivisionError: a bug"]),
+    "folder-gone": (1, [f"mpi_util: rank 1 ended with status 1 (ZeroDivisionError: a bug){STOPPED}"]),
     "exit": (3, [f"mpi_util: rank 1 ended with status 3 ({IN}){STOPPED}"]),
     "raise-exit": (4, [f"mpi_util: rank 1 ended with status 4 ({IN}){STOPPED}"]),
     "site-exit": (5, [f"mpi_util: rank 1 ended with status 5 ({IN}){STOPPED}"]),
     "exit-text": (1, [f"no luck\nmpi_util: rank 1 ended with status 1 (no luck; {IN}){STOPPED}"]),
     "os-exit": (3, ["rank 1"]),
     "kill": (137, ["rank 1 was killed by signal 9"]),
+    "kill-parent": (137, [f"mpi_util: rank 1 was killed by signal 9 (SIGKILL){STOPPED}"]),
     "crash": (139, [f"mpi_util: rank 1 was killed by signal 11 (SIGSEGV){STOPPED}"]),
     "bus": (135, [f"7 (SIGBUS) (the usual cause is a full /dev/shm: docker run --shm-size=1g){STOPPED}"]),
     "long": (1, ["ZeroDivisionError: a bug a bug", "characters left out", "rank 1 ended with status 1 (ZeroDivision"]),

@@ -210,7 +210,7 @@ def _place(trace: TracebackType | None) -> str:
     """`file:line: ` of the innermost line that is neither ours nor the standard library's: where the call was made."""
     files = ((f, f.filename) for f in traceback.extract_tb(trace))
     frames = [f for f, name in files if not name.startswith(HERE) and os.path.dirname(name) != _STDLIB]
-    return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 
 def print_line(text: str) -> None:

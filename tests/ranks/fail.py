@@ -3,7 +3,9 @@
 import fcntl
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -31,9 +33,14 @@ if how == "hang" and mpi_util.rank == 2:  # it waits in another way than the oth
 
 if mpi_util.rank == who:
     with mpi_util.during("rollout", episode=17):
-        if how == "raise":
+        if how == "folder-gone":
+            os.chdir(tempfile.mkdtemp())
+            os.rmdir(os.getcwd())
+        if how in ("raise", "folder-gone"):
             raise ZeroDivisionError("a bug")
-        if how == "kill":
+        if how == "kill-parent":  # of a process that has its output
+            subprocess.Popen(["/bin/sleep", "60"])
+        if how in ("kill", "kill-parent"):
             os.kill(os.getpid(), 9)
         if how == "exit":
             sys.exit(3)
