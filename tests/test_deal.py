@@ -1,5 +1,6 @@
 """Dealing and sharing in one process: what the collective tests cannot time."""
 
+import concurrent.futures
 import json
 import struct
 import sys
@@ -48,6 +49,18 @@ def test_seeds_of_ranks_do_not_overlap(as_rank):
         for seed in range(20):
             seeds[seed, rank] = mpi_util.rank_seed(seed)
     assert len(set(seeds.values())) == len(seeds) and all(0 <= s < 2**31 for s in seeds.values())
+
+
+def test_threads_of_a_rank_may_share_a_deal():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        numbers = mpi_util.deal(10_000)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            taken = [i for part in pool.map(list, [numbers] * 4) for i in part]
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(taken) == sorted(numbers.taken) == list(range(10_000))
 
 
 def test_a_deal_may_be_the_last_call_of_ranks_on_several_machines(tmp_path, mpi):

@@ -7,6 +7,7 @@ import mmap
 import operator
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,6 +122,7 @@ class _Counter:
         self._channel = channel
         self.rounds = itertools.count()
         self._lock: int | None = None
+        self._threads = threading.RLock()  # what keeps other ranks away does not keep away this rank's other threads
         self._segment: Segment | None = None
         slots = _SLOT.pack(_NONE_YET, 0, 0, 0, _NONE_YET) * _ROUNDS
         self.map: mmap.mmap | bytearray = bytearray(slots)
@@ -145,7 +147,8 @@ class _Counter:
     def take(self, question: tuple[int, int]) -> int | None:
         """The next number of a round, or None. `question`: the round, and how many it deals."""
         failure.enter("deal")
-        found = self._take_here(question, 0)
+        with self._threads:
+            found = self._take_here(question, 0)
         if isinstance(found, str):
             raise RankMismatchError(found)
         return found.start if found else None
@@ -201,7 +204,9 @@ class _Counter:
             return
         while self._others and (message := comm.improbe(tag=_QUESTION_TAG)):
             asking, question, n_ranks = message.recv()
-            self._channel.messages.send(asking, self._take_here(question, n_ranks))
+            with self._threads:
+                found = self._take_here(question, n_ranks)
+            self._channel.messages.send(asking, found)
             if question[0] not in self._watched:
                 self._watched = [*self._watched[1 - _WATCHED :], question[0]]
         for number_of_round in self._watched:
