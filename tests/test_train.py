@@ -148,6 +148,7 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
 def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     monkeypatch.setattr(sys, "argv", ["../repository/train.py"])  # as it was started
     record = Record(parse(["Hopper-v4", *limits.split(), "--nprocs", "2", "--run_dir", f"{tmp_path}/a run"]), None, {})
+    record.begin(rows=0)
     record.announce(0, 0, False)
     again = f"{python_command()} ../repository/train.py --resume '{tmp_path}/a run'"
     first, second = capsys.readouterr().out.splitlines()

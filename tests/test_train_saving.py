@@ -235,6 +235,17 @@ def started():
         process.communicate(timeout=20)
 
 
+def test_a_second_run_in_the_folder_of_one_that_has_not_ended_changes_nothing(tmp_path, started):
+    folder = tmp_path / "run"
+    process = started(folder, "--save_every", 1000)
+    refused = train("--resume", folder, status=2)
+    assert refused.err.endswith("another run, which has not ended, writes to this folder\n")
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20) and process.returncode == 143
+    numbers = [json.loads(line)["Iteration"] for line in (folder / "progress.jsonl").read_text().splitlines()]
+    assert numbers == [*range(1, len(rows(folder)) + 1)]
+
+
 def read_to(process: subprocess.Popen, text: str) -> list[str]:
     """Lines up to one with `text`."""
     lines = [process.stdout.readline()]

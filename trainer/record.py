@@ -32,7 +32,7 @@ class Record:
     """The run folder and the screen."""
 
     def __init__(self, config: Config, spec: Spec, resumed: dict[str, Any]):
-        """Opens the run folder. Args: resumed: what Training found in a checkpoint; {}: a new run.
+        """Opens the run folder, and changes nothing in it. Args: resumed: of Training's checkpoint; {}: a new run.
 
         Raises: ValueError: one line: the folder cannot be used.
         """
@@ -50,11 +50,14 @@ class Record:
         self.began = self.saved_at = time.perf_counter()
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
-        self._exports = Exports(config, path, int(resumed.get("rows", 0)))
+        self._pictures = Pictures(path, config.video_every)
+
+    def begin(self, rows: int) -> None:
+        """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
+        self._exports = Exports(self.config, self.folder.path, rows)
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # of a file that was changed
             for row in self._exports.earlier():
                 self.display.recent.add(row)
-        self._pictures = Pictures(path, config.video_every)
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""

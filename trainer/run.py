@@ -241,9 +241,10 @@ def build_training(run: Run) -> None:
     run.training.publish(run.weights)
     if is_root:
         keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
-        run.record = Record(run.config, run.spec, run.training.resumed | {"rows": keep_rows or 0})
+        run.record = Record(run.config, run.spec, run.training.resumed)
         how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
         run.logger = EpochLogger(run.record.folder.path, **how)
+        run.record.begin(keep_rows or 0)
         run.logger.save_config(run.record.settings)
         run.note_saved()
 
