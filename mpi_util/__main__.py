@@ -23,14 +23,13 @@ def main() -> int:
         print(f"mpi_util: {name!r} is no command; these are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     arguments = sys.argv[2:]
+    ours = "it comes with the whole repository, not with the folder mpi_util alone"
     try:
         module = importlib.import_module(COMMANDS[name][0], __package__)
         if name != "train":
             return int(module.main(arguments))
     except ModuleNotFoundError as error:
-        package = error.name or ""
-        ours = "it comes with the whole repository, not with the folder mpi_util alone"
-        hint = ours if package in ("train", "trainer") else f"pip install {package}"
+        hint = ours if error.name in ("train", "trainer") else f"pip install {error.name}"
         print(f"mpi_util {name}: {error}; {hint}", file=sys.stderr)
         return 2
     sys.argv[1:] = arguments

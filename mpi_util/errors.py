@@ -65,7 +65,7 @@ class WeightsError(MpiUtilError):
 
 
 class MissingFrameworkError(MpiUtilError, AttributeError):  # so that hasattr(mpi_util, "tf_config") is False then
-    """A function needs a framework that is not installed; the message names the extra that brings it."""
+    """A function needs a framework that is not installed; the message says what to install."""
 
     status = 2
 

@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(name: str, words: list[str]) -> None:
+    framework("torch")  # which the algorithms import
     algorithm = getattr(importlib.import_module(".spinup", __package__), name)
     signature = inspect.signature(algorithm)
     if {"-h", "--help", "help"} & set(words):

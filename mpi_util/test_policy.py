@@ -101,7 +101,7 @@ def run_policy(
             ended = terminated or truncated or ep_len == max_ep_len
         logger.store(EpRet=ep_ret, EpLen=ep_len)
         print(f"Episode {n} \t EpRet {ep_ret:.3f} \t EpLen {ep_len}")
-    logger.log_tabular("EpRet", with_min_and_max=True)
+    logger.log_tabular("EpRet", with_min_and_max=num_episodes > 1, average_only=num_episodes < 2)
     logger.log_tabular("EpLen", average_only=True)
     logger.dump_tabular()
 

@@ -251,5 +251,5 @@ def test_parts_of_both_kinds_are_refused():
         )
 
     gym.register("Mixed-v0", Mixed)
-    with pytest.raises(ValueError, match=r"Mixed-v0: actions are Tuple.* or Tuple or Dict of such$"):
+    with pytest.raises(ValueError, match=r"Mixed-v0: actions are Tuple.* or Tuple or Dict of one kind$"):
         make_env(Config(env="Mixed-v0"), quiet=True)

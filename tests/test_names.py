@@ -225,7 +225,10 @@ def test_a_policy_is_played_in_an_environment_of_ones_own(tmp_path, capsys, monk
     with pytest.raises(UsageError, match="the environment was not saved"):
         run_policy(none, act)
     run_policy(env, act, 0, 2, render=False)
-    assert capsys.readouterr().out.count("\nEpisode ") == 2
+    out = capsys.readouterr().out
+    assert out.count("\nEpisode ") == 2 and "StdEpRet" in out
+    run_policy(env, act, 0, 1, render=False)
+    assert "Std" not in capsys.readouterr().out  # of one episode
     logger.setup_pytorch_saver(MLPActorCritic(env.observation_space, env.action_space, (8,)))
     logger.save_state({"env": env}, 10)
     found, act = load_policy_and_env(str(tmp_path / "run"))  # the highest iteration, as there
@@ -250,6 +253,9 @@ def test_bad_command_lines_get_one_line(tmp_path, capsys, monkeypatch):
             sys.exit(importlib.import_module(f"mpi_util.{module}").main(arguments))
         err = capsys.readouterr().err
         assert problem in err and err.count("\n") == 1, err
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert importlib.import_module("mpi_util.run").main(["ppo", "--env", "CartPole-v1"]) == 2
+    assert "needs PyTorch, which is not installed: pip install torch\n" in capsys.readouterr().err
 
 
 def test_a_buffer_must_be_full():

@@ -310,11 +310,16 @@ def test_several_seeds_of_train_py(tmp_path):
     }
     assert done.out.endswith("plot runs/Hopper-v4/ppo-s\n")
     for arguments, problem in {
-        ("--seeds=x",): "--seeds x: give them as 0-4 or 0,1,7",
-        ("--seeds", "4-3"): "--seeds 4-3: give them as 0-4 or 0,1,7",
-        ("--seeds",): "--seeds : give them as 0-4 or 0,1,7",
+        ("--seeds=x",): "--seeds: give them as 0-4 or 0,1,7",
+        ("--seeds", "4-3"): "--seeds: give them as 0-4 or 0,1,7",
+        ("--seeds",): "--seeds: give them as 0-4 or 0,1,7",
         ("--seeds", "0-1", "--run_dir", "x"): "leave out --resume and --run_dir",
-        ("--seeds", "0-1", "--total_stepz", "9"): "unrecognized arguments: --total_stepz 9 (see --help)",
+        (
+            "--seeds",
+            "0-1",
+            "--total_stepz",
+            "9",
+        ): "unrecognized arguments: --total_stepz 9; did you mean --total_steps? (see --help)",
     }.items():
         done = run([sys.executable, ROOT / "train.py", "Hopper-v4", *arguments], 60, cwd=tmp_path)
         assert done.status == 2 and problem in done.err and done.err.count("\n") == 1

@@ -5,13 +5,14 @@ The learners' own settings, their meaning and their defaults are in `policies.hy
 
 import argparse
 import contextlib
+import difflib
 import json
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import mpi_util
 from policies.actor import INIT_LOG_STD, parse_hid_list
@@ -221,7 +222,14 @@ def parse(arguments: list[str] | None = None) -> Config:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
-    parser.error = lambda message: parser.exit(2, f"train.py: {message} (see --help)\n")  # type: ignore[method-assign]
+
+    def refuse(message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        near = difflib.get_close_matches(unknown, [f"--{option.name}" for option in fields(Config)], 1)
+        asks = f"; did you mean {near[0]}?" if near and unknown not in near else ""
+        parser.exit(2, f"train.py: {message}{asks} (see --help)\n")
+
+    parser.error = refuse  # type: ignore[method-assign]
     groups = {name: parser.add_argument_group(name) for name in (RUN, FREE, BATCH, ALGO, NETS)}
     groups[RUN].add_argument("env", nargs="?", metavar="ENV", help=Config.__dataclass_fields__["env"].metadata["help"])
     for option in fields(Config):

@@ -49,7 +49,7 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
     parts = _parts(env.action_space)
     if not parts or not (all(map(_is_continuous, parts)) or 0 < len(_values(env.action_space)) <= MOST_ACTIONS):
         fits = f"Box (floating point); Discrete, MultiDiscrete or MultiBinary of {MOST_ACTIONS} combinations at most"
-        raise ValueError(f"{env_id}: actions are {env.action_space}; a policy needs {fits}; or Tuple or Dict of such")
+        raise ValueError(f"{env_id}: actions are {env.action_space}, not {fits}; or Tuple or Dict of one kind")
     space = env.observation_space
     flattens = space.is_np_flattenable and bool(_parts(space))
     if flattens and not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):

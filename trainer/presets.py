@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 # By algorithm: the settings of the tables in docs/learning.md, and for Atari's games those of Schulman et al. 2017
 # (arXiv:1707.06347) with one learning rate throughout; then what an environment needs besides.
@@ -68,25 +68,19 @@ def numbers(text: str) -> list[int]:
     return [n for ends in ranges for n in range(int(ends[0]), int(ends[-1]) + 1)]
 
 
-def several_seeds(program: str, arguments: list[str]) -> int:
-    """Runs the command line once for each of its --seeds, one after the other: becomes a grid. Returns: status 2."""
+def several_seeds(program: str, arguments: list[str]) -> NoReturn:
+    """Runs the command line once for each of its --seeds, one after the other: becomes a grid. Status 2: bad usage."""
     from trainer.config import parse  # which needs this module
     from trainer.run_folder import RunFolder
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--seeds", nargs="?", default="")
+    parser.error = lambda message: parser.exit(2, "train.py: --seeds: give them as 0-4 or 0,1,7\n")  # type: ignore[method-assign]
+    parser.add_argument("--seeds", type=numbers)
     own, rest = parser.parse_known_args(arguments)
     config = parse(rest)
-    try:
-        seeds, problem = numbers(own.seeds or ""), ""
-    except ValueError:
-        problem = f"--seeds {own.seeds or ''}: give them as 0-4 or 0,1,7"
     if config.resume or config.run_dir:
-        problem = "--seeds starts new runs in folders of their own; leave out --resume and --run_dir"
-    if problem:
-        print(f"train.py: {problem}", file=sys.stderr)
-        return 2
+        parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
     folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0") + "{seed}"
-    grid = ["grid", program, *rest, "--seed", *map(str, seeds), "--data_dir", folders]
+    grid = ["grid", program, *rest, "--seed", *map(str, own.seeds), "--data_dir", folders]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.execv(sys.executable, [sys.executable, "-m", "mpi_util", *grid])  # noqa: S606  # this interpreter

@@ -32,7 +32,7 @@ class RunFolder:
         self.path = path
         holds_run = bool(checkpoints(path))
         if new and holds_run:
-            raise ValueError(f"{path} holds a run already; give another --run_dir, or --resume {path} to continue it")
+            raise ValueError(f"{path} holds a run already; give another folder, or --resume {path} to continue it")
         if not new and not holds_run:
             raise ValueError(f"{path} holds no checkpoint to resume from")
         try:

@@ -17,15 +17,7 @@ from ..host.cores import UPDATE_THREADS, usable_cores
 from ..host.process import process
 from ..host.threads import environment as threads_environment
 from .hosts import Hosts, find
-from .identity import (
-    RANK_PID,
-    Role,
-    check_tasks,
-    forget_launcher,
-    in_child_of_rank,
-    is_multiprocess,
-    under_launcher,
-)
+from .identity import RANK_PID, Role, check_tasks, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
 from .launcher import ENVIRONMENT, ask_library, find_launcher
 from .verdict import Verdict
 
@@ -167,20 +159,14 @@ def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
 
     Of a terminal a launcher would read what is typed for the shell; rank 0 may never read. Args: others: other hosts.
     """
-    if not os.isatty(0):
-        return None, ""
-    terminal = f"/proc/{os.getpid()}/fd/0"
     try:
-        if os.tcgetpgrp(0) != os.getpgrp():
+        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
             return subprocess.DEVNULL, ""
-        if not others:
-            os.close(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
-            return subprocess.DEVNULL, terminal
-    except PermissionError:  # another user's terminal, after su
-        return None, ""
     except OSError:
         return subprocess.DEVNULL, ""
-    return None, ""
+    terminal = f"/proc/{os.getpid()}/fd/0"  # after su it is another user's
+    opens = os.isatty(0) and not others and os.access(terminal, os.R_OK | os.W_OK)
+    return (subprocess.DEVNULL, terminal) if opens else (None, "")
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:

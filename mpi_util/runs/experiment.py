@@ -70,9 +70,11 @@ def setup_logger_kwargs(
 ) -> dict[str, str]:
     """The arguments of a logger that name the folder of a run, {"output_dir": ..., "exp_name": exp_name}.
 
-    It is data_dir/exp_name/exp_name_s<seed>; without a seed data_dir/exp_name; data_dir is `data` in the current
-    directory if None. A datestamp makes a new one: data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
+    It is data_dir/exp_name/exp_name_s<seed>; without a seed data_dir/exp_name; with {seed} in it data_dir itself; None:
+    `data` here. A datestamp makes a new one: data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
     """
+    if "{seed}" in str(data_dir):
+        return {"output_dir": str(data_dir).replace("{seed}", str(seed)), "exp_name": exp_name}
     now = time.localtime()  # once, so that a midnight cannot come in between
     folder = Path(data_dir or DEFAULT_DATA_DIR, time.strftime("%Y-%m-%d_", now) * datestamp + exp_name)
     if seed is not None:

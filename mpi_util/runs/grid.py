@@ -18,14 +18,9 @@ from .to_json import convert_json
 
 
 def call_experiment(
-    exp_name: str,
-    thunk: Thunk,
-    seed: int = 0,
-    num_cpu: int | str = 1,
-    data_dir: str | os.PathLike[str] | None = None,
-    datestamp: bool = False,
-    **kwargs: Any,
-) -> Result:
+    exp_name: str, thunk: Thunk, seed: int = 0, num_cpu: int | str = 1, data_dir: str | os.PathLike[str] | None = None,
+    datestamp: bool = False, **kwargs: Any,
+) -> Result:  # fmt: skip
     """Runs `thunk(logger_kwargs=..., seed=seed, **kwargs)` in a subprocess, on `num_cpu` ranks, and waits for it.
 
     Args:

@@ -61,16 +61,10 @@ class Logger:
     pytorch_saver_elements: Any = None
 
     def __init__(
-        self,
-        output_dir: str | os.PathLike[str] | None = None,
-        output_fname: str = "progress.txt",
-        exp_name: str | None = None,
-        *,
-        show: Callable[[dict[str, float]], None] | None = None,
-        keep_rows: int | None = None,
-        numbered_by: str | None = None,
-        comm: Comm = None,
-    ):
+        self, output_dir: str | os.PathLike[str] | None = None, output_fname: str = "progress.txt",
+        exp_name: str | None = None, *, show: Callable[[dict[str, float]], None] | None = None,
+        keep_rows: int | None = None, numbered_by: str | None = None, comm: Comm = None,
+    ):  # fmt: skip
         """Opens the run's folder, on rank 0.
 
         Args:

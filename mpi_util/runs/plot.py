@@ -129,19 +129,11 @@ def together(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, n
 
 
 def make_plots(
-    all_logdirs: Sequence[str | Path],
-    legend: Sequence[str] | None = None,
-    xaxis: str | None = None,
-    values: str | Sequence[str] | None = None,
-    count: bool = False,
-    font_scale: float = 1.5,
-    smooth: int = 1,
-    select: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
-    estimator: str = "mean",
-    *,
-    kind: str = "curve",
-) -> Any:
+    all_logdirs: Sequence[str | Path], legend: Sequence[str] | None = None, xaxis: str | None = None,
+    values: str | Sequence[str] | None = None, count: bool = False, font_scale: float = 1.5, smooth: int = 1,
+    select: Sequence[str] | None = None, exclude: Sequence[str] | None = None, estimator: str = "mean",
+    *, kind: str = "curve",
+) -> Any:  # fmt: skip
     """Draws the runs of these folders. Returns: a matplotlib Figure, with a part for each value.
 
     Args:

@@ -46,15 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(f"there is no file {own.script}")
         positional, options = split(others)
         grid = _Grid(own.name or valid_str([script.stem, *positional]))
-        grid.folder = own.data_dir
         grid.add("script", str(script))
         grid.add("positional", tuple(positional))
         for option, values in options.items():  # a run's folder is named by `seed`, as a function's is
             grid.add("seed" if option == "--seed" else option, values or [""], option.strip("-"))
         results = grid.run(_run, 1, own.data_dir, max_parallel=own.max_parallel, redo=own.redo)
-        begin = own.data_dir.partition("{seed}")
-        ran = [run.folder for run in results if any(run.folder.glob("progress*.txt"))]
-        tops = sorted({begin[0] if begin[1] else str(folder.parent) for folder in ran})
+        begin, seed, _ = own.data_dir.partition("{seed}")
+        ran = (run.folder.parent for run in results if any(run.folder.glob("progress*.txt")))
+        tops = sorted({begin if seed else str(parent) for parent in ran})
         if tops:
             print(f"\ncurves: {shlex.join([sys.executable, '-m', 'mpi_util', 'plot', *tops])}")
     except UsageError as error:
@@ -66,16 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Grid(ExperimentGrid):
-    """A grid that prints what varies in one line. Attributes: folder: with {seed} in it, that of each run."""
-
-    folder = ""
-
-    def variants(self) -> list[dict[str, Any]]:
-        """As those of ExperimentGrid, in their folders."""
-        found = super().variants()
-        for variant in found if "{seed}" in self.folder else ():
-            variant["logger_kwargs"] = {"output_dir": self.folder.replace("{seed}", str(variant.get("seed", 0)))}
-        return found
+    """A grid that prints what varies in one line."""
 
     def print(self) -> None:
         """Prints it."""
