@@ -4,9 +4,8 @@
     python -m mpi_util grid program.py --seed 0 1 2 --out {dir}/result.json
 
 Every option of the script that has several values varies; the last one varies fastest. {dir} stands for the folder of
-the run, DATA_DIR/NAME/NAME_s<seed>, or DATA_DIR with {seed} in it; train.py gets it as --run_dir. A grid that was
-interrupted, or in which some runs have failed, continues when it is started again: what has succeeded is skipped, and
-train.py resumes.
+the run, DATA_DIR/NAME/NAME_s<seed>, or DATA_DIR with {seed} in it; train.py gets it as --run_dir. What was
+interrupted, or has failed, continues when it is started again: what has succeeded is skipped, and train.py resumes.
 """
 
 import argparse
