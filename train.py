@@ -36,7 +36,7 @@ def main() -> int:
 
         return watch()
     if "--seeds" in options:
-        from trainer.presets import several_seeds
+        from trainer.seeds import several_seeds
 
         several_seeds(sys.argv[0], sys.argv[1:])
     config = parse()

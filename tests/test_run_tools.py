@@ -19,7 +19,8 @@ from mpi_util.errors import UsageError
 from mpi_util.runs import plot
 from trainer.config import parse
 from trainer.display import Recent, clock, spark
-from trainer.presets import numbers, plain
+from trainer.presets import plain
+from trainer.seeds import numbers
 from trainer.watch import load_policy
 
 TOOL = [sys.executable, "-m", "mpi_util"]
