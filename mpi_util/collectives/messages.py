@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ..errors import MpiUtilError, RankLeftError, RankMismatchError
+from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.process import process
 from ..host.waiting import SPIN_S, wait_until
 from ..launch import failure
@@ -45,10 +45,13 @@ Message = bytes  # its kind, and its payload, pickled
 
 
 def packed(kind: int, payload: Any) -> Message:
-    """A message; equal ones have equal bytes."""
+    """A message; equal ones have equal bytes. BatchError: something of the user's in it cannot be pickled."""
     message = io.BytesIO()
     message.write(bytes([kind]))
-    pickle.dump(payload, message, pickle.HIGHEST_PROTOCOL)
+    try:
+        pickle.dump(payload, message, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # of whatever object
+        raise BatchError(f"pickle does not take this: {error}") from None
     return message.getvalue()
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from ..arrays.adapters import adapter_for
-from ..errors import MpiUtilError
+from ..errors import BatchError, MpiUtilError
 from ..launch.identity import Comm
 from .averaging import Arrays, combine
 from .channel import channel_of
@@ -34,7 +34,7 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
         around; bools are counted: int64.
 
     Raises:
-        RankMismatchError: on every rank, if dtypes or shapes differ.
+        RankMismatchError: on every rank, if dtypes or shapes differ. BatchError: x is text, or holds objects.
     """
     return _combine("all_sum", x, np.add, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, comm)
 
@@ -74,6 +74,8 @@ def _combine(
         array = np.empty(())
 
     def accepted(found: np.ndarray) -> np.ndarray:
+        if found.dtype.kind in "SU":
+            raise BatchError(f"{name}: {found.dtype} is text; give it a number, or use rank0_gather")
         nothing = np.empty(0, result_dtype(found.dtype))
         try:
             op(nothing, nothing, out=nothing)

@@ -111,7 +111,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
         Rank 0's value; for an array, `x` itself.
 
     Raises:
-        RankMismatchError: on every rank, if an array's dtype or shape differs.
+        RankMismatchError: on every rank, if an array's dtype or shape differs. BatchError: x cannot be pickled.
     """
     channel, in_place = channel_of(comm), isinstance(x, np.ndarray) and not x.dtype.hasobject
     array: Any = x
