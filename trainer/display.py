@@ -221,6 +221,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
+def counted(n: int, thing: str) -> str:
+    """Such as 1 step, or 2,000 steps."""
+    return f"{n:,} {thing}{'s' * (n != 1)}"
+
+
 def columns() -> int:
     """The terminal's, as it is now; where it cannot be asked, as from another host: as it was at the start."""
     with contextlib.suppress(OSError, KeyError):

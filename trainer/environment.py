@@ -104,11 +104,10 @@ def _for_atari(config: Config) -> dict[str, Any]:
     """Makes Atari's games known. Returns: keywords that the wrapper needs, which repeats each action itself."""
     if not config.env.rpartition(":")[2].startswith("ALE/"):
         return {}
-    with contextlib.suppress(ImportError):  # Gymnasium then says what is missing
-        import ale_py
+    import ale_py
 
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its banner, on every rank
-        gym.register_envs(ale_py)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its banner, on every rank
+    gym.register_envs(ale_py)
     return {"frameskip": 1} if ATARI in _wrappers(config) else {}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from policies.actor import Spec
 from trainer.advice import PHASES
 from trainer.config import Config
-from trainer.display import Display, clock
+from trainer.display import Display, clock, counted
 from trainer.exports import Exports
 from trainer.pictures import Pictures
 from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load
@@ -62,8 +62,8 @@ class Record:
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""
         config, n = self.config, self.config.nprocs
-        limits = {"episodes": config.num_episodes, "environment steps": config.total_steps}
-        ends = " or ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit)
+        limits = {"episode": config.num_episodes, "environment step": config.total_steps}
+        ends = " or ".join(counted(limit, unit) for unit, limit in limits.items() if limit)
         ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
         resume = f"to continue: {self._command('--resume')}"
         then = f"{ends}; Ctrl-C saves and stops; {resume}"
@@ -161,7 +161,8 @@ class Record:
         evaluated = math.isfinite(self.best)
         weights = f"weights in {BEST if evaluated else POLICY}" + f", evaluated {self.best:,.1f}" * evaluated
         weights = weights if saved else "the last save failed"
-        self.display.say(f"{why}: {iterations:,} iterations, {steps:,} steps in {clock(self.seconds)}; {weights}")
+        what = f"{counted(iterations, 'iteration')}, {counted(steps, 'step')}"
+        self.display.say(f"{why}: {what} in {clock(self.seconds)}; {weights}")
         if not saved:
             return
         self._exports.close()

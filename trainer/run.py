@@ -21,7 +21,7 @@ from trainer.environment import action_map, image_shape, make_env, make_shown_en
 from trainer.rollout import Runner, networks
 
 COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's collection, and of what runs beside it
-EXTRAS = {"torch": "torch", "tensorflow": "tf", "keras": "tf"}  # of --framework and --network, by module
+EXTRAS = {"torch": "torch", "tensorflow": "tf", "keras": "tf", "ale_py": "atari"}  # by module
 PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has the others
 
 if TYPE_CHECKING:  # they load what ranks that only collect do without
