@@ -14,10 +14,16 @@ from .channel import channel_of
 
 
 def mpi_fork(
-    n: int | None = None, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None,
-    max_restarts: int = 0, hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None,
-    tag_output: bool = False, log_dir: str | os.PathLike[str] | None = None,
-) -> Literal["parent", "child"]:  # fmt: skip
+    n: int | None = None,
+    gpu_pct: float = 0.0,
+    bind_to_core: bool = False,
+    threads: int | None = None,
+    max_restarts: int = 0,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    tag_output: bool = False,
+    log_dir: str | os.PathLike[str] | None = None,
+) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
     What is above the call runs in every rank, and in the process that waits. Where a launcher (mpiexec, srun) has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import io
 import os
@@ -53,8 +54,8 @@ def mpi_fork(
     if under_launcher() or role.job:
         _write_whole_lines()
         if (terminal := os.environ.pop(_STDIN, "")) and role.rank == 0:
-            with open(os.open(terminal, os.O_RDWR | os.O_NOCTTY)) as file:
-                os.dup2(file.fileno(), 0)
+            with contextlib.suppress(OSError), open(os.open(terminal, os.O_RDWR | os.O_NOCTTY)) as file:
+                os.dup2(file.fileno(), 0)  # where /proc is closed to it, rank 0 reads nothing
         if role.rank == 0 and n not in (role.size, None) and role.size:
             print(f"mpi_util: already under an MPI launcher with {role.size} ranks; n={n} is ignored", file=sys.stderr)
         if role.rank == 0 and max_restarts and not role.job:
