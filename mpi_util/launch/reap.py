@@ -41,7 +41,7 @@ _TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
-_MOST_LISTS = 200  # some 0.5 s; not a time, which passes also while a busy machine lets this process wait
+_MOST_LISTS = 2000  # of a chain a busy machine takes up to 80; not a time, which also passes while this process waits
 _EXEC_PATIENCE_S = 1.0
 _KERNEL_THREAD, _EXITING = 0x200000, 0x4  # PF_KTHREAD, PF_EXITING of linux/sched.h: these have no environment
 
