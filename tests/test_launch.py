@@ -166,6 +166,32 @@ def test_stdin_reaches_rank_0(python):
     assert "READ a line" in run.stdout
 
 
+@pytest.mark.parametrize("kind", ["null", "pipe", "fifo", "closed", "file"])
+def test_the_end_of_stdin_reaches_rank_0(python, tmp_path, kind):
+    path = tmp_path / "file"
+    os.mkfifo(path) if kind == "fifo" else path.write_text("of the shell\nof rank 0")
+    before = ("sh", "-c", '"$@" <&-', "sh") if kind == "closed" else ()
+    file = os.open(os.devnull if kind in ("null", "closed") else path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(file, True)
+    if kind == "file":
+        os.read(file, len("of the shell\n"))  # as `read` in a shell's loop
+    run = Run(python, 2, "stdin", before=before, stdin=subprocess.PIPE if kind == "pipe" else file)
+    os.close(file)
+    assert run.finish(stdin="" if kind == "pipe" else None) == 0, run.stderr
+    assert f"READ {'of rank 0' * (kind == 'file')}\n" in run.stdout
+
+
+def test_what_rank_0_does_not_read_is_left(python):
+    """`ls | while read name; do python program.py "$name"; done`"""
+    reader, writer = os.pipe()
+    os.write(writer, b"the next name\n")
+    run = Run(python, 2, "facts", stdin=reader)
+    assert run.finish() == 0, run.stderr
+    assert os.read(reader, 100) == b"the next name\n"
+    os.close(reader)
+    os.close(writer)
+
+
 @pytest.mark.parametrize(("mode", "left"), [("stdin", False), ("facts", True)])
 def test_rank_0_reads_the_terminal_or_leaves_it_to_the_shell(python, mode, left):
     master, slave = pty.openpty()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -244,6 +245,33 @@ def test_a_second_run_in_the_folder_of_one_that_has_not_ended_changes_nothing(tm
     assert process.communicate(timeout=20) and process.returncode == 143
     numbers = [json.loads(line)["Iteration"] for line in (folder / "progress.jsonl").read_text().splitlines()]
     assert numbers == [*range(1, len(rows(folder)) + 1)]
+
+
+LATE = """
+import fcntl, os, shutil, sys
+longer, folder = sys.argv.pop(), sys.argv[2]
+flock = fcntl.flock
+def flock_late(fd, how):
+    if shutil and os.path.sameopenfile(fd, os.open(folder, os.O_RDONLY)):
+        shutil.copytree(longer, folder, dirs_exist_ok=True)
+    flock(fd, how)
+fcntl.flock = flock_late
+import train
+train.main()
+"""
+
+
+def test_a_checkpoint_is_read_when_no_other_run_can_write_it(tmp_path):
+    """The other run ends, and saves, just before --resume has the folder's lock."""
+    short, longer = tmp_path / "short", tmp_path / "longer"
+    train("tests.envs:Uneven-v0", "-n", 16, "-b", 8, "--run_dir", short)
+    shutil.copytree(short, longer)
+    train("--resume", longer, "-n", 32)
+    command = [sys.executable, "-c", LATE, "--resume", short, "-n", "40", longer]
+    done = run(command, 60)
+    assert done.status == 0, done.err
+    assert re.findall(r"^ +(\d+) ", done.out, re.MULTILINE) == ["5"], done.out
+    assert rows(short)[:4] == rows(longer)
 
 
 def read_to(process: subprocess.Popen, text: str) -> list[str]:

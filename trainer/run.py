@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -201,7 +202,11 @@ def set_up(config: Config) -> Run:
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
     run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))
+    resumed = config.resume if mpi_util.rank == 0 else None
+    # before any rank reads the checkpoint: a run that is just ending may still write it
+    lock = all_or_none(lambda: EpochLogger.lock(Path(resumed)) if resumed else None)
     all_or_none(lambda: build_training(run))
+    del lock  # now the logger keeps it
     return run
 
 

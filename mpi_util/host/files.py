@@ -12,6 +12,7 @@ from typing import IO
 
 import numpy as np
 
+from ..errors import UsageError
 from .process import process
 
 _RELEASED_S = 2.0  # after which the lock of a process that was killed is free
@@ -111,10 +112,13 @@ class _Locks(weakref.WeakValueDictionary[tuple[int, int], FolderLock]):
 
 
 def lock_folder(path: Path) -> FolderLock:
-    """The lock of a folder, for as long as it is kept. BlockingIOError: another process has it."""
+    """The lock of a folder, for as long as it is kept. UsageError: another process has it."""
     found = os.stat(path)
     held, key = process.of(_Locks), (found.st_dev, found.st_ino)
     lock = held.get(key)
     if lock is None:
-        held[key] = lock = FolderLock(path)
+        try:
+            held[key] = lock = FolderLock(path)
+        except BlockingIOError:
+            raise UsageError(f"{path}: another run, which has not ended, writes to this folder") from None
     return lock

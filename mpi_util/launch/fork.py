@@ -9,6 +9,7 @@ import io
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 from typing import Literal
@@ -23,7 +24,7 @@ from .launcher import ENVIRONMENT, ask_library, find_launcher
 from .verdict import Verdict
 
 _DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
-_STDIN = "MPI_UTIL_STDIN"  # the terminal that rank 0 reads
+_STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
 # The ranks' command begins with it: so the parent knows of a rank that ends before it comes to mpi_fork.
 _NOTE_PID = """
@@ -53,9 +54,9 @@ def mpi_fork(
         raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
     if under_launcher() or role.job:
         _write_whole_lines()
-        if (terminal := os.environ.pop(_STDIN, "")) and role.rank == 0:
-            with contextlib.suppress(OSError), open(os.open(terminal, os.O_RDWR | os.O_NOCTTY)) as file:
-                os.dup2(file.fileno(), 0)  # where /proc is closed to it, rank 0 reads nothing
+        if (path := os.environ.pop(_STDIN, "")) and role.rank == 0:
+            with contextlib.suppress(OSError):  # where /proc is closed to it, rank 0 reads nothing
+                _open_stdin(path)
         if role.rank == 0 and n not in (role.size, None) and role.size:
             print(f"mpi_util: already under an MPI launcher with {role.size} ranks; n={n} is ignored", file=sys.stderr)
         if role.rank == 0 and max_restarts and not role.job:
@@ -156,18 +157,36 @@ def _script() -> str:
 
 
 def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
-    """(the launcher's stdin, the terminal that rank 0 opens in its place): ours, but no terminal in the background.
+    """(the launcher's stdin, what rank 0 opens in its place): ours, but no terminal in the background.
 
-    Of a terminal a launcher would read what is typed for the shell; rank 0 may never read. Args: others: other hosts.
+    A launcher would read what is for the shell or the next program of a loop, as rank 0 may never read; and Open MPI's
+    passes on no end of the input. Args: others: other hosts, to which only a launcher passes it on.
     """
+    path, nothing = f"/proc/{os.getpid()}/fd/0", (subprocess.DEVNULL, os.devnull)
     try:
-        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
-            return subprocess.DEVNULL, ""
+        mine, terminal = os.stat(0), os.isatty(0)
+        if sys.__stdin__ is None or os.path.samestat(mine, os.stat(os.devnull)):
+            return nothing
+        if terminal and os.tcgetpgrp(0) != os.getpgrp():
+            return nothing
     except OSError:
-        return subprocess.DEVNULL, ""
-    terminal = f"/proc/{os.getpid()}/fd/0"  # after su it is another user's
-    opens = os.isatty(0) and not others and os.access(terminal, os.R_OK | os.W_OK)
-    return (subprocess.DEVNULL, terminal) if opens else (None, "")
+        return nothing
+    # after su /proc is closed: it is another user's
+    opens = not stat.S_ISSOCK(mine.st_mode) and os.access(path, os.R_OK | (os.W_OK if terminal else 0))
+    return (subprocess.DEVNULL, path) if opens and not others else (None, "")
+
+
+def _open_stdin(path: str) -> None:
+    """Makes the parent's standard input this process's. Args: path: of it, in the parent's folder of /proc."""
+    mode = os.stat(path).st_mode
+    flags = os.O_RDWR | os.O_NOCTTY if stat.S_ISCHR(mode) else os.O_RDONLY | os.O_NONBLOCK  # a FIFO may have no writer
+    fd = os.open(path, flags)
+    os.set_blocking(fd, True)
+    if stat.S_ISREG(mode):  # opened anew it begins at its first byte
+        with open(path.replace("/fd/", "/fdinfo/")) as info:
+            os.lseek(fd, int(info.readline().split()[1]), os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:

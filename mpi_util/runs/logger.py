@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..host.files import lock_folder, replace_file, sync
+from ..host.files import FolderLock, lock_folder, replace_file, sync
 from ..launch import failure
 from ..launch.identity import Comm, rank
 from .own import CODES, note_own
@@ -98,14 +98,20 @@ class Logger:
             if keep_rows is None and table.exists() and table.stat().st_size:
                 self._rename_results(output_fname)
             self._progress = Progress(table, keep_rows or 0, numbered_by)
-        except BlockingIOError:
-            raise UsageError(f"{output_dir}: another run, which has not ended, writes to this folder") from None
         except OSError as error:
             raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
         self.output_dir = str(self._folder)
         self._warn(self._progress.damage)
         if not show:
             self.log(f"Logging data to {table}")
+
+    @staticmethod
+    def lock(folder: Path) -> FolderLock:
+        """Keeps other processes from writing to a folder while the result lives; a logger of this process then has it.
+
+        Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another run has it.
+        """
+        return lock_folder(folder)
 
     def _rename_results(self, output_fname: str) -> None:
         """Appends the first free number to the files of an earlier run: progress.txt.1, config.json.1, ..."""
