@@ -39,6 +39,7 @@ def mpi_fork(
       _GPU_PCT; from the launcher also MPI_UTIL_JOB, _BOUND, _TTY, _RESTARTS, _SAVED, _DEPTH, PYTHONUNBUFFERED, and for
       a terminal COLUMNS and LINES.
     - sys.meta_path: an entry that gives torch its threads when it is imported; it wraps torch.set_num_threads.
+    - stdin: from here on rank 0's is this program's, of which nothing is read before; the others have none.
     - stdout and stderr: written line by line; /dev/null where they are closed. SIGRTMAX - 3: the watchdog's.
     - A rank is killed when its launcher dies (PR_SET_PDEATHSIG). Rank 0 may run on all cores of its machine's ranks.
 
