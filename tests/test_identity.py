@@ -244,6 +244,12 @@ def test_the_parent_prints_and_reads_rank_0(tmp_path):
     assert run([sys.executable, program], TIMEOUT_S).out == "end 0 1\n"
 
 
+def test_rank_0_reads_nothing_where_it_may_not_open_stdin(mpi):
+    program = "import sys, mpi_util\nmpi_util.mpi_fork(2)\nif mpi_util.rank == 0: print('read', sys.stdin.read())"
+    done = mpiexec(mpi, 2, sys.executable, "-c", program, env={"MPI_UTIL_STDIN": "/proc/none/fd/0"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "read \n", "")
+
+
 def start_chains(tmp_path, job):
     """Each process of a chain starts the next one and exits, until tmp_path/stop exists."""
     chain = tmp_path / "chain.sh"

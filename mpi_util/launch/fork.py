@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import io
 import os
@@ -55,8 +54,10 @@ def mpi_fork(
     if under_launcher() or role.job:
         _write_whole_lines()
         if (path := os.environ.pop(_STDIN, "")) and role.rank == 0:
-            with contextlib.suppress(OSError):  # where /proc is closed to it, rank 0 reads nothing
+            try:
                 _open_stdin(path)
+            except OSError:  # where /proc is closed to it, rank 0 reads nothing
+                _open_stdin(os.devnull)
         if role.rank == 0 and n not in (role.size, None) and role.size:
             print(f"mpi_util: already under an MPI launcher with {role.size} ranks; n={n} is ignored", file=sys.stderr)
         if role.rank == 0 and max_restarts and not role.job:
