@@ -252,7 +252,7 @@ import fcntl, os, shutil, sys
 longer, folder = sys.argv.pop(), sys.argv[2]
 flock = fcntl.flock
 def flock_late(fd, how):
-    if shutil and os.path.sameopenfile(fd, os.open(folder, os.O_RDONLY)):
+    if os.path.sameopenfile(fd, os.open(folder, os.O_RDONLY)):
         shutil.copytree(longer, folder, dirs_exist_ok=True)
     flock(fd, how)
 fcntl.flock = flock_late
