@@ -188,8 +188,9 @@ def test_every_program_runs_and_every_piece_of_one_compiles(section, tmp_path):
 
 
 def commands(page: str) -> list[list[str]]:
-    """The words of each command with Python of a page, but for those that go on in the next line."""
-    found = re.findall(r"^(?: {4}|\S*bin/|[A-Z_]+=\S+ )?(python [^`\n]+)$", (ROOT / page).read_text(), re.MULTILINE)
+    """The words of each command with Python of a page; one may go on in the next line."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    found = re.findall(r"^(?: {4}|\S*bin/|[A-Z_]+=\S+ )?(python [^`\n]+)$", text, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in found if "--" in line]
 
 
