@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
+from ..errors import MpiUtilError, RankMismatchError, UsageError, rank_mismatch
 from ..host import threads
 from ..host.cores import usable_cores
 from ..host.process import States, process
@@ -362,6 +362,8 @@ def _channel_of(comm: Comm) -> Channel:
             process.of(Watchdog).join(whole.rank, whole.peers.note if infos else None, notes)
             threads.start(whole.rank == 0, [infos[k].pid for k in infos if k in whole.here() and k != whole.rank])
         return whole
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise UsageError(f"comm must be a communicator of one group that this rank is in (MPI.Intracomm); got {comm!r}")
     if kept.keyval is None:
         kept.keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: channel.close())
     channel = comm.Get_attr(kept.keyval)

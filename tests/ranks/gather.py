@@ -233,6 +233,19 @@ def check_an_error_of_one_rank_leaves_nobody_behind(comm, rank, size):
     assert mpi_util.all_sum(1, comm=comm) == size  # all are still in step
 
 
+def check_a_communicator_has_one_group(comm, rank, size):
+    wrong = ["a string"]
+    if size > 1:
+        from mpi4py import MPI
+
+        whole = comm or MPI.COMM_WORLD
+        half = whole.Split(rank % 2)
+        none = whole.Split(MPI.UNDEFINED if rank else 0)  # rank 0's has rank 0 alone
+        wrong += [half.Create_intercomm(0, whole, 1 - rank % 2), none if rank else "another"]
+    for other in wrong:
+        raises(mpi_util.UsageError, "of one group", lambda other=other: mpi_util.rank0_gather(rank, comm=other))
+
+
 def check_lists_of_arrays_are_refused(comm, rank, size):
     """Structure or trajectories? The same answer at any number of ranks, and whether the counts agree or not."""
     for items in ([np.zeros(2)] * 2, [{"x": np.zeros(1)}] * (1 + rank), [[np.zeros(1)], 1]):
