@@ -19,7 +19,7 @@ class MpiUtilError(Exception):
 
 
 class LaunchError(MpiUtilError):
-    """The ranks could not be started: no MPI library, no launcher that belongs to it, or a bad rank count."""
+    """The ranks could not be started: no MPI library, or no launcher that belongs to it."""
 
 
 class HostError(LaunchError):

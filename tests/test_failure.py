@@ -118,6 +118,14 @@ def test_an_error_names_the_line_of_the_program(tmp_path, model):
 LIMITED = "import resource, mpi_util\nresource.setrlimit(resource.RLIMIT_NOFILE, ({}, {}))\nmpi_util.mpi_fork({})\n"
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_misspelt_name_is_suggested_as_python_does(tmp_path, n):
+    program = tmp_path / "program.py"
+    program.write_text(f"import mpi_util\nif mpi_util.mpi_fork({n}) == 'child':\n    weights = 1\n    print(weihgts)\n")
+    assert "Did you mean: 'weights'?" in run([sys.executable, program], 30).err
+
+
+
 @pytest.mark.parametrize(("limit", "n", "needed"), [(100, 200, 832), (20, 4, 48), (40, 4, 48), (10, 2, 40)])
 def test_more_ranks_than_files_may_be_open(tmp_path, limit, n, needed):
     (tmp_path / "program.py").write_text(LIMITED.format(limit, limit, n))

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from conftest import OPEN_MPI, mpi_environment, run
 
-from mpi_util.errors import LaunchError
+from mpi_util.errors import LaunchError, UsageError
 from mpi_util.host import cores
 from mpi_util.launch import fork, identity, launcher, reap
 from mpi_util.launch.banners import BannerFilter
@@ -462,7 +462,7 @@ def test_reader_of_the_output_goes_away(python):
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, "2", True])
 def test_a_count_that_is_none(n):
-    with pytest.raises(LaunchError, match="whole number of at least 1"):
+    with pytest.raises(UsageError, match="whole number of at least 1"):
         fork.mpi_fork(n)
 
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import OPEN_MPI, RANKS, mpi_environment, run
 
 import mpi_util
-from mpi_util.errors import LaunchError, UsageError
+from mpi_util.errors import UsageError
 from mpi_util.host import threads
 from mpi_util.host.cores import update_threads, usable_cores
 
@@ -173,7 +173,7 @@ def test_variables_of_ranks():
 
 
 def test_numbers_that_are_none(monkeypatch):
-    with pytest.raises(LaunchError, match="threads is a whole number of at least 1; got 0"):
+    with pytest.raises(UsageError, match="threads is a whole number of at least 1; got 0"):
         mpi_util.mpi_fork(1, threads=0)
     monkeypatch.setenv("MPI_UTIL_UPDATE_THREADS", "0")
     with pytest.raises(UsageError, match="MPI_UTIL_UPDATE_THREADS is the number of threads"):

@@ -84,6 +84,7 @@ def advise(seen: Measured) -> str:
         most = k / n if not overlap and k > n else k * (1 + overlap)
         low, high = (min(seen.total / seconds, most) for seconds in (times[choice], estimate(seen, *choice)))
         text += f"--nprocs {k}{' --overlap' * overlap} is likely to be {low:.1f} to {high:.1f} x as fast"
+        text += " (--overlap: other results, with a lag of one update)" * overlap
     rest = max(seen.total - seen.rollout, 1e-9)
     return f"{text}; if rollouts took no time, the run would be {seen.total / rest:.1f} x as fast"
 

@@ -55,11 +55,11 @@ class Display:
         self.rows, self.recent = 0, Recent()
         self.columns = COLUMNS + EVALUATED * bool(config.eval_every)
 
-    def begin(self, steps: int, episodes: int) -> None:
-        """Says how far the run is before its first row."""
+    def begin(self, steps: int, episodes: int, seconds: float) -> None:
+        """Says how far the run is before its first row. Args: seconds: of training, in earlier starts."""
         self.recent.seen = episodes
         if self.panel:
-            self.panel.begin(steps, episodes)
+            self.panel.begin(steps, episodes, seconds)
 
     def say(self, text: str) -> None:
         """Prints `text`, above the panel if there is one, unless it is empty."""
@@ -134,19 +134,21 @@ class Panel:
         self._console = Console(force_terminal=True, legacy_windows=False)
         self._lines = 0  # of the last drawing
         self._row: dict[str, Any] = {}
-        self._returns: list[float] = []
+        self._returns: list[float] = []  # of the iterations in which episodes have ended
+        self._recent = math.nan
         self._tests: list[float] = []
         self._limits = {"steps": config.total_steps, "episodes": config.num_episodes}
-        self.begin(0, 0)
+        self._first: dict[str, int] = {}
 
-    def begin(self, steps: int, episodes: int) -> None:
+    def begin(self, steps: int, episodes: int, seconds: float) -> None:
         self._first = self._done = {"steps": steps, "episodes": episodes}
-        self._began = time.monotonic()
+        self._began, self._before = time.monotonic(), seconds
 
     def show(self, row: dict[str, Any], recent: dict[str, float]) -> None:
         self._row, self._done = row, {"steps": row["TotalEnvInteracts"], "episodes": row["Episodes"]}
-        if not math.isnan(recent["AverageEpRet"]):
-            self._returns.append(recent["AverageEpRet"])
+        self._recent = recent["AverageEpRet"]
+        if not math.isnan(row["AverageEpRet"]):
+            self._returns.append(row["AverageEpRet"])
         if not math.isnan(test := row.get("AverageTestEpRet", math.nan)):
             self._tests.append(test)
 
@@ -168,9 +170,11 @@ class Panel:
         from rich.table import Table
 
         config, row, grid = self.config, self._row, Table.grid(padding=(0, 2))
-        grid.add_row("progress", self._progress())
+        if self._first:
+            grid.add_row("progress", self._progress())
         if self._returns:
-            grid.add_row("return", f"[bold]{self._returns[-1]:,.1f}[/] {spark(self._returns)} last {EPISODES} episodes")
+            mean = f"mean of the last {EPISODES} episodes {self._recent:,.1f}"
+            grid.add_row("return", f"[bold]{self._returns[-1]:,.1f}[/] {spark(self._returns)} {mean}")
         if self._tests:
             last, best = self._tests[-1], max(self._tests)
             grid.add_row("evaluated", f"[bold]{last:,.1f}[/] {spark(self._tests)} best {best:,.1f}")
@@ -196,7 +200,7 @@ class Panel:
         unit = max(limits, key=lambda unit: self._done[unit] / limits[unit], default="steps")
         first, done = self._first[unit], self._done[unit]
         if not limits:
-            return f"{done:,} {unit} after {clock(took)}; no limit was set"
+            return f"{done:,} {unit} after {clock(self._before + took)}; no limit was set"
         limit = limits[unit]
         left = f"{clock(took * (limit - done) / (done - first))} left" if first < done < limit else ""
         bar = ProgressBar(total=limit, completed=min(done, limit), width=max(5, self._console.width // 4))

@@ -147,7 +147,7 @@ def _wrapped(env: gym.Env, name: str) -> gym.Env:
 def make_shown_env(config: Config, quiet: bool = True) -> gym.Env:
     """As `make_env`, in a window. Raises: ValueError: none can be opened, or what draws in it is missing."""
     if not display_works():
-        instead = "`train.py --watch RUN_DIR --video FILE` records"
+        instead = "`train.py --watch RUN_DIR --video FILE.gif` records"
         raise ValueError(f"no window can be opened here: there is no display; {instead}")
     env = make_env(config, quiet, render_mode="human")
     try:

@@ -42,7 +42,10 @@ class Pictures:
 
     def _draw_curve(self) -> None:
         self._curve_at = time.monotonic()
-        if importlib.util.find_spec("matplotlib") is not None and os.environ.get("MPI_UTIL_CURVE") != "0":
+        rows = self._folder / "progress.txt"
+        if not (rows.exists() and rows.stat().st_size) or os.environ.get("MPI_UTIL_CURVE") == "0":
+            return
+        if importlib.util.find_spec("matplotlib") is not None:
             self._start("curve", "mpi_util", "plot", self._folder, "--out", self._folder / CURVE)
 
     def _start(self, what: str, module: str, *arguments: Any) -> None:

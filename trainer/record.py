@@ -69,11 +69,12 @@ class Record:
         then = f"{ends}; Ctrl-C saves and stops; {resume}"
         if ended:
             then = f"it has {steps:,} steps already; --resume with a higher --total_steps or -n continues it"
+        more = f"continues at {steps:,} steps, " * (config.resume is not None and not ended)
         self.display.say(
-            f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, "
+            f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, {more}"
             f"results in {self.folder.path}\n{then}"
         )
-        self.display.begin(steps, episodes)
+        self.display.begin(steps, episodes, self.seconds)
 
     def _command(self, option: str) -> str:
         program = f"{python_command()} {shlex.quote(sys.argv[0])}"

@@ -183,7 +183,7 @@ def _play(policy: SavedPolicy, args: argparse.Namespace) -> list[float]:
         env, every, film = _filmed(policy, args.video)
     elif args.no_window or not display_works():
         env = policy.make_env()
-        print("" if args.no_window else "no display here, so only the returns; --video FILE.mp4 records\n", end="")
+        print("" if args.no_window else "no display here, so only the returns; --video FILE.gif records\n", end="")
     else:
         env = make_shown_env(policy.config())
     player, returns = policy.player(env, args.seed, args.stochastic), []

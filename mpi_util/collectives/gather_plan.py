@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     def __str__(self) -> str:
         if self.kind != "array":
             return self.kind
-        return f"{self.dtype} scalar" if self.scalar else tree.describe(np.dtype(self.dtype), self.trailing)
+        return f"{np.dtype(self.dtype)} scalar" if self.scalar else tree.describe(np.dtype(self.dtype), self.trailing)
 
 
 # What must be the same in every segment of every rank: the leaves, and the path of each container with "dict", "tuple"

@@ -3,7 +3,7 @@
 import os
 from typing import Literal
 
-from ..errors import LaunchError
+from ..errors import LaunchError, UsageError
 from ..host import threads as pools
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..host.process import open_standard_streams, process
@@ -72,8 +72,9 @@ def mpi_fork(
 
     Raises:
         HostError: hosts cannot be used: each is named, with the reason. Nothing has been started.
-        LaunchError: no MPI library, or no launcher that belongs to it, or a bad `n`, or no script to be started again,
-            or the system refuses what `n` ranks need, such as open files.
+        LaunchError: no MPI library, or no launcher that belongs to it, or no script to be started again, or the system
+            refuses what `n` ranks need, such as open files.
+        UsageError: a number that is not a count.
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it.
     """
@@ -81,7 +82,7 @@ def mpi_fork(
     try:
         check_variables()
         side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts, hosts, hostfile, tag_output, log_dir)
-    except (LaunchError, KeyboardInterrupt):
+    except (LaunchError, UsageError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
     if side == "child" and not in_child_of_rank():

@@ -156,8 +156,9 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     elif known:
         text = f"{tag}: {_place(trace)}{kind.__name__}: {error}"
     else:
-        traced = "".join(traceback.format_exception(kind, error, trace)).rstrip()
-        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced}"
+        with contextlib.redirect_stderr(io.StringIO()) as traced:  # Python's own has "Did you mean", before 3.12 too
+            sys.__excepthook__(kind, error, trace)
+        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced.getvalue().rstrip()}"
     if rank.is_fork:
         return print_line(_shorten(text, _LONGEST_REPORT))
     if getattr(error, "silent", False):

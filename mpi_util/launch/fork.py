@@ -13,10 +13,11 @@ import subprocess
 import sys
 from typing import Literal
 
-from ..errors import LaunchError
+from ..errors import LaunchError, UsageError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..host.process import process
 from ..host.threads import environment as threads_environment
+from .failure import call_site
 from .hosts import Hosts, find
 from .identity import RANK_PID, Role, check_tasks, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
 from .launcher import ENVIRONMENT, ask_library, find_launcher
@@ -40,7 +41,7 @@ def mpi_fork(
     """`mpi_util.mpi_fork` (collectives/start.py), without the preparation of the ranks."""
     for name, value, least in (("n", n, 1), ("threads", threads, 1), ("max_restarts", max_restarts, 0)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
-            raise LaunchError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
+            raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
     role = process.of(Role)
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
@@ -59,7 +60,8 @@ def mpi_fork(
             except OSError:  # where /proc is closed to it, rank 0 reads nothing
                 _open_stdin(os.devnull)
         if role.rank == 0 and n not in (role.size, None) and role.size:
-            print(f"mpi_util: already under an MPI launcher with {role.size} ranks; n={n} is ignored", file=sys.stderr)
+            here = f"already under an MPI launcher with {role.size} ranks; n={n} is ignored"
+            print(f"mpi_util: {call_site()}: {here}", file=sys.stderr)
         if role.rank == 0 and max_restarts and not role.job:
             print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
         return "child"

@@ -71,7 +71,7 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
             if not read_only:
                 raise
     elif not read_only and not isinstance(leaf, np.ndarray):
-        raise WeightsError(f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: np.array(...)")
+        raise WeightsError(f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: give np.array([...]), and change it by x[:] = ...")
     writable = isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject
     if not writable and not read_only:
         raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
