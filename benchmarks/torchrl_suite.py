@@ -94,7 +94,12 @@ def main() -> None:
     claims = [
         record.claim("tests that pass with torchrl's schemes: of those not listed, fail with ours", wrong, at_most=0)
     ]
-    counts = {"tests": len(theirs), "not counted": len(racing), "pass with torchrl's": len(passing), "pass with ours": len(passing) - len(failing)}
+    counts = {
+        "tests": len(theirs),
+        "not counted": len(racing),
+        "pass with torchrl's": len(passing),
+        "pass with ours": len(passing) - len(failing),
+    }
     record.save(args, counts, claims, torchrl=installed, tests_of=version, listed=listed, races=racing)
     sys.exit(wrong > 0)
 

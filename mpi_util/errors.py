@@ -52,6 +52,11 @@ def rank_mismatch(what: str, found: Iterable[object], ranks: Iterable[int] | Non
     return RankMismatchError(f"{what}:{table}")
 
 
+def first_line(error: BaseException) -> str:
+    """Of another package's message, which may go on with advice about that package."""
+    return str(error).partition("\n")[0]
+
+
 class RankLeftError(MpiUtilError):
     """A rank ended, or left the program's common path, while others wait for it in a collective call."""
 

@@ -118,12 +118,44 @@ def test_an_error_names_the_line_of_the_program(tmp_path, model):
 LIMITED = "import resource, mpi_util\nresource.setrlimit(resource.RLIMIT_NOFILE, ({}, {}))\nmpi_util.mpi_fork({})\n"
 
 
+LEFT = """
+import sys, mpi_util
+if mpi_util.mpi_fork(int(sys.argv[1])) == "parent":
+    sys.exit()
+import numpy as np
+for iteration in range(10):
+    mpi_util.rank0_bcast_wts({"w": np.ones(3)})
+    if mpi_util.rank == 0 and iteration == 3:
+        break
+"""
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_rank_0_that_leaves_a_loop_alone_is_reported(tmp_path, mpi, n):
+    (tmp_path / "program.py").write_text(LEFT)
+    for _ in range(3):  # it depended on who came first
+        done = run([sys.executable, tmp_path / "program.py", n], 30, mpi_environment(mpi))
+        assert done.status == 1 and done.err.count("\n") == 2, done.err
+        assert "rank 0 has ended while rank 1 waits for it in rank0_bcast_wts at program.py:7" in done.err
+
+
+def test_an_error_that_one_rank_catches_ends_the_others_with_a_reason(tmp_path, mpi):
+    (tmp_path / "program.py").write_text(
+        "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "if mpi_util.rank == 0:\n"
+        "    try: mpi_util.bcast(1)\n"
+        "    except mpi_util.RankMismatchError: pass\n"
+        "mpi_util.rank0_gather(1)\n"
+    )
+    done = run([sys.executable, tmp_path / "program.py"], 30, mpi_environment(mpi))
+    assert done.status == 1 and "rank 1 ended with status 1 (RankMismatchError: ranks are in diff" in done.err, done.err
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_misspelt_name_is_suggested_as_python_does(tmp_path, n):
     program = tmp_path / "program.py"
     program.write_text(f"import mpi_util\nif mpi_util.mpi_fork({n}) == 'child':\n    weights = 1\n    print(weihgts)\n")
     assert "Did you mean: 'weights'?" in run([sys.executable, program], 30).err
-
 
 
 @pytest.mark.parametrize(("limit", "n", "needed"), [(100, 200, 832), (20, 4, 48), (40, 4, 48), (10, 2, 40)])

@@ -283,6 +283,19 @@ def test_status_after_finalize_is_kept(python):
     run.assert_nothing_left()
 
 
+def test_a_program_may_change_its_folder_above_the_fork_and_needs_no_home(tmp_path, mpi):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "program.py").write_text(
+        "import os, sys, mpi_util\n"
+        "os.chdir(os.path.dirname(os.path.abspath(__file__)))\n"
+        "if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "mpi_util.print0(mpi_util.nworkers, os.path.basename(os.getcwd()), sys.argv[1:])\n"
+    )
+    command = ["env", "-u", "HOME", sys.executable, "sub/program.py", "sub/program.py"]
+    done = run(command, 30, mpi_environment(mpi), cwd=tmp_path)
+    assert done.out == "2 sub ['sub/program.py']\n", done.err
+
+
 @pytest.mark.parametrize("victim", ["launcher", "helper", "parent"])
 def test_kill_of_another_process_of_the_job(python, victim):
     run = Run(python, 4, "wait")

@@ -78,6 +78,35 @@ def test_other_ways_to_set_the_threads():
         assert all(row["threads"] == 1 and (row["numpy"] > 1.2) == (part == "update" and CORES > 1) for row in rows)
 
 
+AFTER_EACH_CALL = """
+import sys, mpi_util
+if mpi_util.mpi_fork(int(sys.argv[1])) == "parent":
+    sys.exit()
+import numpy as np, torch
+from mpi_util import mpi_pytorch, mpi_tools
+net, ones = torch.nn.Linear(2, 2), np.ones(3, np.float32)
+calls = [lambda f=f, x=x: f(x) for f in (mpi_util.all_sum, mpi_util.all_mean, mpi_util.bcast) for x in (1.0, ones)]
+calls += [lambda f=f: f(net) for f in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts, mpi_pytorch.sync_params)]
+calls += [lambda f=f: f(ones) for f in (mpi_tools.mpi_avg, mpi_tools.mpi_sum, mpi_tools.mpi_statistics_scalar)]
+calls += [lambda: (net(torch.ones(1, 2)).sum().backward(), mpi_pytorch.mpi_avg_grads(net))]
+calls += [lambda: mpi_util.share(3), lambda: list(mpi_util.deal(3)), lambda: mpi_util.all_accum_batches([1])]
+for call in calls:
+    mpi_util.rank0_gather(0)
+    before = torch.get_num_threads()
+    call()
+    mpi_util.print0(before, torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(CORES == 1, reason="needs two cores")
+@pytest.mark.parametrize("n", [1, 2])
+def test_after_a_call_rank_0_has_the_same_threads_at_any_number_of_ranks(tmp_path, n):
+    """Or the update below it would have other bits."""
+    (tmp_path / "program.py").write_text(AFTER_EACH_CALL)
+    done = run([sys.executable, tmp_path / "program.py", n], 60)
+    assert done.out == f"{CORES} 1\n" * 16, done.err
+
+
 def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -224,9 +224,10 @@ def parse(arguments: list[str] | None = None) -> Config:
     )  # fmt: skip
 
     def refuse(message: str) -> NoReturn:
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
-        near = difflib.get_close_matches(unknown, [f"--{option.name}" for option in fields(Config)], 1)
-        asks = f"; did you mean {near[0]}?" if near and unknown not in near else ""
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        known = [f"--{option.name}" for option in fields(Config)] if is_unknown else []
+        near = difflib.get_close_matches(words.split()[0], known, 1) if known else []
+        asks = f"; did you mean {near[0]}?" if near else ""
         parser.exit(2, f"train.py: {message}{asks} (see --help)\n")
 
     parser.error = refuse  # type: ignore[method-assign]

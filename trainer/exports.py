@@ -21,8 +21,8 @@ class Exports:
         """Args: rows: to keep of an earlier start. Raises ValueError: one line: a package is not installed."""
         self._path, self._events, self._run = folder / JSONL, None, None
         tensorboard, wandb = (_module(option, module) if getattr(config, option) else None for option, module in NEEDED)
-        kept = self._path.read_text().splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
-        self._path.write_text("".join(kept))
+        kept = self._path.read_bytes().splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
+        self._path.write_bytes(b"".join(kept))
         if tensorboard:
             self._events = tensorboard.SummaryWriter(str(folder))
         if wandb:

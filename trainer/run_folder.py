@@ -30,7 +30,10 @@ class RunFolder:
         Raises: ValueError: one line: not writable, or it holds a run already, or none.
         """
         self.path = path
-        holds_run = bool(checkpoints(path))
+        try:
+            holds_run = bool(checkpoints(path))
+        except OSError as error:
+            raise ValueError(f"cannot read the run folder {path}: {error.strerror}") from None
         if new and holds_run:
             raise ValueError(f"{path} holds a run already; give another folder, or --resume {path} to continue it")
         if not new and not holds_run:

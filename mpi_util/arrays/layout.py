@@ -36,6 +36,7 @@ class Slot(NamedTuple):
         flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
         aliases: other names of the same array: tied parameters of torch.
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
+        kind: name of the values' own dtype where it is another, such as bfloat16.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Slot(NamedTuple):
     flush: Callable[[], None] | None = None
     aliases: tuple[str, ...] = ()
     optional: bool = False
+    kind: str = ""
 
     def copy(self) -> np.ndarray:
         """A copy of the values as they travel."""
@@ -89,6 +91,7 @@ class Entry(NamedTuple):
     dtype: str | np.dtype  # see `portable`
     shape: tuple[int, ...]
     start: int  # bytes
+    kind: str = ""  # as of `Slot`
 
     def view(self, memory: Any, dtype: np.dtype | None = None, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """The array over `memory`, as it travels.
@@ -119,12 +122,13 @@ class Layout:
             arrays: (name, dtype, shape, ...) each, such as slots.
             packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
         """
-        return _layout(tuple(array[:3] for array in arrays), packed, tuple(aliases))
+        named = tuple((*array[:3], getattr(array, "kind", "")) for array in arrays)
+        return _layout(named, packed, tuple(aliases))
 
     @functools.cached_property
     def kinds(self) -> list[tuple[str, Any, tuple[int, ...]]]:
         """(name, dtype, shape) of each array: what must be the same where the block is sent to."""
-        return [entry[:3] for entry in self.entries]
+        return [(entry.name, entry.kind or entry.dtype, entry.shape) for entry in self.entries]
 
     @functools.cached_property
     def signature(self) -> bytes:
@@ -151,10 +155,10 @@ def _layout(arrays: tuple[Any, ...], packed: bool, aliases: tuple[Any, ...]) -> 
     entries: list[Any] = [None] * len(arrays)
     end, before = 0, None
     for i in order:
-        name, dtype, shape = arrays[i]
+        name, dtype, shape, kind = arrays[i]
         if not packed or dtype != before:
             end, before = align(end), dtype
-        entries[i] = Entry(name, portable(dtype), shape, end)
+        entries[i] = Entry(name, portable(dtype), shape, end, kind)
         end += dtype.itemsize * math.prod(shape)
     return Layout(tuple(entries), align(end), aliases)
 

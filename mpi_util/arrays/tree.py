@@ -76,7 +76,7 @@ def check_paths(paths: list[str]) -> None:
         raise BatchError(f"two leaves are both named '{twice}'; rename a key")
 
 
-def describe(dtype: np.dtype, trailing: tuple[int, ...]) -> str:
+def describe(dtype: np.dtype | str, trailing: tuple[int, ...]) -> str:
     """Text for an array of any number of rows: `float32 (*, 17)`."""
     return f"{dtype} ({', '.join(['*', *map(str, trailing)])}{'' if trailing else ','})"
 

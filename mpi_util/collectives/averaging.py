@@ -90,6 +90,7 @@ class _Reduction(Exchange):
 
     def run(self) -> Arrays:
         if self._channel.size == 1:
+            self._channel.enter(self.op)  # rank 0's threads are those of any number of ranks
             self.describe()
             return self._made
         page = self.exchange(self._channel) if possible(self._channel) else None

@@ -9,6 +9,7 @@ and small data have two places, which rounds use in turn: a rank that is quick t
 overwrite what a slow one still reads, and by the round after that the slow one has passed.
 """
 
+import contextlib
 import math
 import struct
 import time
@@ -226,7 +227,9 @@ def check_same(op: str, descriptions: Sequence[Description]) -> None:
 
     def text(one: dict[str, Any]) -> str:
         dtype, shape = one.get(name, ("missing", ""))
-        what = dtype if dtype == "missing" else "None" if dtype is None else f"{np.dtype(dtype)} {shape}"
+        with contextlib.suppress(TypeError):  # the name of a dtype that NumPy lacks
+            dtype = dtype and np.dtype(dtype)
+        what = dtype if dtype == "missing" else f"{dtype} {shape}" if dtype else "None"
         return f"{what} (of {len(one)} arrays)"
 
     what = f"{op}: '{name}' {DIFFERS}; they must have the same names, dtypes and shapes"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import MpiUtilError, RankMismatchError, UsageError, rank_mismatch
+from ..errors import MpiUtilError, RankLeftError, RankMismatchError, UsageError, rank_mismatch
 from ..host import threads
 from ..host.cores import usable_cores
 from ..host.process import States, process
@@ -168,13 +168,13 @@ class Channel:
         messages, found = self.messages, {mine: [self.rank]}
         concerns = range(self.size) if self.rank == 0 else range(1)  # rank 0 hears of all, the others of rank 0's
         for k in messages.ended:
-            raise messages.left_error(op, k)
+            raise self._left(op, k)
         while awaited:
             source, message = messages.next(awaited, concerns)
             kind = message[0]
             if kind == LEAVE:
                 messages.ended[source] = opened(message)[1]
-                raise messages.left_error(op, source)
+                raise self._left(op, source)
             if source not in awaited:
                 if kind == ERROR:
                     raise opened(message)[1]
@@ -276,6 +276,12 @@ class Channel:
         op, number, site = self._place(op)
         self.messages.post(0, WAITING, (op + WAITS, number, site))
 
+    def _left(self, op: str, source: int) -> RankLeftError:
+        """That a rank has ended which this one waits for. Rank 0, where it ends, says so, and has to know."""
+        if self.rank:
+            self.report_waiting(op)
+        return self.messages.left_error(op, source)
+
     def check_messages(self, op: str, arrived: Callable[[], list[bool]] = list) -> None:
         """A rank that waits elsewhere than in `agree` looks for messages that say why another one does not arrive.
 
@@ -292,7 +298,7 @@ class Channel:
         messages.inbox.clear()
         try:
             for source in messages.ended:
-                raise messages.left_error(op, source)
+                raise self._left(op, source)
             while came:
                 source, message = came.pop(0)
                 (kind, payload), there = opened(message), arrived()
@@ -301,7 +307,7 @@ class Channel:
                     messages.inbox.setdefault(source, []).append(message)
                 elif kind == LEAVE:
                     messages.ended[source] = payload
-                    raise messages.left_error(op, source)
+                    raise self._left(op, source)
                 elif kind == ERROR:
                     raise payload
                 elif kind in (CALL, CALLS) and not messages.is_late(source, message):

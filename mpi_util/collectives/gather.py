@@ -151,7 +151,10 @@ class _Gather:
     def _describe(self) -> Header:
         """What this rank has."""
         op, index, segments = self.op, self._index, self.segments
-        order = [self._channel.rank] if index is None else [operator.index(i) for i in index]
+        try:
+            order = [self._channel.rank] if index is None else [operator.index(i) for i in index]
+        except TypeError:
+            raise BatchError(f"{op}: index has a whole number for each item; got {index!r}") from None
         if index is not None and not self._listed:
             raise BatchError(f"{op}: with index, give a list of batches, not a {type(self._batch).__name__}")
         if len(order) != len(segments):

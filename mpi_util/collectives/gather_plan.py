@@ -8,24 +8,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import pickles, tree
-from ..arrays.adapters import adapter_for
+from ..arrays.adapters import adapter_for, kind_of
 from ..arrays.layout import Layout, portable
-from ..errors import BatchError, rank_mismatch
+from ..errors import BatchError, first_line, rank_mismatch
 
 
 class Leaf(NamedTuple):
     """A leaf without its rows."""
 
     path: str
-    kind: str  # "array", or "list": Python values, pickled, joined; or "none"
+    kind: str  # "array", or its dtype's name if bits of it travel; "list": Python values, pickled, joined; "none"
     dtype: Any
     trailing: tuple[int, ...]  # shape without the rows
     scalar: bool  # a 0-d value, one row
 
     def __str__(self) -> str:
-        if self.kind != "array":
+        if self.kind in ("list", "none"):
             return self.kind
-        return f"{np.dtype(self.dtype)} scalar" if self.scalar else tree.describe(np.dtype(self.dtype), self.trailing)
+        dtype = np.dtype(self.dtype) if self.kind == "array" else self.kind
+        return f"{dtype} scalar" if self.scalar else tree.describe(dtype, self.trailing)
 
 
 # What must be the same in every segment of every rank: the leaves, and the path of each container with "dict", "tuple"
@@ -64,7 +65,10 @@ def pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndarr
                 array = adapter_for(node).to_array(node)
             except BatchError as error:
                 raise BatchError(f"{op}: '{path}' {error}") from None
-            leaf = Leaf(path, "array", portable(array.dtype), array.shape[1:], not array.shape)
+            except (TypeError, RuntimeError, ValueError, AttributeError) as error:
+                why = f"is a {type(node).__name__} of which no array can be made: {first_line(error)}"
+                raise BatchError(f"{op}: '{path}' {why}") from None
+            leaf = Leaf(path, kind_of(node, array) or "array", portable(array.dtype), array.shape[1:], not array.shape)
             array = array if array.shape else array[None]
         leaves.append(leaf)
         arrays.append(array)
@@ -115,7 +119,7 @@ class Joined(NamedTuple):
         found: dict[str, Any] = {}
         for leaf, entry in zip(self.kinds, self.layout.entries):
             array = entry.view(block)
-            if leaf.kind == "array":
+            if leaf.kind not in ("list", "none"):
                 found[leaf.path] = array if array.nbytes > pickles.SMALL else array.copy()
             else:
                 found[leaf.path] = pickles.unpack(array) if leaf.kind == "list" else None

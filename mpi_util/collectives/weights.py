@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import Plan, derived
-from ..errors import RankMismatchError, rank_mismatch
+from ..errors import BatchError, RankMismatchError, rank_mismatch
 from ..launch.identity import Comm
 from ..program.old_names import renamed
 from .barrier import DIFFERS, SMALL, Exchange, Page, possible
@@ -113,10 +113,13 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     Raises:
         RankMismatchError: on every rank, if an array's dtype or shape differs. BatchError: x cannot be pickled.
     """
-    channel, in_place = channel_of(comm), isinstance(x, np.ndarray) and not x.dtype.hasobject
+    channel = channel_of(comm)
     array: Any = x
+    in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject and not isinstance(x, np.ma.MaskedArray)
 
     def describe() -> tuple[Any, ...] | None:
+        if in_place and channel.rank and not array.flags.writeable:
+            raise BatchError("bcast: the array of another rank than 0 is written in place, and this one is read-only")
         return (array.dtype, array.shape) if in_place else None
 
     def decide(described: list[Any]) -> tuple[int, Any]:
@@ -131,9 +134,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
         wait_for(array.nbytes)
         np.copyto(array, np.ndarray(array.shape, array.dtype, block))
 
-    value: T = broadcast(
-        channel, "bcast", lambda: (array.dtype, array.shape) if in_place else None, decide, write, take
-    )
+    value: T = broadcast(channel, "bcast", describe, decide, write, take)
     return x if in_place or channel.rank == 0 else value
 
 

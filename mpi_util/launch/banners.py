@@ -213,6 +213,7 @@ class Stream(threading.Thread):
         self._write(self.filter.release(ended=True))
         if self._last_byte != b"\n" and self._target == STDERR:
             self._write(b"\n")  # a rank's death has cut its line short, and ours follows
+        self._source.close()
 
     def _write(self, data: bytes) -> None:
         self._last_byte = data[-1:] or self._last_byte

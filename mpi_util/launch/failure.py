@@ -162,7 +162,8 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     if rank.is_fork:
         return print_line(_shorten(text, _LONGEST_REPORT))
     if getattr(error, "silent", False):
-        time.sleep(_FIRST_REPORT_S)  # another rank prints it
+        time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
+        known = False  # it has not
     else:
         _report(text)
     place = f"{kind.__name__} {_place(trace)}{_phase(error)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import io
 import os
@@ -142,7 +143,19 @@ def _own_arguments() -> list[str]:
             "mpi_fork starts the program again, so it needs a script (or -m, -c): save it to a file; in a notebook "
             "begin its cell with %%writefile program.py, then %run program.py"
         )
-    return sys.orig_argv[1:]
+    arguments, path = sys.orig_argv[1:], _script()
+    place = next((i for i, word in enumerate(arguments) if path.endswith(f"/{os.path.normpath(word)}")), None)
+    if place is not None and os.path.isfile(path):
+        arguments[place] = _found_from_here(arguments[place], path)
+    return arguments
+
+
+def _found_from_here(script: str, path: str) -> str:
+    """The script as on the command line, or its path where the program has called os.chdir since."""
+    with contextlib.suppress(OSError):
+        if os.path.samefile(script, path):
+            return script
+    return path
 
 
 def _made(log_dir: str | os.PathLike[str] | None) -> str:

@@ -67,6 +67,7 @@ class Family(NamedTuple):
 # UCX, in MPICH between hosts, warns at the end of messages that no rank needs any more.
 ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi", "UCX_LOG_LEVEL": "error"}
 ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+ENVIRONMENT |= {"HOME": os.path.expanduser("~").replace("~", "/")}  # Open MPI needs one, which services lack
 _INTEL = r"Intel\(R\) MPI"
 _HYDRA = "-hosts {hosts} -launcher ssh -launcher-exec {rsh}", f"-prepend-pattern {MARK}"
 _FAMILIES = (

@@ -73,7 +73,8 @@ class Watch:
         reap.end_job(str(self.folder))
         if self._guard:
             self._guard.kill()  # it may be stopped
-            self._guard.wait()
+            with self._guard:  # closes its pipe, and waits
+                pass
 
     def step(self, wait: bool = True) -> None:
         """Waits for an event, for half a second at most, and handles it."""

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 FRAME_BYTES = 1 << 16
-_PROTOCOL = 2
+_PROTOCOL = 3
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
 _TEXT_BYTES = FRAME_BYTES - 256  # of a longer text the end is sent
 _MOST = 256  # messages received at once: one that never stops sending delays no other

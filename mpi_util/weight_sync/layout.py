@@ -61,7 +61,8 @@ class Weights:
 
     def layout(self) -> Layout:
         """The layout in which these weights travel."""
-        return Layout.of(((name, *slot[1:]) for name, slot in self.slots.items()), aliases=self.aliases.items())
+        named = (slot._replace(name=name) for name, slot in self.slots.items())
+        return Layout.of(named, aliases=self.aliases.items())
 
     def plan(self, layout: Layout, who: str, other: str, base: "Weights | None" = None) -> Plan:
         """Each entry of the layout with the slot that has its values; the last plan if it was for this layout.
@@ -72,10 +73,12 @@ class Weights:
         """
 
         def check(name: str, slot: Slot | None, entry: Entry | None) -> tuple[Entry, Slot]:
-            if slot is not None and entry is not None and (portable(slot.dtype), slot.shape) == entry[1:3]:
-                return entry, slot
-            mine = "no such array" if slot is None else f"{slot.dtype} {slot.shape}"
-            theirs = "no such array" if entry is None else f"{np.dtype(entry.dtype)} {entry.shape}"
+            if slot is not None and entry is not None:
+                same_kind = slot.kind == entry.kind or not (slot.kind and entry.kind)  # a NumPy array may have the bits
+                if (portable(slot.dtype), slot.shape) == entry[1:3] and same_kind:
+                    return entry, slot
+            mine = "no such array" if slot is None else f"{slot.kind or slot.dtype} {slot.shape}"
+            theirs = "no such array" if entry is None else f"{entry.kind or np.dtype(entry.dtype)} {entry.shape}"
             raise WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
 
         if self._plan.layout is layout:
@@ -114,16 +117,16 @@ def unpacked(text: bytes, room: int) -> Layout:
     try:
         described, nbytes, aliases = json.loads(text)
         entries, end = [], 0
-        for name, kind, shape, start in described:
-            dtype = descr_to_dtype(kind)
-            if not (isinstance(name, str) and all(type(n) is int for n in [start, *shape])):
+        for name, descr, shape, start, kind in described:
+            dtype = descr_to_dtype(descr)
+            if not (isinstance(name, str) and isinstance(kind, str) and all(type(n) is int for n in [start, *shape])):
                 raise ValueError(f"{name!r} is not described")
             # NumPy refuses an empty array too whose other sizes are too large
             fits = math.prod(max(n, 1) for n in shape) * dtype.itemsize <= sys.maxsize and not dtype.hasobject
             if not fits or start < end or min(shape, default=0) < 0:
                 raise ValueError(f"'{name}' is {dtype} {shape} at byte {start}")
             end = start + math.prod(shape) * dtype.itemsize
-            entries.append(Entry(name, portable(dtype), tuple(shape), start))
+            entries.append(Entry(name, portable(dtype), tuple(shape), start, kind))
         if not end <= nbytes <= room or len({entry.name for entry in entries}) < len(entries):
             raise ValueError(f"arrays of {end} bytes in {nbytes} of {room}")
         pairs = tuple((str(alias), str(name)) for alias, name in aliases)

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 import numpy as np
+import pytest
 import torch
 from harness import fork, raises, run_checks
 
@@ -166,6 +167,12 @@ def check_bcast(comm, rank, size):
     assert mpi_util.bcast(np.array([{"from": rank}], object), comm=comm)[0] == {"from": 0}
     for x in (np.full((2, 3), rank), np.full(100_000, rank, "f4"), np.zeros((0, 2)) + rank):
         assert mpi_util.bcast(x, comm=comm) is x and (x == 0).all()
+    masked = np.ma.array([1, 2], mask=[rank == 0, False])
+    assert mpi_util.bcast(masked, comm=comm).mask.tolist() == [True, False]
+    fixed = np.arange(2)
+    fixed.flags.writeable = False
+    if size > 1:
+        raises(mpi_util.BatchError, "this one is read-only", lambda: mpi_util.bcast(fixed, comm=comm))
 
 
 def check_sender_is_only_read(comm, rank, size):
@@ -176,6 +183,70 @@ def check_sender_is_only_read(comm, rank, size):
         assert mine["w"].tobytes() == before
     else:
         mpi_util.rank0_bcast_wts(mine, comm=comm)
+
+
+def check_bits_of_one_dtype_are_not_those_of_another(comm, rank, size):
+    kinds = torch.bfloat16, torch.uint16
+    mine = torch.ones(3).to(kinds[rank > 0])
+    if size > 1:
+        text = "rank 0: bfloat16 (3,) (of 1 arrays)\n  rank 1: uint16 (3,) (of 1 arrays)"
+        raises(mpi_util.RankMismatchError, text, lambda: mpi_util.rank0_bcast_wts([mine], comm=comm))
+        text = "is bfloat16 (*,) on rank 0 and uint16 (*,) on rank 1"
+        raises(mpi_util.RankMismatchError, text, lambda: mpi_util.rank0_accum_batches({"x": mine}, comm=comm))
+
+
+def check_dtypes_that_extend_numpy(comm, rank, size):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        x = np.full(2, rank, dtype)
+        found = mpi_util.rank0_accum_batches({"x": x}, comm=comm)["x"]
+        assert found.dtype == dtype and (rank or found[::2].tolist() == list(range(size)))
+        total = mpi_util.all_sum(x, comm=comm)
+        assert total.dtype == dtype and total.tolist() == [sum(range(size))] * 2
+        mpi_util.all_avg_wts([x], comm=comm)
+        assert x.tolist() == [np.asarray((size - 1) / 2, dtype)] * 2
+        mpi_util.rank0_bcast_wts([y := np.full(2, rank + 1, dtype)], comm=comm)
+        assert y.tolist() == [1.0, 1.0]
+
+
+def check_scripted_modules(comm, rank, size):
+    torch.manual_seed(rank)
+    net = torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(1, 3))
+    for _ in range(3):
+        mpi_util.rank0_bcast_wts(net, comm=comm)
+        assert len(set(mpi_util.all_accum_batches([mpi_util.chksum(net)], comm=comm))) == 1
+
+
+def check_weights_that_cannot_be_sent_are_refused(comm, rank, size):
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.LBFGS(net.parameters())
+
+    def loss():
+        optimizer.zero_grad()
+        (found := net(torch.ones(4, 3)).square().mean()).backward()
+        return found
+
+    optimizer.step(loss)
+    quantized = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(3, 2)))
+    expanded = torch.nn.Linear(3, 2)
+    expanded.register_buffer("scale", torch.ones(1).expand(4))
+    cases = [(optimizer, "is a list of tensors"), (quantized, "'0' (Linear) keeps its weights elsewhere")]
+    cases += [(expanded, "'scale' is a Tensor that cannot be sent: its elements share memory")]
+    cases += [(torch.nn.LazyLinear(2), "'weight' is a UninitializedParameter that cannot be sent")]
+    cases += [
+        (torch.nn.Linear(3, 2, device="meta"), "it has no memory"),
+        ([torch.eye(2).to_sparse()], "cannot be sent"),
+    ]
+    for thing, text in cases:
+        raises(mpi_util.WeightsError, text, lambda thing=thing: mpi_util.rank0_bcast_wts(thing, comm=comm))
+    for thing in (torch.eye(2).to_sparse(), torch.nn.Linear(1, 1)):
+        raises(
+            mpi_util.BatchError,
+            "of which no array can be made",
+            lambda thing=thing: mpi_util.rank0_accum_batches({"x": thing}, comm=comm),
+        )
+    raises(mpi_util.BatchError, "of which no array", lambda: mpi_util.all_sum(torch.eye(2).to_sparse(), comm=comm))
+    raises(mpi_util.BatchError, "a whole number", lambda: mpi_util.rank0_accum_batches([{}], index=[0.5], comm=comm))
 
 
 def check_gathered_tensors_stay_tensors(comm, rank, size):

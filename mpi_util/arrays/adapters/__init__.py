@@ -105,6 +105,15 @@ def place_name(position: int, path: str) -> str:
     return f"{position}/{_AUTOMATIC_NUMBER.sub('', path.partition(':')[0])}"
 
 
+def kind_of(thing: Any, array: np.ndarray) -> str:
+    """Name of the dtype of a tensor or array whose bits `to_array` has given, such as bfloat16; "" of any other."""
+    if array.dtype.kind != "u":
+        return ""
+    dtype = getattr(thing, "dtype", array.dtype)
+    name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    return "" if name == array.dtype.name else name
+
+
 def as_bits(array: np.ndarray) -> np.ndarray:
     """The array, or its bits as unsigned integers if its dtype is an extension to NumPy's: bfloat16, 8-bit floats."""
     return array.view(f"u{array.dtype.itemsize}") if is_extension(array.dtype) else array
@@ -139,4 +148,13 @@ def value_slot(
     slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, None, read_into, write_from, flush=flush)
     if not is_extension(dtype):
         return slot
-    return slot._replace(number=lambda b: as_numbers(b.view(dtype)), bits=lambda x: as_bits(x.astype(dtype)))
+    return with_bits(slot, dtype)
+
+
+def with_bits(slot: Slot, dtype: np.dtype) -> Slot:
+    """The slot of values of an extension's dtype, of which bits travel."""
+
+    def number(bits: np.ndarray) -> np.ndarray:
+        return as_numbers(bits.view(dtype))
+
+    return slot._replace(number=number, bits=lambda numbers: as_bits(numbers.astype(dtype)), kind=dtype.name)

@@ -7,7 +7,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot
-from . import adapter_for, slot_maker
+from . import adapter_for, as_bits, as_numbers, is_extension, slot_maker, with_bits
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -17,28 +17,36 @@ def to_array(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise BatchError(f"holds objects ({type(leaf).__name__}); give it a numeric dtype, or use rank0_gather")
-    return array
+    return as_bits(array)
 
 
 def from_array(array: np.ndarray, like: Any) -> np.ndarray:
-    """`array` itself."""
-    return array
+    """`array` itself; of `like`'s dtype where its values came as bits."""
+    return array.view(like.dtype) if _has_bits(like) else array
 
 
 def to_numbers(leaf: Any) -> np.ndarray:
-    """The leaf as an array in the machine's byte order."""
+    """The leaf as an array in the machine's byte order; as float32 where its dtype is an extension to NumPy's."""
+    if _has_bits(leaf):
+        return as_numbers(np.asarray(leaf))
     array = to_array(leaf)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def from_numbers(array: np.ndarray, like: Any) -> np.ndarray:
-    """`array`; for a number a NumPy scalar."""
+    """`array`, of `like`'s dtype where that is an extension to NumPy's; for a number a NumPy scalar."""
+    array = array.astype(like.dtype) if _has_bits(like) else array
     return array if isinstance(like, np.ndarray) else array[()]
 
 
-def token(leaf: Any) -> int:
-    """An int stands for every array and number."""
-    return 0
+def token(leaf: Any) -> Any:
+    """An int stands for every array and number, but for those whose bits travel."""
+    return np.empty(0, leaf.dtype) if _has_bits(leaf) else 0
+
+
+def _has_bits(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return isinstance(dtype, np.dtype) and is_extension(dtype)
 
 
 def slots(model: Any, read_only: bool = False) -> list[Slot]:
@@ -52,7 +60,8 @@ def slots(model: Any, read_only: bool = False) -> list[Slot]:
         )
     found: list[Slot] = []
     for path, leaf in tree.walk(model):
-        if type(leaf) is np.ndarray and leaf.flags.writeable and not leaf.dtype.hasobject:  # quick: these are many
+        plain = type(leaf) is np.ndarray and leaf.flags.writeable and not (leaf.dtype.hasobject or _has_bits(leaf))
+        if plain:  # quick: these are many
             found.append(_array_slot(path, leaf, leaf))
         elif hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables"):  # a model in a dict of models
             found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(leaf).slots(leaf)]
@@ -71,7 +80,9 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
             if not read_only:
                 raise
     elif not read_only and not isinstance(leaf, np.ndarray):
-        raise WeightsError(f"'{path}' is a {type(leaf).__name__}; only arrays can be written in place: give np.array([...]), and change it by x[:] = ...")
+        raise WeightsError(
+            f"'{path}' is a {type(leaf).__name__}, not written in place; give np.array([...]), and set x[:] = ..."
+        )
     writable = isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject
     if not writable and not read_only:
         raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
@@ -80,7 +91,8 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
     except BatchError as error:
         raise WeightsError(f"weights '{path}' {error}") from None
 
-    return _array_slot(path, array, array if writable else None)
+    slot = _array_slot(path, array, array if writable else None)
+    return with_bits(slot, leaf.dtype) if _has_bits(leaf) else slot
 
 
 def _array_slot(path: str, array: np.ndarray, writable: np.ndarray | None) -> Slot:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import WeightsError
+from ...errors import BatchError, WeightsError, first_line
 from ..frameworks import framework
 from ..layout import KeptSlots, Slot
 
@@ -18,7 +18,10 @@ def to_array(leaf: Any) -> np.ndarray:
 
     bfloat16, which NumPy lacks, comes as the uint16 of its bits.
     """
-    array: np.ndarray = _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
+    try:
+        array: np.ndarray = _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise BatchError(f"is a {type(leaf).__name__} of which no array can be made: {first_line(error)}") from None
     return array
 
 
@@ -52,7 +55,14 @@ def slots(model: Any) -> list[Slot]:
     if isinstance(model, torch.optim.Optimizer):
         state = model.state_dict()["state"]
         found = ((f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items()))
-        named = [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
+        named = []
+        for name, value in found:
+            if isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+                raise WeightsError(
+                    f"'{name}' of {type(model).__name__} is a list of tensors; send its state_dict by bcast"
+                )
+            if isinstance(value, torch.Tensor):
+                named.append((name, value))
         if not named:
             raise WeightsError(f"{type(model).__name__} has no state: take a step, or load_state_dict, on every rank")
     elif isinstance(model, torch.Tensor):
@@ -104,7 +114,9 @@ _kept: weakref.WeakKeyDictionary[Any, tuple[_Watch, KeptSlots]] = weakref.WeakKe
 
 def _module_slots(module: Any) -> list[Slot]:
     """The slots of a module: the same list as long as it has the same tensors in the same places."""
-    if type(module).named_parameters is not framework("torch").nn.Module.named_parameters:
+    torch, kind = framework("torch"), type(module)
+    other = kind.named_parameters is not torch.nn.Module.named_parameters or kind.__eq__ is not torch.nn.Module.__eq__
+    if other or isinstance(module, torch.jit.ScriptModule):  # which makes its dicts anew at each look
         return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
     watch, found = _kept.get(module, (None, KeptSlots(())))
     if watch is None or not watch.unchanged():
@@ -114,8 +126,14 @@ def _module_slots(module: Any) -> list[Slot]:
 
 
 def _new_slots(module: Any) -> Iterator[Slot]:
-    parts = module.named_modules()
-    optional = {f"{prefix}.{name}".lstrip(".") for prefix, part in parts for name in part._non_persistent_buffers_set}
+    optional = set()
+    for prefix, part in module.named_modules():
+        optional |= {f"{prefix}.{name}".lstrip(".") for name in part._non_persistent_buffers_set}
+        saves = type(part)._save_to_state_dict is not framework("torch").nn.Module._save_to_state_dict
+        if saves and not len(part._parameters) + len(part._buffers) and part.state_dict():  # a quantized layer
+            raise WeightsError(
+                f"'{prefix}' ({type(part).__name__}) keeps its weights elsewhere than in tensors of its own"
+            )
     for named in (module.named_parameters, module.named_buffers):
         names: dict[Any, list[str]] = {}  # by tensor, which is equal to itself alone
         for name, tensor in named(remove_duplicate=False):
@@ -137,7 +155,18 @@ def forget(module: Any) -> None:
 
 def tensor_slot(name: str, tensor: Any) -> Slot:
     """The slot of one tensor, on whatever device it lives."""
+    try:
+        return _tensor_slot(name, tensor)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise WeightsError(f"'{name}' is a {type(tensor).__name__} that cannot be sent: {first_line(error)}") from None
+
+
+def _tensor_slot(name: str, tensor: Any) -> Slot:
     torch = framework("torch")
+    if tensor.is_meta:
+        raise ValueError("it has no memory (device meta)")
+    if any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride())):
+        raise ValueError("its elements share memory (expand); give it a clone()")
     bits = _bits(tensor.detach())
     on_host = bits.device.type == "cpu" and bits.is_contiguous()
     host: np.ndarray | None = bits.view(-1).numpy() if on_host else None
@@ -153,6 +182,7 @@ def tensor_slot(name: str, tensor: Any) -> Slot:
     if not _travels_as_bits(tensor):
         return slot
     return slot._replace(
+        kind=str(tensor.dtype).removeprefix("torch."),
         number=lambda values: torch.from_numpy(values).view(tensor.dtype).float().numpy(),
         bits=lambda numbers: to_array(torch.from_numpy(numbers).to(tensor.dtype)),
     )

@@ -17,7 +17,9 @@ def slots(session: Any, graph: Any, trainable: bool = False) -> list[Slot]:
     Args: trainable: only these.
     """
     if not hasattr(session, "run") or id(getattr(session, "graph", None)) != id(graph):
-        raise WeightsError("a graph goes with the tf.compat.v1 session that runs it; several models: give a list, [pi, vf]")
+        raise WeightsError(
+            "a graph goes with the tf.compat.v1 session that runs it; several models: give a list, [pi, vf]"
+        )
     variables = sorted(
         graph.get_collection("trainable_variables" if trainable else "variables"), key=lambda variable: variable.name
     )
