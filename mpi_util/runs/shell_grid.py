@@ -111,5 +111,8 @@ def _of_train(folder: Path, words: list[str]) -> list[str]:
         if before != words:
             raise UsageError(f"{folder} holds a run with other arguments; remove it, or give another --name")
         return ["--resume", str(folder)]
-    replace_file(path, json.dumps(words).encode())
+    try:
+        replace_file(path, json.dumps(words).encode())
+    except OSError as error:
+        raise UsageError(f"cannot write to the run folder {folder}: {error.strerror}") from None
     return [*words, "--run_dir", str(folder)]
