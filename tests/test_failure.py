@@ -152,6 +152,21 @@ def test_an_error_that_one_rank_catches_ends_the_others_with_a_reason(tmp_path, 
 
 
 @pytest.mark.parametrize("n", [1, 2])
+def test_threads_that_fail_together_lose_no_report(tmp_path, n):
+    (tmp_path / "program.py").write_text(
+        f"import sys, threading, time, mpi_util\nif mpi_util.mpi_fork({n}) == 'parent': sys.exit()\n"
+        "together = threading.Barrier(4)\n"
+        "def fail(): together.wait(); raise ValueError('no luck')\n"
+        "stderr, threads = sys.stderr, [threading.Thread(target=fail) for _ in range(4)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(sys.stderr is stderr, flush=True)\n"
+    )
+    done = run([sys.executable, tmp_path / "program.py"], 30)
+    assert "Traceback" in done.err and (n > 1 or (done.err.count("Traceback") == 4 and done.out == "True\n")), done
+
+
+@pytest.mark.parametrize("n", [1, 2])
 def test_a_misspelt_name_is_suggested_as_python_does(tmp_path, n):
     program = tmp_path / "program.py"
     program.write_text(f"import mpi_util\nif mpi_util.mpi_fork({n}) == 'child':\n    weights = 1\n    print(weihgts)\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import OPEN_MPI, mpi_environment, run
+from conftest import OPEN_MPI, ROOT, mpi_environment, run
 
 from mpi_util.errors import LaunchError, UsageError
 from mpi_util.host import cores
@@ -294,6 +294,9 @@ def test_a_program_may_change_its_folder_above_the_fork_and_needs_no_home(tmp_pa
     command = ["env", "-u", "HOME", sys.executable, "sub/program.py", "sub/program.py"]
     done = run(command, 30, mpi_environment(mpi), cwd=tmp_path)
     assert done.out == "2 sub ['sub/program.py']\n", done.err
+    command = [sys.executable, "-m", "sub.program", "program.py"]
+    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    assert run(command, 30, mpi_environment(mpi) | path, cwd=tmp_path).out == "2 sub ['program.py']\n"
 
 
 @pytest.mark.parametrize("victim", ["launcher", "helper", "parent"])

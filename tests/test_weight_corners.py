@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 
@@ -387,6 +388,39 @@ def test_a_receiver_learns_that_its_sender_has_shut_down():
         assert not receiver.ended and not receiver.wait_ended(0)
         scheme.shutdown()
         assert receiver.wait_ended(5) and receiver.ended
+
+
+def test_on_update_that_ends_its_thread_is_reported_on_both_sides():
+    def leave(version: int) -> None:
+        if version == 2:
+            sys.exit("stop")
+
+    scheme = scheme_for(1, arrays(1.0), timeout=10.0)
+    with contextlib.ExitStack() as stack:
+        (receiver,) = stack.enter_context(local_receivers(scheme, [arrays(0.0)], "policy", on_update=leave))
+        with pytest.raises(WorkerError, match="SystemExit: stop"):
+            scheme.send()
+        assert receiver.wait_ended(10.0) and "has ended the thread that receives" in str(receiver.failure)
+    scheme.shutdown()
+
+
+def test_a_process_forked_from_the_senders_sends_nothing():
+    scheme = scheme_for(1, arrays(1.0))
+    with local_receivers(scheme, [model := arrays(0.0)], "policy"):
+        reader, writer = multiprocessing.get_context("fork").Pipe(False)
+
+        def child() -> None:
+            try:
+                scheme.send(arrays(-1.0))
+            except UsageError as error:
+                writer.send(str(error))
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        assert reader.poll(10.0) and "forked from the sender's" in reader.recv()
+        process.join(10.0)
+        assert value(model) == 1.0 and scheme.send(arrays(2.0)) == 2 and value(model) == 2.0
+    scheme.shutdown()
 
 
 def test_a_receiver_learns_that_its_sender_has_died():

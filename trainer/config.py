@@ -227,7 +227,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         _, is_unknown, words = message.partition("unrecognized arguments: ")
         known = [f"--{option.name}" for option in fields(Config)] if is_unknown else []
         near = difflib.get_close_matches(words.split()[0], known, 1) if known else []
-        asks = f"; did you mean {near[0]}?" if near else ""
+        asks = f"; did you mean {near[0]}?" if near and near[0] != words.split()[0] else ""
         parser.exit(2, f"train.py: {message}{asks} (see --help)\n")
 
     parser.error = refuse  # type: ignore[method-assign]

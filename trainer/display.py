@@ -173,7 +173,7 @@ class Panel:
         if self._first:
             grid.add_row("progress", self._progress())
         if self._returns:
-            mean = f"mean of the last {EPISODES} episodes {self._recent:,.1f}"
+            mean = f"mean {self._recent:,.1f} of the last {EPISODES}"  # a narrow terminal cuts its end
             grid.add_row("return", f"[bold]{self._returns[-1]:,.1f}[/] {spark(self._returns)} {mean}")
         if self._tests:
             last, best = self._tests[-1], max(self._tests)

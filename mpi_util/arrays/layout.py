@@ -37,6 +37,7 @@ class Slot(NamedTuple):
         aliases: other names of the same array: tied parameters of torch.
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
         kind: name of the values' own dtype where it is another, such as bfloat16.
+        fixed: why it cannot be written; "": it can.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Slot(NamedTuple):
     aliases: tuple[str, ...] = ()
     optional: bool = False
     kind: str = ""
+    fixed: str = ""
 
     def copy(self) -> np.ndarray:
         """A copy of the values as they travel."""

@@ -81,6 +81,10 @@ class OpenChannels(list["Channel"]):
     """The channels of this process that have more than one rank."""
 
 
+class UnreadableReply(Exception):
+    """Rank 0's answer has come, and an object of the program in it cannot be made here; its cause says why."""
+
+
 class Channel:
     """Collective: the private channel of a communicator; make it with `channel_of`."""
 
@@ -159,6 +163,8 @@ class Channel:
         try:
             found = self._collect(op, mine, awaited)
             return self._decide(found, decide) if self.rank == 0 else self._ask(op, found)
+        except UnreadableReply as error:  # the call has not failed: the others have their answers
+            raise error.__cause__ or error from None
         except Exception as error:
             self._fail_all(portable(op, 0, error), awaited)
             raise own_error or error from None
@@ -219,7 +225,11 @@ class Channel:
         messages.post_all({self.tree.above: packed(CALLS, (*self._place(op), [*found.items()])) if below else mine})
         while True:  # what a call that failed or was interrupted has left is dropped
             source, message = messages.next([self.tree.above], range(1))
-            kind, payload = opened(message)
+            try:
+                kind, payload = opened(message)
+            except Exception as error:  # of a class of the program
+                messages.post_all(dict.fromkeys(below, message))
+                raise UnreadableReply from error
             if kind in (REPLY, REPLIES) and payload[0] == messages.calls:
                 break
             if kind == ERROR:
@@ -233,7 +243,10 @@ class Channel:
             return payload[1]
         replies = {k: reply for reply, ranks in payload[1] for k in ranks}
         self._pass_on(replies)
-        return opened(replies[self.rank])[1][1]
+        try:
+            return opened(replies[self.rank])[1][1]
+        except Exception as error:
+            raise UnreadableReply from error
 
     def _pass_on(self, replies: Sequence[Message] | Mapping[int, Message]) -> None:
         """Sends the replies, by rank, to those below this one."""

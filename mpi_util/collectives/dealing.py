@@ -66,7 +66,8 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     one machine count in shared memory under a lock. Another machine than rank 0's gets its numbers from rank 0, at
     first half of its ranks' part at once, then half of what is theirs of the rest, down to one by one. Rank 0 answers
     before each number of its own, while it waits in a collective call, and in `Deal.serve`. A rank that does not call
-    it gets none. If all ranks of such a machine leave the loop early, no rank gets the numbers that are left there.
+    it gets none. Not within the loop of another deal, which each rank runs another number of times: numbers would be
+    lost. If all ranks of such a machine leave the loop early, no rank gets the numbers that are left there.
 
     Args:
         n: how many; the same on every rank.

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import slots
-from ..arrays.layout import Plan, derived
-from ..errors import BatchError, RankMismatchError, rank_mismatch
+from ..arrays.layout import Plan, Slot, derived
+from ..errors import BatchError, RankMismatchError, WeightsError, rank_mismatch
 from ..launch.identity import Comm
 from ..program.old_names import renamed
 from .barrier import DIFFERS, SMALL, Exchange, Page, possible
@@ -144,6 +144,14 @@ def all_same(op: str, found: list[Any]) -> None:
         raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
 
 
+def _writable(found: list[Slot]) -> Plan:
+    """The plan of slots that can all be written: on rank 0 too, so that it is the same on every rank."""
+    for slot in found:
+        if slot.fixed:
+            raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.fixed}")
+    return Plan.of(found)
+
+
 class _Model(Exchange):
     """A model to send. Its weights are looked up within the agreement, so that an error there reaches all ranks.
 
@@ -156,7 +164,7 @@ class _Model(Exchange):
     @functools.cached_property
     def plan(self) -> Plan:
         """How the weights are written and taken."""
-        return derived(slots(self._model, self._graph, trainable=self._trainable), Plan.of)
+        return derived(slots(self._model, self._graph, trainable=self._trainable), _writable)
 
     @property
     def _small(self) -> bool:

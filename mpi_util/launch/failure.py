@@ -39,6 +39,7 @@ _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a
 SAME_SIGNAL_S = 0.3
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
+_REPORTING = threading.RLock()  # of threads that fail together: `_traced` takes the place of stderr
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the whole package
 _STDLIB = os.path.dirname(os.__file__)  # its own modules, such as functools; site-packages is below it
 
@@ -140,8 +141,12 @@ def _report(text: str) -> None:
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """sys.excepthook, of threads too: one report, tagged with rank, phase and episode, then the end of the job."""
-    if kind is SystemExit:
-        return  # which a thread may end by
+    if kind is not SystemExit:  # which a thread may end by
+        with _REPORTING:
+            _report_error(kind, error, trace)
+
+
+def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     rank, known = process.of(Rank), isinstance(error, MpiUtilError)
     status = 130 if kind is KeyboardInterrupt else error.status if isinstance(error, MpiUtilError) else 1
     in_main = threading.current_thread() is threading.main_thread()
@@ -156,14 +161,15 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     elif known:
         text = f"{tag}: {_place(trace)}{kind.__name__}: {error}"
     else:
-        with contextlib.redirect_stderr(io.StringIO()) as traced:  # Python's own has "Did you mean", before 3.12 too
-            sys.__excepthook__(kind, error, trace)
-        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced.getvalue().rstrip()}"
+        traced = _traced(kind, error, trace).rstrip()
+        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced}"
     if rank.is_fork:
         return print_line(_shorten(text, _LONGEST_REPORT))
     if getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
-        known = False  # it has not
+        known = False  # it has not: the parent says why
+        if not process.of(Role).job:
+            _report(text)
     else:
         _report(text)
     place = f"{kind.__name__} {_place(trace)}{_phase(error)}"
@@ -173,6 +179,15 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
     _record(failure)
     if in_main:
         raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
+
+
+def _traced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback, with "Did you mean", which before 3.12 only Python's own hook has."""
+    if sys.version_info >= (3, 12):
+        return "".join(traceback.format_exception(kind, error, trace))
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        sys.__excepthook__(kind, error, trace)
+    return text.getvalue()
 
 
 def _named(where: dict[str, Any]) -> str:

@@ -144,8 +144,9 @@ def _own_arguments() -> list[str]:
             "begin its cell with %%writefile program.py, then %run program.py"
         )
     arguments, path = sys.orig_argv[1:], _script()
-    place = next((i for i, word in enumerate(arguments) if path.endswith(f"/{os.path.normpath(word)}")), None)
-    if place is not None and os.path.isfile(path):
+    place = len(arguments) - len(sys.argv)  # of the script, unless the program has changed its own arguments
+    named = place >= 0 and arguments[place + 1 :] == sys.argv[1:] and not {"-m", "-c"} & {*arguments[:place]}
+    if named and os.path.isfile(path) and os.path.basename(arguments[place]) == os.path.basename(path):
         arguments[place] = _found_from_here(arguments[place], path)
     return arguments
 

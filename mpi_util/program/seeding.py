@@ -1,10 +1,12 @@
 """Random streams that do not depend on which rank draws from them, and the seeding of a whole process."""
 
+import operator
 import random
 import sys
 
 import numpy as np
 
+from ..errors import UsageError
 from ..launch.identity import rank
 from .old_names import renamed
 
@@ -16,6 +18,7 @@ def set_global_seeds(seed: int) -> None:
     Call it with `rank_seed(seed)` where every rank is to draw differently. A tf.Graph that is made afterwards has a
     seed of its own: call `tf.compat.v1.set_random_seed` inside it.
     """
+    seed = _number("set_global_seeds", seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
@@ -40,4 +43,11 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 
     Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
     """
-    return np.random.SeedSequence(seed, spawn_key=key)
+    return np.random.SeedSequence(_number("stream", seed), spawn_key=key)
+
+
+def _number(call: str, seed: int) -> int:
+    """A seed of any integer type, 0 or more: None would be another one in each process."""
+    if not hasattr(seed, "__index__") or (number := operator.index(seed)) < 0:
+        raise UsageError(f"{call}: a seed is a whole number, 0 or more; got {seed!r}")
+    return number

@@ -138,7 +138,7 @@ class Logger:
             if array is not None and array.size == 1:
                 val = (int if array.dtype.kind in "iub" else float)(array.item())
             else:
-                val = " ".join(str(val).split())
+                val = " ".join(str(val).split()).encode(errors="backslashreplace").decode()  # a file's name may be any
         if not isinstance(key, str) or not key.isprintable() or not key:
             raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
         if key in self.log_current_row:

@@ -17,8 +17,8 @@ def packed(states: dict[str, Any]) -> bytes:
     """Extra states by name; b"" if there are none. WeightsError: one has something in it that JSON cannot say."""
     try:
         return json.dumps({name: _plain(state) for name, state in states.items()}).encode() if states else b""
-    except (TypeError, ValueError, MpiUtilError) as error:
-        known = "numbers, text, None, lists, tuples, dicts, arrays and tensors can be sent"
+    except (TypeError, ValueError, AttributeError, RecursionError, MpiUtilError) as error:
+        known = "numbers, text, bytes, None, lists, tuples, dicts, arrays and tensors can be sent"
         raise WeightsError(f"the extra state of {', '.join(states)}: {error}; {known}") from None
 
 
@@ -46,8 +46,11 @@ def _plain(thing: Any) -> Any:
         return {"dict": [[_plain(key), _plain(value)] for key, value in thing.items()]}
     if isinstance(thing, (list, tuple)):
         return {"tuple" if isinstance(thing, tuple) else "list": [*map(_plain, thing)]}
+    if isinstance(thing, bytes):
+        return {"bytes": base64.b64encode(thing).decode()}
     array = np.asarray(adapters.adapter_for(thing).to_array(thing))
-    if array.dtype.hasobject or array.dtype.fields:
+    lacks = isinstance(thing, np.ndarray) and adapters.is_extension(thing.dtype)
+    if array.dtype.hasobject or array.dtype.fields or lacks:
         raise TypeError(f"has a {type(thing).__name__}")
     is_tensor = not isinstance(thing, (np.ndarray, np.generic))
     kind = str(thing.dtype).removeprefix("torch.") if is_tensor else None
@@ -60,6 +63,8 @@ def _whole(plain: Any) -> Any:
     ((kind, content),) = plain.items()
     if kind == "dict":
         return {_whole(key): _whole(value) for key, value in content}
+    if kind == "bytes":
+        return base64.b64decode(content)
     if kind in ("list", "tuple"):
         return (tuple if kind == "tuple" else list)(map(_whole, content))
     dtype, shape, text, torch_dtype = content

@@ -14,12 +14,13 @@ import numpy as np
 from ..arrays.adapters.pytorch import forget
 from ..arrays.frameworks import framework
 from ..arrays.layout import Layout, Plan
-from ..errors import SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
+from ..errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from ..host.sections import Content, Reader
 from ..host.segments import Ticket
 from .connection import Address, Connection, Deadline, Kind, ProtocolError, new_socket
 from .extra import holding
 from .layout import Weights, unpacked
+from .worker import left
 
 _CONNECT_S = 10  # for a process that listens at the address and accepts no connection
 _JOIN_S = 5.0
@@ -163,7 +164,7 @@ class Subscriber:
             self._connection.send_hello(address.key, worker, name)
         except OSError as error:
             sock.close()
-            raise WorkerLeftError(f"worker {worker} finds no sender of {name}: it has ended ({error})") from None
+            raise left(f"worker {worker} finds no sender of {name}: it has ended ({error})") from None
 
     def next(self, deadline: Deadline) -> Update | None:
         """The newest update that was not returned yet; None if none comes in time, or ever (`stopped`).
@@ -183,7 +184,7 @@ class Subscriber:
         except (EOFError, OSError):
             if self.stopped:
                 return
-            raise WorkerLeftError(f"the sender of {self._name} has ended without shutdown()") from None
+            raise left(f"the sender of {self._name} has ended without shutdown()") from None
         except ProtocolError as error:
             self._connection.close()
             raise WorkerLeftError(f"worker {self._worker}: the sender of {self._name} sent {error}") from None
@@ -285,9 +286,11 @@ class Receiver:
                 self._on_update(self.version)
         except LockClosed:
             return False
-        except Exception:
+        except BaseException as error:
             failed, has = (update.version, self.version) if before else (0, 0)
-            subscriber.answer(Kind.ERROR, failed, has, traceback.format_exc())
+            known = isinstance(error, MpiUtilError)
+            text = f"{type(error).__name__}: {error}" if known else traceback.format_exc()
+            subscriber.answer(Kind.ERROR, failed, has, text)
             raise
         subscriber.answer(Kind.ACK, self.version)
         return True
@@ -303,6 +306,11 @@ class Receiver:
             described, _, text = text.partition(b"\n")
             layout = unpacked(described, len(block))
             if self.model is None:
+                for entry in layout.entries:
+                    if entry.kind:
+                        raise WeightsError(
+                            f"the sender's '{entry.name}' is {entry.kind}, which NumPy lacks; give model="
+                        )
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
             self._plan(layout)
             self._layout, self._described = layout, len(described) + 1
@@ -333,15 +341,21 @@ class Receiver:
             self.model, self._sharing = model, sharing
 
     def _listen(self) -> None:
-        while self._subscriber is not None and not self._subscriber.stopped:
-            try:
-                self.receive(Deadline(None))
-            except WorkerLeftError as error:
-                self.failure = error
-                break
-            except Exception as error:  # the sender raises it too; the old weights stay in use
-                self.failure = error
-        self.ended.set()
+        try:
+            while self._subscriber is not None and not self._subscriber.stopped:
+                try:
+                    self.receive(Deadline(None))
+                except WorkerLeftError as error:
+                    self.failure = error
+                    break
+                except Exception as error:  # the sender raises it too; the old weights stay in use
+                    self.failure = error
+        except BaseException as error:  # such as sys.exit: of this thread, which is the end of it
+            self.failure = UsageError(f"on_update has ended the thread that receives: {error!r}")
+            if self._subscriber is not None:
+                self._subscriber.close()
+        finally:
+            self.ended.set()
 
     def _let_go(self, subscriber: Subscriber) -> None:
         """Gives the sender's memory back."""

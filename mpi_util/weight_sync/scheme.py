@@ -169,6 +169,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._connected:
             raise UsageError("connect() was called already")
         if self._sender is not None:
+            self._check_process(self._sender, "connect()")
             self._connected = True
             wait = wait and self.sync and self.context is None  # its workers may have yet to start
             self._sender.send(weights, None, wait, Deadline(self.timeout))
@@ -231,7 +232,13 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError(f"{call} before init_on_sender(), or on a receiver")
         if self._closed or not self._connected:
             raise UsageError(f"{call} {'after shutdown' if self._closed else 'before connect'}()")
+        self._check_process(self._sender, call)
         return self._sender
+
+    def _check_process(self, sender: Sender, call: str) -> None:
+        """UsageError in a process that was forked from the sender's: it shares its memory, but not its workers."""
+        if sender.publisher.address.pid != os.getpid():
+            raise UsageError(f"{call}: this process was forked from the sender's; let that one send")
 
     def _need_receiver(self, call: str) -> Receiver:
         if self._receiver is None:

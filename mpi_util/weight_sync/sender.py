@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from ..arrays.layout import Layout, Plan
-from ..errors import SyncTimeoutError, UsageError, WorkerError, WorkerLeftError
+from ..errors import SyncTimeoutError, UsageError, WorkerError
 from .connection import Deadline
 from .layout import Weights, packed
 from .publisher import Publisher
-from .worker import Event, Report, State, Worker
+from .worker import Event, Report, State, Worker, left
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
@@ -213,7 +213,7 @@ class Sender:
     def _raise_left(self, workers: list[Worker]) -> None:
         if workers:
             text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
-            raise WorkerLeftError(f"cannot send {self.publisher.name} to {text}")
+            raise left(f"cannot send {self.publisher.name} to {text}")
 
     def _raise_late(self, workers: list[Worker], timeout: float | None) -> None:
         has = [f"version {worker.acked}" if worker.state is State.READY else "not connected" for worker in workers]

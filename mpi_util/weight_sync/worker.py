@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..arrays.layout import Layout
+from ..errors import WorkerLeftError
 from ..host.sections import Section
+from ..launch.identity import under_launcher
 from .connection import Connection
 
 
@@ -33,6 +35,13 @@ class Event(enum.Enum):
 def name_of(model_id: str | None) -> str:
     """The model, in messages."""
     return f"the model '{model_id}'" if model_id is not None else "the model"
+
+
+def left(text: str) -> WorkerLeftError:
+    """The error of a side whose other one has ended. Between ranks that one is the cause, and is reported first."""
+    error = WorkerLeftError(text)
+    error.silent = under_launcher()
+    return error
 
 
 class Report(NamedTuple):

@@ -246,6 +246,23 @@ def check_a_communicator_has_one_group(comm, rank, size):
         raises(mpi_util.UsageError, "of one group", lambda other=other: mpi_util.rank0_gather(rank, comm=other))
 
 
+class Unreadable:
+    def __init__(self):
+        self.state = "some"
+
+    def __setstate__(self, state):
+        raise ValueError("cannot be read back")
+
+
+def check_an_answer_that_cannot_be_read_leaves_nobody_behind(comm, rank, size):
+    for _ in range(2):
+        if rank:
+            raises(ValueError, "cannot be read back", lambda: mpi_util.bcast(Unreadable(), comm=comm))
+        else:
+            mpi_util.bcast(Unreadable(), comm=comm)
+        assert mpi_util.all_sum(np.ones(3), comm=comm).tolist() == [size] * 3
+
+
 def check_lists_of_arrays_are_refused(comm, rank, size):
     """Structure or trajectories? The same answer at any number of ranks, and whether the counts agree or not."""
     for items in ([np.zeros(2)] * 2, [{"x": np.zeros(1)}] * (1 + rank), [[np.zeros(1)], 1]):

@@ -94,7 +94,7 @@ def check_average(comm, rank, size):
 def check_bad_sessions(comm, rank, size):
     mine, other = Program(rank), tf.Graph()
     raises(
-        mpi_util.WeightsError, "graph that it runs", lambda: mpi_util.rank0_bcast_wts(mine.session, other, comm=comm)
+        mpi_util.WeightsError, "session that runs it", lambda: mpi_util.rank0_bcast_wts(mine.session, other, comm=comm)
     )
     with other.as_default():
         v1.get_variable("w", (2 + rank, 3))

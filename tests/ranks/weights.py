@@ -212,9 +212,22 @@ def check_dtypes_that_extend_numpy(comm, rank, size):
 def check_scripted_modules(comm, rank, size):
     torch.manual_seed(rank)
     net = torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(1, 3))
-    for _ in range(3):
-        mpi_util.rank0_bcast_wts(net, comm=comm)
-        assert len(set(mpi_util.all_accum_batches([mpi_util.chksum(net)], comm=comm))) == 1
+    for model in (net, torch.nn.Sequential(net), KeepsNames()):
+        for _ in range(3):
+            mpi_util.rank0_bcast_wts(model, comm=comm)
+            assert len(set(mpi_util.all_accum_batches([mpi_util.chksum(model)], comm=comm))) == 1
+
+
+class KeepsNames(torch.nn.Module):
+    """Its state dict is written by itself, and holds no weights but those of its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(2, 1)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}version"] = torch.tensor(3)
 
 
 def check_weights_that_cannot_be_sent_are_refused(comm, rank, size):
@@ -230,8 +243,8 @@ def check_weights_that_cannot_be_sent_are_refused(comm, rank, size):
     quantized = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(3, 2)))
     expanded = torch.nn.Linear(3, 2)
     expanded.register_buffer("scale", torch.ones(1).expand(4))
-    cases = [(optimizer, "is a list of tensors"), (quantized, "'0' (Linear) keeps its weights elsewhere")]
-    cases += [(expanded, "'scale' is a Tensor that cannot be sent: its elements share memory")]
+    cases = [(optimizer, "is a list of tensors"), (quantized, "(LinearPackedParams) keeps its weights elsewhere")]
+    cases += [(expanded, "'scale' cannot be written in place: its elements share memory")]
     cases += [(torch.nn.LazyLinear(2), "'weight' is a UninitializedParameter that cannot be sent")]
     cases += [
         (torch.nn.Linear(3, 2, device="meta"), "it has no memory"),

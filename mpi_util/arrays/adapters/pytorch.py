@@ -116,12 +116,15 @@ def _module_slots(module: Any) -> list[Slot]:
     """The slots of a module: the same list as long as it has the same tensors in the same places."""
     torch, kind = framework("torch"), type(module)
     other = kind.named_parameters is not torch.nn.Module.named_parameters or kind.__eq__ is not torch.nn.Module.__eq__
-    if other or isinstance(module, torch.jit.ScriptModule):  # which makes its dicts anew at each look
+    if other or isinstance(module, torch.jit.ScriptModule):
         return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
     watch, found = _kept.get(module, (None, KeptSlots(())))
     if watch is None or not watch.unchanged():
         found = KeptSlots(_new_slots(module), _stateful(module))
-        _kept[module] = _Watch(module), found
+        if not any(
+            isinstance(part, torch.jit.ScriptModule) for part in module.modules()
+        ):  # its dicts are new each time
+            _kept[module] = _Watch(module), found
     return found
 
 
@@ -129,8 +132,7 @@ def _new_slots(module: Any) -> Iterator[Slot]:
     optional = set()
     for prefix, part in module.named_modules():
         optional |= {f"{prefix}.{name}".lstrip(".") for name in part._non_persistent_buffers_set}
-        saves = type(part)._save_to_state_dict is not framework("torch").nn.Module._save_to_state_dict
-        if saves and not len(part._parameters) + len(part._buffers) and part.state_dict():  # a quantized layer
+        if _is_quantized(part):
             raise WeightsError(
                 f"'{prefix}' ({type(part).__name__}) keeps its weights elsewhere than in tensors of its own"
             )
@@ -140,6 +142,17 @@ def _new_slots(module: Any) -> Iterator[Slot]:
             names.setdefault(tensor, []).append(name)
         for tensor, (name, *aliases) in names.items():
             yield tensor_slot(name, tensor)._replace(aliases=tuple(aliases), optional=name in optional)
+
+
+def _is_quantized(part: Any) -> bool:
+    """True if it has weights that are neither parameters nor buffers, which only its state dict shows."""
+    torch = framework("torch")
+    own: dict[str, Any] = {}
+    if type(part)._save_to_state_dict is torch.nn.Module._save_to_state_dict or len(part._parameters):
+        return False
+    part._save_to_state_dict(own, "", False)
+    packed = (isinstance(value, (tuple, torch.ScriptObject)) for value in own.values())
+    return any(packed) or any(getattr(value, "is_quantized", False) for value in own.values())
 
 
 def _stateful(module: Any) -> Iterator[tuple[str, Any]]:
@@ -165,8 +178,9 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
     torch = framework("torch")
     if tensor.is_meta:
         raise ValueError("it has no memory (device meta)")
-    if any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride())):
-        raise ValueError("its elements share memory (expand); give it a clone()")
+    if tensor.layout is not torch.strided:
+        raise ValueError("it is sparse")
+    shares = any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride()))
     bits = _bits(tensor.detach())
     on_host = bits.device.type == "cpu" and bits.is_contiguous()
     host: np.ndarray | None = bits.view(-1).numpy() if on_host else None
@@ -179,6 +193,8 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
         read=lambda out: torch.from_numpy(out).copy_(bits),
         write=lambda values: bits.copy_(torch.from_numpy(values)),
     )
+    if shares:
+        slot = slot._replace(fixed="its elements share memory (expand); give it a clone()")
     if not _travels_as_bits(tensor):
         return slot
     return slot._replace(
