@@ -35,9 +35,17 @@ def options(framework, algo, sizes):
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-@pytest.mark.parametrize("sizes", [WIDE, pytest.param(NARROW, marks=pytest.mark.slow)], ids=["256", "64"])
 @pytest.mark.parametrize(
-    ("framework", "algo"), [pytest.param(*each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in EACH]
+    ("framework", "algo", "sizes"),
+    [
+        pytest.param(*each, WIDE, id="-".join([*each, "256"]), marks=[pytest.mark.slow] * (each not in QUICK))
+        for each in EACH
+    ]
+    + [
+        pytest.param(*each, NARROW, id="-".join([*each, "64"]), marks=pytest.mark.slow)
+        for each in EACH
+        if "numpy" in each
+    ],
 )
 def test_one_core_or_two(tmp_path, framework, algo, sizes):
     arguments = options(framework, algo, sizes)
