@@ -5,6 +5,7 @@ import json
 import struct
 import sys
 
+import numpy as np
 import pytest
 from conftest import mpi_environment, run
 
@@ -49,6 +50,15 @@ def test_seeds_of_ranks_do_not_overlap(as_rank):
         for seed in range(20):
             seeds[seed, rank] = mpi_util.rank_seed(seed)
     assert len(set(seeds.values())) == len(seeds) and all(0 <= s < 2**31 for s in seeds.values())
+
+
+@pytest.mark.parametrize("seed", [-1, None, 0.5, "a"])
+def test_a_seed_is_a_whole_number(seed):
+    assert mpi_util.stream(np.int64(5), 1).entropy == 5
+    mpi_util.set_global_seeds(np.int64(5))
+    for call in (mpi_util.set_global_seeds, mpi_util.rank_seed, mpi_util.stream):
+        with pytest.raises(UsageError, match="a seed is a whole number, 0 or more"):
+            call(seed)
 
 
 def test_threads_of_a_rank_may_share_a_deal():

@@ -5,6 +5,7 @@ import errno
 import functools
 import io
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -151,6 +152,13 @@ def test_two_processes_do_not_write_one_folder(tmp_path):
     other.communicate()
     logger = Logger(tmp_path, keep_rows=1)
     assert Logger(tmp_path, keep_rows=1).output_dir == logger.output_dir  # of one process
+
+
+def test_a_text_may_be_any_files_name(tmp_path):
+    logger = Logger(tmp_path)
+    logger.log_tabular("File", os.fsdecode(b"caf\xe9"))
+    logger.dump_tabular()
+    assert (tmp_path / "progress.txt").read_text() == "File\ncaf\\udce9\n"
 
 
 def test_a_program_may_go_to_another_folder(tmp_path, monkeypatch):
