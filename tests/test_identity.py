@@ -234,7 +234,7 @@ def test_a_rank_that_ends_above_mpi_fork(run_ranks, tmp_path, how, status, text)
 def test_a_bad_count_is_reported_in_one_line(n):
     done = run([sys.executable, "-c", f"import mpi_util; mpi_util.mpi_fork({n})"], TIMEOUT_S)
     (line,) = done.err.splitlines()
-    assert done.status == 1 and "LaunchError: mpi_fork: n is a whole number" in line
+    assert done.status == 2 and "UsageError: mpi_fork: n is a whole number" in line
 
 
 def test_the_parent_prints_and_reads_rank_0(tmp_path):

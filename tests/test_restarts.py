@@ -97,7 +97,7 @@ def test_without_restarts_it_says_nothing_of_them():
 @pytest.mark.parametrize("count", [-1, 1.5, "3"])
 def test_a_bad_number_of_restarts(count):
     done = run([sys.executable, "-c", f"import mpi_util; mpi_util.mpi_fork(2, max_restarts={count!r})"], 20)
-    assert done.status == 1 and len(done.err.splitlines()) == 1
+    assert done.status == 2 and len(done.err.splitlines()) == 1
     assert "UsageError: mpi_fork: max_restarts is a whole number of at least 0" in done.err
 
 

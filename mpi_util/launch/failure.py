@@ -168,8 +168,6 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
         known = False  # it has not: the parent says why
-        if not process.of(Role).job:
-            _report(text)
     else:
         _report(text)
     place = f"{kind.__name__} {_place(trace)}{_phase(error)}"

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from ..arrays.layout import Layout
 from ..errors import WorkerLeftError
+from ..host.process import process
 from ..host.sections import Section
-from ..launch.identity import under_launcher
+from ..launch.identity import Role
 from .connection import Connection
 
 
@@ -38,9 +39,9 @@ def name_of(model_id: str | None) -> str:
 
 
 def left(text: str) -> WorkerLeftError:
-    """The error of a side whose other one has ended. Between ranks that one is the cause, and is reported first."""
+    """The error of a side whose other one has ended. In a job mpi_fork's parent names that one first."""
     error = WorkerLeftError(text)
-    error.silent = under_launcher()
+    error.silent = bool(process.of(Role).job)
     return error
 
 
