@@ -100,9 +100,10 @@ def test_variables_that_a_launcher_has_left(mpi, left, program):
         variables = {name: value for name, value in shown.items() if name not in CLEAN_ENVIRONMENT}
     else:
         variables = dict(LEFT[left])
-    started = time.monotonic()
+    started, since = time.monotonic(), time.time()
     done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | mpi_environment(mpi) | variables)
     assert time.monotonic() - started < 4  # it waits for no other rank
+    assert left == "all" or not reap.unused_files(since)
     assert done.status == 1 and done.out == ""
     (line,) = done.err.splitlines()
     assert "LaunchError" in line and " of 4 of " in line

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import pickles, tree
-from ..arrays.adapters import adapter_for, kind_of
+from ..arrays.adapters import array_of, kind_of
 from ..arrays.layout import Layout, portable
-from ..errors import BatchError, first_line, rank_mismatch
+from ..errors import BatchError, rank_mismatch
 
 
 class Leaf(NamedTuple):
@@ -62,12 +62,9 @@ def pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndarr
             array = pickles.pack(op, node if isinstance(node, list) else [node])
         else:
             try:
-                array = adapter_for(node).to_array(node)
+                array = array_of(node)
             except BatchError as error:
                 raise BatchError(f"{op}: '{path}' {error}") from None
-            except (TypeError, RuntimeError, ValueError, AttributeError) as error:
-                why = f"is a {type(node).__name__} of which no array can be made: {first_line(error)}"
-                raise BatchError(f"{op}: '{path}' {why}") from None
             leaf = Leaf(path, kind_of(node, array) or "array", portable(array.dtype), array.shape[1:], not array.shape)
             array = array if array.shape else array[None]
         leaves.append(leaf)

@@ -5,7 +5,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from ..arrays.adapters import adapter_for
+from ..arrays.adapters import adapter_for, array_of
 from ..errors import BatchError, MpiUtilError
 from ..launch.identity import Comm
 from .averaging import Arrays, combine
@@ -69,7 +69,7 @@ def _combine(
     """A number is sent within an agreement; arrays are combined as gradients are, which takes a third of the time."""
     channel, adapter = channel_of(comm), adapter_for(x)
     try:
-        array = adapter.to_numbers(x)
+        array = array_of(x, numbers=True)
     except Exception:  # raised again within the agreement, and so on every rank
         array = np.empty(())
 
@@ -99,5 +99,5 @@ def _combine(
     if array.ndim:
         total = combine(f"{name} of an array", make, op, divide, comm)["x"]
     else:
-        total = channel.agree(name, lambda: accepted(adapter.to_numbers(x)), decide)
+        total = channel.agree(name, lambda: accepted(array_of(x, numbers=True)), decide)
     return adapter.from_numbers(total, x)

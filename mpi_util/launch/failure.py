@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..errors import MpiUtilError, UsageError
+from ..errors import MpiUtilError, UsageError, first_line
 from ..host.process import process
 from . import reap
 from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
@@ -117,6 +117,8 @@ def stop_all(failure: Failure) -> NoReturn:
     if (mpi := _running_mpi()) and mpi.COMM_WORLD.size > 1:
         time.sleep(_LAST_WORDS_S)
         mpi.COMM_WORLD.Abort(failure.status)
+    if mpi:  # alone, so that no launcher or parent removes what it has in /dev/shm
+        reap.remove_files(os.getpid())
     os._exit(failure.status)
 
 
@@ -201,7 +203,7 @@ def _phase(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """`ValueError: first line of its message`, of an error whose message may be long, or raise."""
     try:
-        text = str(error).partition("\n")[0]
+        text = first_line(error)
     except Exception:
         text = "its __str__ fails"
     return _shorten(f"{type(error).__name__}: {text}".rstrip(": "), _LONGEST_REASON)

@@ -145,8 +145,8 @@ def _own_arguments() -> list[str]:
         )
     arguments, path = sys.orig_argv[1:], _script()
     place = len(arguments) - len(sys.argv)  # of the script, unless the program has changed its own arguments
-    named = place >= 0 and arguments[place + 1 :] == sys.argv[1:] and not {"-m", "-c"} & {*arguments[:place]}
-    if named and os.path.isfile(path) and os.path.basename(arguments[place]) == os.path.basename(path):
+    own = place >= 0 and arguments[place + 1 :] == sys.argv[1:]
+    if own and os.path.basename(arguments[place]) == os.path.basename(path):  # not so with -m, -c, or a folder
         arguments[place] = _found_from_here(arguments[place], path)
     return arguments
 

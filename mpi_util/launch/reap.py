@@ -214,6 +214,11 @@ def _is_of_mpi(path: str) -> bool:
     return (_MPI_SEGMENTS.fullmatch(path) or _TOPOLOGY.fullmatch(path)) is not None
 
 
+def remove_files(pid: int) -> None:
+    """Removes the files of MPI that this process has: it ends without MPI_Finalize, and no other one uses them."""
+    _remove(_mpi_files(pid))
+
+
 def _mpi_files(pid: int) -> set[str]:
     """The files of MPI that this process maps or has open: hydra's proxy has its description of the machine open."""
     links = [f"{_SHM}/{name}" for name in mapped_segments(pid)]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import WeightsError
+from ...errors import BatchError, MpiUtilError, WeightsError, first_line
 from ..layout import Slot
 
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
@@ -46,6 +46,17 @@ def adapter_for(thing: Any) -> Adapter:
     """The adapter of the framework that `thing` (a model or a tensor) comes from."""
     kind: type = type(thing)
     return _adapter_of(kind)
+
+
+def array_of(thing: Any, numbers: bool = False) -> np.ndarray:
+    """The adapter's `to_array`, or `to_numbers`. BatchError: there is none, in whatever words its framework says so."""
+    adapter = adapter_for(thing)
+    try:
+        return adapter.to_numbers(thing) if numbers else adapter.to_array(thing)
+    except MpiUtilError:
+        raise
+    except (TypeError, RuntimeError, ValueError, AttributeError) as error:
+        raise BatchError(f"is a {type(thing).__name__} of which no array can be made: {first_line(error)}") from None
 
 
 def slot_maker(tensor: Any) -> Callable[[str, Any], Slot] | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import BatchError, WeightsError, first_line
+from ...errors import WeightsError, first_line
 from ..frameworks import framework
 from ..layout import KeptSlots, Slot
 
@@ -18,10 +18,7 @@ def to_array(leaf: Any) -> np.ndarray:
 
     bfloat16, which NumPy lacks, comes as the uint16 of its bits.
     """
-    try:
-        array: np.ndarray = _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
-    except (TypeError, RuntimeError, AttributeError) as error:
-        raise BatchError(f"is a {type(leaf).__name__} of which no array can be made: {first_line(error)}") from None
+    array: np.ndarray = _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
     return array
 
 
@@ -121,9 +118,8 @@ def _module_slots(module: Any) -> list[Slot]:
     watch, found = _kept.get(module, (None, KeptSlots(())))
     if watch is None or not watch.unchanged():
         found = KeptSlots(_new_slots(module), _stateful(module))
-        if not any(
-            isinstance(part, torch.jit.ScriptModule) for part in module.modules()
-        ):  # its dicts are new each time
+        scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+        if not scripted:  # its dicts are others at each look
             _kept[module] = _Watch(module), found
     return found
 
