@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..errors import MpiUtilError, RankLeftError, RankMismatchError, UsageError, rank_mismatch
 from ..host import threads
-from ..host.cores import usable_cores
+from ..host.cores import update_threads, usable_cores
 from ..host.process import States, process
 from ..host.segments import Attached, Pool
 from ..host.waiting import wait_until
@@ -379,7 +379,9 @@ def _channel_of(comm: Comm) -> Channel:
             infos = whole.peers.infos if whole.size > 1 else {}
             notes = [(infos[k].pid, infos[k].ticket) if k in infos else (0, None) for k in range(whole.size)]
             process.of(Watchdog).join(whole.rank, whole.peers.note if infos else None, notes)
-            threads.start(whole.rank == 0, [infos[k].pid for k in infos if k in whole.here() and k != whole.rank])
+            if whole.rank == 0:
+                threads.take_cores([infos[k].pid for k in infos if k in whole.here() and k != whole.rank])
+            threads.start(whole.rank == 0, whole.peers.of_rank_0(update_threads()) if infos else 0)
         return whole
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise UsageError(f"comm must be a communicator of one group that this rank is in (MPI.Intracomm); got {comm!r}")

@@ -78,6 +78,10 @@ class Peers:
         os.close(fd)
         return memoryview(memory)[NOTE_BYTES:]
 
+    def of_rank_0(self, own: int) -> int:
+        """Collective: rank 0's integer."""
+        return _all_of(self._comm, [own])[0][0]
+
     def keep(self, here: list[int]) -> None:
         """Closes the pipes of the ranks that are not in `here`."""
         for k in self.wake_fds.keys() - set(here):

@@ -34,7 +34,8 @@ def mpi_fork(
 
     - sys.excepthook, threading.excepthook, sys.exit, atexit: an uncaught exception, or an exit with a non-zero status,
       ends all ranks; the others leave together.
-    - BLAS, torch and TensorFlow: one thread; on rank 0 all cores from a gather to the next collective call.
+    - BLAS and torch: one thread; on rank 0 all cores from a gather to the next collective call. TensorFlow: see
+      `setup_tensorflow_for_mpi`.
     - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS, _RANK_PID and
       _GPU_PCT; from the launcher also MPI_UTIL_JOB, _BOUND, _TTY, _RESTARTS, _SAVED, _DEPTH, PYTHONUNBUFFERED, and for
       a terminal COLUMNS and LINES.
@@ -87,9 +88,9 @@ def mpi_fork(
         raise
     if side == "child" and not in_child_of_rank():
         failure.install()
-        channel_of()  # from here on each rank knows when another ends, however early
         if threads:
             process.set_environment({UPDATE_THREADS: str(threads)})
+        channel_of()  # from here on each rank knows when another ends, however early
         pools.start(rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")

@@ -4,7 +4,8 @@ Ranks that collect side by side would start as many threads as there are cores, 
 and rank 0 has the machine: from there to its next collective call NumPy's BLAS and torch may use every core. It is the
 same with one rank, because the number of threads can change the last bit of a product. For the same reason a program
 can fix rank 0's number, `mpi_fork(n, threads=4)`: then its bits do not depend on the machine's cores either. TensorFlow
-cannot change the size of its pools once it runs: rank 0's have all cores, the others' one.
+cannot change the size of its pools once it runs: each rank's has as many threads for one operation as rank 0 has cores,
+as their number decides how a product of a wide layer (from some 600 units on) is cut.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number that she gives to
 torch.set_num_threads or threadpoolctl. (Not seen is what equals our own: 1, given to threadpoolctl or before mpi_fork.)
@@ -26,7 +27,7 @@ from .process import process
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 # How long torch's threads spin for each other. By default it is so long that beside other work, with two threads on two
 # cores, a step on 125 rows of a 2x64 network took 50 ms; so it takes 3 ms there, and 0.8 instead of 0.6 ms undisturbed.
@@ -80,15 +81,15 @@ class _Threads:
         self._variables: list[str] = []  # those that are ours
         self.pools: dict[str, _Pool] = {}  # by library
 
-    def start(self, is_root: bool) -> None:
+    def start(self, is_root: bool, most: int) -> None:
         started, self._most = self._most, update_threads()
         if started:
             return
         launched = _OURS in os.environ
         mine = environment(os.environ)
         self._variables = mine[_OURS].split()
-        tensorflow = {name: str(self._most if is_root else 1) for name in _TENSORFLOW if name not in os.environ}
-        process.set_environment(mine | tensorflow)
+        pools = dict(zip(TENSORFLOW, (str(most or self._most), str(self._most if is_root else 1))))
+        process.set_environment(mine | {name: pools[name] for name in pools if name not in os.environ})
         # by themselves libraries start with a thread for each processor, or each but hyperthreads
         counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
         self._find({1} if launched else {1, *counts, *(count // 2 for count in counts)})
@@ -169,19 +170,22 @@ class _Threads:
         return spec
 
 
-def start(is_root: bool, others: Iterable[int] = ()) -> None:
-    """This process becomes a rank: one thread in each pool.
+def take_cores(others: Iterable[int]) -> None:
+    """Rank 0 may run wherever the others of its machine may, whose cores are free while they sleep.
 
-    Rank 0 may run wherever the others of its machine may (`others`: their process ids), whatever a launcher has bound
-    it to (Open MPI binds by default): their cores are free while they sleep.
+    That is so whatever a launcher has bound it to (Open MPI binds by default). Args: others: their process ids.
     """
-    if is_root and others and "MPI_UTIL_BOUND" not in os.environ:
+    if others and "MPI_UTIL_BOUND" not in os.environ:
         with contextlib.suppress(OSError, AttributeError):
             cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))
             if cores != os.sched_getaffinity(0):
                 for task in os.listdir("/proc/self/task"):
                     os.sched_setaffinity(int(task), cores)
-    process.of(_Threads).start(is_root)
+
+
+def start(is_root: bool, most: int = 0) -> None:
+    """This process becomes a rank: one thread in each pool. Args: most: rank 0's `update_threads`; 0: its own."""
+    process.of(_Threads).start(is_root, most)
 
 
 def alone() -> None:

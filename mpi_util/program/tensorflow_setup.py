@@ -7,6 +7,7 @@ from typing import Any
 from ..arrays.frameworks import framework
 from ..errors import MpiUtilError, UsageError
 from ..host.cores import update_threads
+from ..host.threads import TENSORFLOW
 from ..launch.identity import first_number, rank
 
 
@@ -17,17 +18,18 @@ def tf_config() -> Any:
     `setup_tensorflow_for_mpi`. Raises MissingFrameworkError: no TensorFlow; UsageError: gpu_pct is not between 0 and 1.
     """
     tf = framework("tensorflow")
-    share, threads = gpu_share(), pool_threads()
+    share, (intra, inter) = gpu_share(), pool_threads()
     gpu = tf.compat.v1.GPUOptions(per_process_gpu_memory_fraction=share, allow_growth=not share)
-    pools = {"intra_op_parallelism_threads": threads, "inter_op_parallelism_threads": threads}
+    pools = {"intra_op_parallelism_threads": intra, "inter_op_parallelism_threads": inter}
     return tf.compat.v1.ConfigProto(gpu_options=gpu, **pools)
 
 
 def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
     """Prepares TensorFlow 2 on this rank. Call it after `mpi_fork` and before the first TensorFlow operation.
 
-    Threads: all usable cores on rank 0, one in each pool elsewhere. GPU: the rank sees one, its own; ranks of one
-    machine take them in turn. On a machine without a GPU only the threads are set.
+    Threads: for one operation as many on each rank as rank 0 has cores, or last bits would differ from rank to rank;
+    operations run beside each other on rank 0 alone. TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS win. GPU: the
+    rank sees one, its own; ranks of one machine take them in turn. On a machine without a GPU only the threads are set.
 
     Args:
         gpu_pct: share of that GPU's memory that the rank may use, 0 to 1. 0: what `mpi_fork` was given, and if that is
@@ -38,11 +40,11 @@ def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
         UsageError: gpu_pct is not between 0 and 1, or TensorFlow has started already.
         MpiUtilError: the size of the GPU's memory is not known.
     """
-    share, threads = gpu_share(gpu_pct), pool_threads()
+    share, (intra, inter) = gpu_share(gpu_pct), pool_threads()
     tf = framework("tensorflow")
     try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        tf.config.threading.set_intra_op_parallelism_threads(intra)
+        tf.config.threading.set_inter_op_parallelism_threads(inter)
         gpus = tf.config.list_physical_devices("GPU")
         if gpus:
             ordinal = own_gpu(len(gpus))
@@ -67,9 +69,11 @@ def gpu_share(gpu_pct: float = 0.0) -> float:
     return share
 
 
-def pool_threads() -> int:
-    """Threads in each of TensorFlow's pools: rank 0 updates while the others wait, so it gets their cores too."""
-    return update_threads() if rank() == 0 else 1
+def pool_threads() -> tuple[int, int]:
+    """Threads in TensorFlow's pools: for one operation, and for several at once. Where ranks have started: as set."""
+    most = update_threads()
+    intra, inter = (os.environ.get(name, "") for name in TENSORFLOW)
+    return int(intra) if intra.isdecimal() else most, int(inter) if inter.isdecimal() else most if rank() == 0 else 1
 
 
 def own_gpu(n_gpus: int) -> int:

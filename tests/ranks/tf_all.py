@@ -19,11 +19,12 @@ import tf_session  # noqa: E402
 
 from mpi_util.program import tensorflow_setup  # noqa: E402
 
-threads = mpi_util.usable_cores() if mpi_util.rank == 0 else 1
-assert tf.config.threading.get_intra_op_parallelism_threads() == threads
-assert tf.config.threading.get_inter_op_parallelism_threads() == threads
+cores = mpi_util.usable_cores()
+pools = cores, cores if mpi_util.rank == 0 else 1
+threading = tf.config.threading
+assert (threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()) == pools
 config = mpi_util.tf_config
-assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (threads, threads)
+assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == pools
 assert config.gpu_options.allow_growth and not config.gpu_options.per_process_gpu_memory_fraction
 os.environ["MPI_UTIL_GPU_PCT"] = "0.25"
 assert mpi_util.tf_config.gpu_options.per_process_gpu_memory_fraction == 0.25
@@ -35,5 +36,5 @@ for name, check in checks.items():
         check(None, mpi_util.rank, mpi_util.nworkers)
 run_checks({name.partition(".")[2] + name: check for name, check in checks.items()})
 
-tensorflow_setup.pool_threads = lambda: threads + 1
+tensorflow_setup.pool_threads = lambda: (cores + 1, 1)
 raises(mpi_util.UsageError, "has started already", mpi_util.setup_tensorflow_for_mpi)

@@ -4,6 +4,7 @@ python threads.py N [before|after|late|late-set]: torch is imported above the fo
 "-set": and the program calls torch.set_num_threads(1). Or tensorflow: with TensorFlow instead of torch.
 """
 
+import functools
 import json
 import os
 import sys
@@ -59,6 +60,8 @@ def show(part: str) -> None:
     if "tensorflow" in sys.modules:
         tensor = tf.constant(MATRIX)
         found["tensorflow"] = busy(lambda: (tensor @ tensor).numpy())
+        wide = [tf.constant(MATRIX[:n, :m], tf.float32) for n, m in ((376, 600), (600, 600), (600, 17))]
+        found["row"] = mpi_util.chksum(functools.reduce(tf.matmul, wide, tf.ones((1, 376))).numpy())
     sys.stdout.write(json.dumps(found) + "\n")
 
 
