@@ -73,6 +73,24 @@ def test_threads_of_a_rank_may_share_a_deal():
     assert sorted(taken) == sorted(numbers.taken) == list(range(10_000))
 
 
+def test_a_deal_within_the_loop_of_another_is_refused():
+    """With one rank too, where no number would be lost; not where the loop has been left, however."""
+
+    def numbers():
+        yield from mpi_util.deal(3)
+
+    for _ in mpi_util.deal(2):
+        with pytest.raises(UsageError, match="deal pairs as one range"):
+            mpi_util.deal(2)
+    with pytest.raises(KeyError) as kept:
+        for i in numbers():
+            {}.pop(i)
+    assert kept.tb and [next(iter(mpi_util.deal(2))) for _ in range(2)] == [0, 0]
+    for _ in zip(numbers(), range(1)):
+        break
+    assert list(mpi_util.deal(2)) == [0, 1]
+
+
 def test_a_deal_may_be_the_last_call_of_ranks_on_several_machines(tmp_path, mpi):
     """Of all ranks, and of some: rank 0, or the first of them, then answers while it waits for the others' end."""
     program = tmp_path / "program.py"

@@ -66,18 +66,26 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     one machine count in shared memory under a lock. Another machine than rank 0's gets its numbers from rank 0, at
     first half of its ranks' part at once, then half of what is theirs of the rest, down to one by one. Rank 0 answers
     before each number of its own, while it waits in a collective call, and in `Deal.serve`. A rank that does not call
-    it gets none. Not within the loop of another deal, which each rank runs another number of times: numbers would be
-    lost. If all ranks of such a machine leave the loop early, no rank gets the numbers that are left there.
+    it gets none. If all ranks of such a machine leave the loop early, no rank gets the numbers that are left there.
 
     Args:
         n: how many; the same on every rank.
         comm: communicator; None: all ranks.
 
     Raises:
+        UsageError: `n` is not a count; or this is within the loop of another deal of these ranks, which each of them
+            runs a different number of times: numbers would be lost.
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
     n, channel = _count("deal", n), channel_of(comm)
-    return Deal(channel.states.of(_Counter), n)
+    counter = channel.states.of(_Counter)
+    if threading.get_ident() in counter.loops:
+        raise UsageError(
+            "deal: within the loop of another deal, which each rank runs a different number of times, numbers would be "
+            "lost; deal pairs as one range: for i, j in (divmod(k, m) for k in deal(n * m)). If that loop has ended "
+            "early, keep no reference to its iterator"
+        )
+    return Deal(counter, n)
 
 
 class Deal:
@@ -100,7 +108,12 @@ class Deal:
             if (number := self._counter.take((self._round, self._n))) is None:
                 return
             self.taken.append(number)
-            yield number
+            loop = threading.get_ident()
+            self._counter.loops.append(loop)
+            try:
+                yield number
+            finally:  # also where the loop is left early
+                self._counter.loops.remove(loop)
 
     def close(self) -> None:
         """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may: it takes no lock."""
@@ -122,6 +135,7 @@ class _Counter:
     def __init__(self, channel: Channel):
         self._channel = channel
         self.rounds = itertools.count()
+        self.loops: list[int] = []  # of each loop whose body runs, its thread
         self._lock: int | None = None
         self._threads = threading.RLock()  # what keeps other ranks away does not keep away this rank's other threads
         self._segment: Segment | None = None
