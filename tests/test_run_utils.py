@@ -103,6 +103,28 @@ def test_parameters_that_make_no_sense(keys, text):
             grid.add(key, values)
 
 
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ({"epochs": -1}, "epochs is a whole number of at least 1; got -1"),
+        ({"epochs": 1.5}, "epochs is a whole number"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch is a whole number of at least 1"),
+        ({"seed": -1}, "seed is a whole number of at least 0; got -1"),
+        ({"gamma": "x"}, "gamma is a number; got 'x'"),
+        ({"ac_kwargs": {"hidden_sizes": 0}}, "hidden_sizes are the widths"),
+        ({"ac_kwargs": {"hidden_sizes": [64, "a"]}}, "hidden_sizes are the widths"),
+        ({"ac_kwargs": {"activation": "tanh"}}, "activation is a class of torch.nn"),
+    ],
+)
+def test_an_algorithm_names_an_argument_that_makes_no_sense(tmp_path, given, text):
+    import gymnasium
+
+    from mpi_util.spinup import ppo
+
+    with pytest.raises(UsageError, match=text):
+        ppo(lambda: gymnasium.make("CartPole-v1"), logger_kwargs={"output_dir": tmp_path}, **given)
+
+
 def test_runs_that_make_no_sense(tmp_path, monkeypatch):
     grid = ExperimentGrid("g")
     grid.add("lr", [0.1, "0,1"])

@@ -22,6 +22,8 @@ from . import core
 
 Data = dict[str, torch.Tensor]
 Loss = tuple[torch.Tensor, dict[str, float]]  # and columns of the table
+_COUNTS = {"epochs", "train_pi_iters", "train_v_iters", "max_ep_len", "save_freq", "cg_iters", "backtrack_iters"}
+_NO_NUMBERS = {"env_fn", "actor_critic", "ac_kwargs", "logger_kwargs", "algo"}
 
 
 class PPOBuffer:
@@ -188,6 +190,12 @@ class _Run:
 
     def __init__(self, given: dict[str, Any]):
         """Args: given: all arguments of an algorithm."""
+        least = {name: 1 for name in _COUNTS & given.keys()} | {"seed": 0, "steps_per_epoch": num_procs()}
+        for name in given.keys() - _NO_NUMBERS:
+            kind, what = (int, "whole number") if name in least else ((int, float), "number")
+            if not isinstance(given[name], kind) or given[name] < least.get(name, given[name]):
+                above = f" of at least {least[name]}" if name in least else ""
+                raise UsageError(f"{name} is a {what}{above}; got {given[name]!r}")
         setup_pytorch_for_mpi()
         self.given = given
         self.logger = EpochLogger(**(given["logger_kwargs"] or {}))

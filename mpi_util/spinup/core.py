@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.distributions import Categorical, Distribution, Normal
 
+from ..errors import UsageError
+
 
 def combined_shape(length: int, shape: Any = None) -> tuple[int, ...]:
     """The shape of `length` rows of this shape, a number or a tuple; None: of numbers."""
@@ -98,6 +100,11 @@ class MLPActorCritic(nn.Module):
         activation: Any = nn.Tanh,
     ):
         super().__init__()
+        widths = list(hidden_sizes) if isinstance(hidden_sizes, Sequence) else [0]
+        if not all(isinstance(width, int) and width > 0 for width in widths):
+            raise UsageError(f"hidden_sizes are the widths of the layers, such as [64,64]; got {hidden_sizes!r}")
+        if not callable(activation):
+            raise UsageError(f"activation is a class of torch.nn, such as torch.nn.Tanh; got {activation!r}")
         obs_dim = observation_space.shape[0]
         if hasattr(action_space, "n"):
             self.pi: Actor = MLPCategoricalActor(obs_dim, int(action_space.n), hidden_sizes, activation)
