@@ -101,7 +101,7 @@ def test_the_run_folder(alone, tmp_path):
     train(*EPISODES, "--run_dir", tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["env"] == "Hopper-v4" and config["num_episodes"] == 24 and config["run_dir"] == f"{tmp_path}/run"
-    assert (config["lr"], config["epochs"], config["clip"]) == (1e-4, 10, 0.2)
+    assert (config["lr"], config["epochs"], config["clip"]) == (2e-4, 10, 0.2)
     assert config["num_envs"] is None and config["cg_iters"] is None  # without effect
     assert config["versions"]["numpy"] == np.__version__ and {"python", "torch", "mpi4py"} <= set(config["versions"])
     train("--resume", tmp_path / "run", "--nprocs", 2)
