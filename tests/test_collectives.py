@@ -1,8 +1,10 @@
 """The collective calls, each on 1 to 4 ranks, three communicators, both MPIs, and with ranks that share no memory."""
 
 import random
+import sys
 
 import pytest
+from conftest import run
 
 from mpi_util.collectives import channel, rings
 
@@ -70,3 +72,30 @@ def test_a_ring_keeps_order_and_says_when_it_is_full():
                 assert list(reader.take()) == sent and not reader.news()
                 sent.clear()
         assert full > 10 and list(reader.take()) == sent and not list(writer.take())
+
+
+PLACES = """
+import sys, numpy as np, torch, mpi_util
+if mpi_util.mpi_fork(3) == "parent":
+    sys.exit()
+net = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 3))
+policy = {"w": np.zeros((5, 3)), "net": net}
+for i in range(4):
+    mpi_util.rank0_bcast_wts(policy)
+    if mpi_util.rank == 0:
+        policy["w"] = policy["w"] + 1.0
+        net.load_state_dict(net.state_dict())
+        if i > 0 and sys.argv[1] == "numpy":
+            policy["w"] = np.asfortranarray(policy["w"])
+        if i > 0 and sys.argv[1] == "torch":
+            theta = torch.nn.utils.parameters_to_vector(net.parameters())
+            torch.nn.utils.vector_to_parameters(theta.detach(), net.parameters())
+"""
+
+
+@pytest.mark.parametrize("kind, name", [("numpy", "w"), ("torch", "net/0.bias"), ("none", "")])
+def test_an_array_that_lies_otherwise_on_rank_0_is_named_once(tmp_path, kind, name):
+    (tmp_path / "program.py").write_text(PLACES)
+    done = run([sys.executable, tmp_path / "program.py", kind], 60)
+    assert done.status == 0 and done.err.count("\n") == bool(name), done.err
+    assert done.err.startswith(f"mpi_util: '{name}' has another layout or alignment" if name else "")

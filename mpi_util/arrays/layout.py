@@ -6,6 +6,7 @@ Adapters make a `Slot` for each array of a model. A `Layout` says where the arra
 
 import functools
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from . import tree
 
 T = TypeVar("T")
 
+_REGISTER_BYTES = 16  # new memory begins at a multiple
 _PART_BYTES = 1 << 18  # copied at once: a reader follows closely, and finds it in the cache
 
 
@@ -38,6 +40,8 @@ class Slot(NamedTuple):
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
         kind: name of the values' own dtype where it is another, such as bfloat16.
         fixed: why it cannot be written; "": it can.
+        place: stands for the alignment and strides of values in host memory (see `place_of`), on which last bits of
+            products depend; 0 elsewhere.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Slot(NamedTuple):
     optional: bool = False
     kind: str = ""
     fixed: str = ""
+    place: int = 0
 
     def copy(self) -> np.ndarray:
         """A copy of the values as they travel."""
@@ -235,6 +240,11 @@ class Plan:
         """Makes what slots have been written to the model's values, where they are not so at once."""
         for flush in {slot.flush for _, slot in self._elsewhere if slot.flush}:
             flush()
+
+
+def place_of(address: int, strides: tuple[int, ...], contiguous: bool) -> int:
+    """A number that is equal for arrays of a shape with the same strides and the same place in a vector register."""
+    return address % _REGISTER_BYTES + (0 if contiguous else _REGISTER_BYTES * zlib.crc32(repr(strides).encode()))
 
 
 def portable(dtype: np.dtype) -> str | np.dtype:

@@ -1,5 +1,6 @@
 """Divides numbered work among the ranks: dealt to whichever is free, or in equal shares."""
 
+import collections
 import contextlib
 import fcntl
 import itertools
@@ -73,19 +74,19 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
         comm: communicator; None: all ranks.
 
     Raises:
-        UsageError: `n` is not a count; or this is within the loop of another deal of these ranks, which each of them
-            runs a different number of times: numbers would be lost.
+        UsageError: `n` is not a count.
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
+        UsageError: the loop's body has dealt too. Each rank runs the body a different number of times, so numbers of
+            that inner deal were lost. Raised when this rank asks for the next number.
     """
     n, channel = _count("deal", n), channel_of(comm)
-    counter = channel.states.of(_Counter)
-    if threading.get_ident() in counter.loops:
-        raise UsageError(
-            "deal: within the loop of another deal, which each rank runs a different number of times, numbers would be "
-            "lost; deal pairs as one range: for i, j in (divmod(k, m) for k in deal(n * m)). If that loop has ended "
-            "early, keep no reference to its iterator"
-        )
-    return Deal(counter, n)
+    if comm is None or channel.size > 1:  # else a rank deals to itself
+        process.of(_Made)[threading.get_ident()] += 1
+    return Deal(channel.states.of(_Counter), n)
+
+
+class _Made(collections.Counter[int]):
+    """How many deals of several ranks each thread of this process has made."""
 
 
 class Deal:
@@ -102,18 +103,22 @@ class Deal:
         self.taken: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
-        threads.beside()
+        made, n_made = process.of(_Made), None
         while True:
+            here = threading.get_ident()
+            if n_made and n_made != (here, made[here]) and n_made[0] == here:
+                raise UsageError(
+                    "deal: the body of a loop over dealt numbers has dealt too; each rank runs it a different number "
+                    "of times, so numbers were lost. Deal pairs as one range: "
+                    "for i, j in (divmod(k, m) for k in deal(n * m))"
+                )
+            threads.beside()  # each time, as there may have been a gather
             self.serve()
             if (number := self._counter.take((self._round, self._n))) is None:
                 return
             self.taken.append(number)
-            loop = threading.get_ident()
-            self._counter.loops.append(loop)
-            try:
-                yield number
-            finally:  # also where the loop is left early
-                self._counter.loops.remove(loop)
+            n_made = here, made[here]
+            yield number
 
     def close(self) -> None:
         """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may: it takes no lock."""
@@ -135,7 +140,6 @@ class _Counter:
     def __init__(self, channel: Channel):
         self._channel = channel
         self.rounds = itertools.count()
-        self.loops: list[int] = []  # of each loop whose body runs, its thread
         self._lock: int | None = None
         self._threads = threading.RLock()  # what keeps other ranks away does not keep away this rank's other threads
         self._segment: Segment | None = None

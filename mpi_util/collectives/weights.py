@@ -10,7 +10,9 @@ from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import Plan, Slot, derived
 from ..errors import BatchError, RankMismatchError, WeightsError, rank_mismatch
-from ..launch.identity import Comm
+from ..host.process import process
+from ..launch import failure
+from ..launch.identity import Comm, rank
 from ..program.old_names import renamed
 from .barrier import DIFFERS, SMALL, Exchange, Page, possible
 from .channel import Channel, channel_of
@@ -67,7 +69,7 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     channel = channel_of(comm)
     own = _Model("all_avg_wts", model, graph)
     own.exchange(channel)
-    found = [slot for _, slot in own.plan.pairs]
+    found = [slot for _, slot in own.plan.pairs][1:]  # without the places
     stacked = rank0_accum_batches({slot.name: slot.numbers()[None] for slot in found}, comm=comm)
     if channel.rank == 0:
         for slot in found:
@@ -149,7 +151,31 @@ def _writable(found: list[Slot]) -> Plan:
     for slot in found:
         if slot.fixed:
             raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.fixed}")
-    return Plan.of(found)
+    return Plan.of([_places(found), *found])  # first, as readers follow the writer closely
+
+
+def _places(found: list[Slot]) -> Slot:
+    """One more slot, by which rank 1 sees whether its arrays lie in memory as rank 0's do; it prints which does not.
+
+    A vector instruction may begin elsewhere in an array with other strides, or at another alignment; then the same
+    product with the same values has other last bits.
+    """
+    own = np.array([slot.place for slot in found], np.int64)
+
+    def compare(rank_0s: np.ndarray) -> None:
+        if rank() == 1 and not np.array_equal(own, rank_0s) and not process.of(_Noted):
+            name = found[int(np.flatnonzero(own != rank_0s)[0])].name
+            process.of(_Noted).append(name)
+            failure.print_line(
+                f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
+                "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
+            )
+
+    return Slot("(places)", own.dtype, own.shape, None, lambda out: np.copyto(out, own), compare)
+
+
+class _Noted(list[str]):
+    """The array whose place differs, once that was printed."""
 
 
 class _Model(Exchange):
@@ -172,7 +198,7 @@ class _Model(Exchange):
 
     def describe(self) -> tuple[bytes, int, Any]:
         layout = self.plan.layout
-        return tree.digest(self.op, layout.signature), 0, layout.kinds
+        return tree.digest(self.op, layout.signature), 0, layout.kinds[1:]  # without the places
 
     def write(self, page: Page) -> None:
         if page.rank == 0 and self._small:

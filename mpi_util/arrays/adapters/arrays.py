@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import BatchError, WeightsError
 from .. import tree
-from ..layout import Slot
+from ..layout import Slot, place_of
 from . import adapter_for, as_bits, as_numbers, is_extension, slot_maker, with_bits
 
 
@@ -101,5 +101,8 @@ def _array_slot(path: str, array: np.ndarray, writable: np.ndarray | None) -> Sl
             raise WeightsError(f"'{path}' cannot be written in place; give a writable NumPy array, tensor or variable")
         np.copyto(writable, values)
 
-    flat = writable.reshape(-1) if writable is not None and writable.flags.c_contiguous else None
-    return Slot(path, array.dtype, array.shape, flat, lambda out: np.copyto(out, array), write)
+    contiguous, place = array.flags.c_contiguous, 0
+    flat = writable.reshape(-1) if writable is not None and contiguous else None
+    if not contiguous or array.base is not None:  # else it begins where memory does
+        place = place_of(array.__array_interface__["data"][0], array.strides, contiguous)
+    return Slot(path, array.dtype, array.shape, flat, lambda out: np.copyto(out, array), write, place=place)

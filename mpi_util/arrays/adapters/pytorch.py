@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import WeightsError, first_line
 from ..frameworks import framework
-from ..layout import KeptSlots, Slot
+from ..layout import KeptSlots, Slot, place_of
 
 _NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 
@@ -189,6 +189,8 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
         read=lambda out: torch.from_numpy(out).copy_(bits),
         write=lambda values: bits.copy_(torch.from_numpy(values)),
     )
+    if bits.device.type == "cpu":
+        slot = slot._replace(place=place_of(bits.data_ptr(), bits.stride(), bits.is_contiguous()))
     if shares:
         slot = slot._replace(fixed="its elements share memory (expand); give it a clone()")
     if not _travels_as_bits(tensor):
