@@ -189,7 +189,9 @@ def front(found: dict[str, Any]) -> str:
     )
     for name, sample in ran.items():
         group, _, env = name.partition("/")
-        steps = f"PPO on {env}, {GROUPS[group].steps:,} steps" + ", default settings" * (not GROUPS[group].settings)
+        steps, added = f"PPO on {env}, {GROUPS[group].steps:,} steps", GROUPS[group].added.get(env, ("",))[0]
+        if not GROUPS[group].settings:
+            steps += ", default settings" + (f" but for `{added}`" if added else "")
         figure, who = sample["published"][0]
         peak, sampled = (number(sample[kind]["peak"]) for kind in ("evaluation", "training"))
         last = spread(sample["evaluation"]["last"])
