@@ -1,6 +1,7 @@
 """The collective calls, each on 1 to 4 ranks, three communicators, both MPIs, and with ranks that share no memory."""
 
 import random
+import re
 import sys
 
 import pytest
@@ -75,27 +76,33 @@ def test_a_ring_keeps_order_and_says_when_it_is_full():
 
 
 PLACES = """
-import sys, numpy as np, torch, mpi_util
+import sys, numpy as np, mpi_util
 if mpi_util.mpi_fork(3) == "parent":
     sys.exit()
-net = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 3))
-policy = {"w": np.zeros((5, 3)), "net": net}
-for i in range(4):
+policy = {"w": np.zeros((5, 3))}
+if sys.argv[1] == "torch":
+    import torch
+    net = policy["net"] = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 3))
+for i in range(5):
     mpi_util.rank0_bcast_wts(policy)
     if mpi_util.rank == 0:
+        if i > 2:
+            print("now", file=sys.stderr, flush=True)
         policy["w"] = policy["w"] + 1.0
-        net.load_state_dict(net.state_dict())
-        if i > 0 and sys.argv[1] == "numpy":
-            policy["w"] = np.asfortranarray(policy["w"])
-        if i > 0 and sys.argv[1] == "torch":
+        if sys.argv[1] == "torch":
+            net.load_state_dict(net.state_dict())
             theta = torch.nn.utils.parameters_to_vector(net.parameters())
-            torch.nn.utils.vector_to_parameters(theta.detach(), net.parameters())
+            if i > 2:
+                torch.nn.utils.vector_to_parameters(theta.detach(), net.parameters())
+        elif i > 2:
+            policy["w"] = np.asfortranarray(policy["w"])
+mpi_util.rank0_bcast_wts(policy)
 """
 
 
-@pytest.mark.parametrize("kind, name", [("numpy", "w"), ("torch", "net/0.bias"), ("none", "")])
+@pytest.mark.parametrize("kind, name", [("numpy", "w"), ("torch", "net/0.bias")])
 def test_an_array_that_lies_otherwise_on_rank_0_is_named_once(tmp_path, kind, name):
     (tmp_path / "program.py").write_text(PLACES)
     done = run([sys.executable, tmp_path / "program.py", kind], 60)
-    assert done.status == 0 and done.err.count("\n") == bool(name), done.err
-    assert done.err.startswith(f"mpi_util: '{name}' has another layout or alignment" if name else "")
+    assert done.status == 0 and done.err.count("mpi_util: ") == 1, done.err
+    assert re.match(rf"now\n.*mpi_util: '{name}' has another layout or alignment", done.err, re.DOTALL)
