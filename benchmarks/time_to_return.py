@@ -2,11 +2,10 @@
 
     python -m benchmarks.time_to_return --sb3_python ../sb3/bin/python --envpool_python ../envpool/bin/python
 
-train.py with its default settings and with those of benchmarks.learning's ten million steps; Stable-Baselines3 with
-rl-baselines3-zoo's settings (sb3_humanoid.py); a single-file PPO on EnvPool (envpool_humanoid.py). One run at a time
-has the whole machine, train.py with --ranks processes. A return is the mean over the last 100 training episodes, as
-SB3 prints it. A run ends when it reaches the highest return, or after --steps; the next begins with the next seed only
-when all have made this one.
+train.py with its default settings; Stable-Baselines3 with rl-baselines3-zoo's settings (sb3_humanoid.py); a single-file
+PPO on EnvPool (envpool_humanoid.py). One run at a time has the whole machine, train.py with --ranks processes. A return
+is the mean over the last 100 training episodes, as SB3 prints it. A run ends when it reaches the highest return, or
+after --steps; the next begins with the next seed only when all have made this one.
 
 Ctrl-C or SIGTERM stops, and the program continues where it was, also after kill -9: benchmarks.learning says more. Time
 is that of the training, over all starts; --hours 0 makes no run, and writes the results of those there are.
@@ -21,12 +20,12 @@ from pathlib import Path
 
 from benchmarks import record
 from benchmarks.background import Job, locked, run_all, say
-from benchmarks.learning_tasks import FIRST_SEED, GROUPS, M
+from benchmarks.learning_tasks import FIRST_SEED, M
 from trainer.run_folder import checkpoints
 
 ENV = "Humanoid-v4"
 EPISODES = 100  # that a return is the mean of
-DEFAULT, TABLE = "train.py, default settings", "train.py, settings of ten million steps"
+OURS = "train.py, default settings"
 SB3, ENVPOOL = "Stable-Baselines3, settings of rl-baselines3-zoo", "PPO on EnvPool"
 
 
@@ -62,25 +61,16 @@ def main() -> int:
 def alternatives(args) -> dict[str, Callable[[Path, int], list[str]]]:
     """By name: the command that begins or continues a run in a folder with a seed."""
 
-    def ours(settings: str, folder: Path, seed: int) -> list[str]:
-        train = [sys.executable, str(record.ROOT / "train.py")]
-        free = ["--nprocs", str(args.ranks[0])]
-        if checkpoints(folder):
-            return [*train, "--resume", str(folder), *free]
-        return [
-            *train,
-            ENV,
-            *f"--total_steps {args.steps} {settings} --seed {seed}".split(),
-            *free,
-            "--run_dir",
-            str(folder),
-        ]
+    def ours(folder: Path, seed: int) -> list[str]:
+        new = [ENV, "--total_steps", str(args.steps), "--seed", str(seed), "--run_dir", str(folder)]
+        how = ["--resume", str(folder)] if checkpoints(folder) else new
+        return [sys.executable, str(record.ROOT / "train.py"), *how, "--nprocs", str(args.ranks[0])]
 
     def peer(python: Path, program: str, folder: Path, seed: int) -> list[str]:
         path = Path(__file__).with_name(program)
         return [str(python), str(path), "--folder", str(folder), "--seed", str(seed), "--steps", str(args.steps)]
 
-    found = {DEFAULT: partial(ours, ""), TABLE: partial(ours, GROUPS["PPO-1M"].settings)}
+    found: dict[str, Callable[[Path, int], list[str]]] = {OURS: ours}
     if args.sb3_python:
         found[SB3] = partial(peer, args.sb3_python, "sb3_humanoid.py")
     if args.envpool_python:
@@ -133,7 +123,7 @@ def save(args, folders: dict[str, list[Path]]) -> None:
 
 
 def claims_of(found: dict[str, dict], targets: list[int]) -> list[dict]:
-    """Each peer's median time to each return against that of the quicker of train.py's settings."""
+    """Each peer's median time to each return against train.py's."""
     claims = []
     for target in targets:
         medians = {
@@ -141,11 +131,10 @@ def claims_of(found: dict[str, dict], targets: list[int]) -> list[dict]:
             for name, sample in found.items()
             if (times := sample.get(f"to {target}")) and times["reached by"] == sample["runs"]
         }
-        mine = {name: seconds for name, seconds in medians.items() if name in (DEFAULT, TABLE)}
-        for name in medians.keys() - mine.keys() if mine else ():
-            best = min(mine, key=mine.get)
-            text = f"{ENV}, time to a mean return of {target}: {name} / {best}"
-            claims.append(record.claim(text, medians[name] / mine[best], at_least=1.0))
+        mine = medians.pop(OURS, None)
+        for name in medians if mine else ():
+            text = f"{ENV}, time to a mean return of {target}: {name} / {OURS}"
+            claims.append(record.claim(text, medians[name] / mine, at_least=1.0))
     return claims
 
 
