@@ -224,7 +224,7 @@ def test_the_document_shows_the_time_to_a_return():
 
 def test_pictures_are_drawn_of_what_was_run(tmp_path):
     curves = {task.name: {} for task in tasks()}
-    for name in learning_doc.ON_THE_FRONT_PAGE[1:]:
+    for name in learning_doc.ON_THE_FRONT_PAGE[:-1]:
         curves[name] = {seed: curve(seed, [1, 2, seed]) for seed in range(20, 25)}
     learning_doc.pictures(tmp_path, tasks(), curves)
     assert {path.name for path in tmp_path.iterdir()} == {"PPO-default-1M.png", "PPO-1M.png", "front.png"}
