@@ -1,6 +1,8 @@
 """mpi_util.run_utils: names and folders of experiments, and scripts that run them on ranks."""
 
+import functools
 import json
+import math
 import os
 import re
 import signal
@@ -10,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import RANKS, ROOT, fill, mpi_environment, run
 
@@ -106,10 +109,10 @@ def test_parameters_that_make_no_sense(keys, text):
 @pytest.mark.parametrize(
     "given, text",
     [
-        ({"epochs": -1}, "epochs is a whole number of at least 1; got -1"),
-        ({"epochs": 1.5}, "epochs is a whole number"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch is a whole number of at least 1"),
-        ({"seed": -1}, "seed is a whole number of at least 0; got -1"),
+        ({"epochs": -1}, "epochs is at least 1; got -1"),
+        ({"epochs": 1.5}, "epochs is a whole number; got 1.5"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch is at least 1; got 0"),
+        ({"seed": -1}, "seed is at least 0; got -1"),
         ({"gamma": "x"}, "gamma is a number; got 'x'"),
         ({"ac_kwargs": {"hidden_sizes": 0}}, "hidden_sizes are the widths"),
         ({"ac_kwargs": {"hidden_sizes": [64, "a"]}}, "hidden_sizes are the widths"),
@@ -123,6 +126,17 @@ def test_an_algorithm_names_an_argument_that_makes_no_sense(tmp_path, given, tex
 
     with pytest.raises(UsageError, match=text):
         ppo(lambda: gymnasium.make("CartPole-v1"), logger_kwargs={"output_dir": tmp_path}, **given)
+
+
+def test_an_algorithm_takes_numpys_numbers_and_no_iterations(tmp_path):
+    import gymnasium
+
+    from mpi_util.spinup import ppo, trpo
+
+    env, log = functools.partial(gymnasium.make, "CartPole-v1"), {"output_dir": tmp_path}
+    given = {"epochs": np.int64(1), "steps_per_epoch": 30, "train_v_iters": 0, "max_ep_len": math.inf}
+    ppo(env, train_pi_iters=0, ac_kwargs={"hidden_sizes": np.array([8, 8])}, logger_kwargs=log, **given)
+    trpo(env, cg_iters=0, backtrack_iters=0, logger_kwargs=log, **given)
 
 
 def test_runs_that_make_no_sense(tmp_path, monkeypatch):

@@ -74,10 +74,9 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
         comm: communicator; None: all ranks.
 
     Raises:
-        UsageError: `n` is not a count.
+        UsageError: `n` is not a count. Or, raised when this rank asks for the next number: the loop's body has dealt
+            too, which each rank runs a different number of times, so numbers of that inner deal were lost.
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
-        UsageError: the loop's body has dealt too. Each rank runs the body a different number of times, so numbers of
-            that inner deal were lost. Raised when this rank asks for the next number.
     """
     n, channel = _count("deal", n), channel_of(comm)
     if comm is None or channel.size > 1:  # else a rank deals to itself

@@ -72,8 +72,9 @@ def gpu_share(gpu_pct: float = 0.0) -> float:
 def pool_threads() -> tuple[int, int]:
     """Threads in TensorFlow's pools: for one operation, and for several at once. Where ranks have started: as set."""
     most = update_threads()
-    intra, inter = (os.environ.get(name, "") for name in TENSORFLOW)
-    return int(intra) if intra.isdecimal() else most, int(inter) if inter.isdecimal() else most if rank() == 0 else 1
+    given = [os.environ.get(name, "") for name in TENSORFLOW]
+    intra, inter = (int(x) if x.isdecimal() else n for x, n in zip(given, (most, most if rank() == 0 else 1)))
+    return intra, inter
 
 
 def own_gpu(n_gpus: int) -> int:

@@ -6,6 +6,7 @@ episode that the environment itself cuts off is no end, so its last state's valu
 the ranks do not divide is dealt out, not cut.
 """
 
+import numbers
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,10 @@ from . import core
 
 Data = dict[str, torch.Tensor]
 Loss = tuple[torch.Tensor, dict[str, float]]  # and columns of the table
-_COUNTS = {"epochs", "train_pi_iters", "train_v_iters", "max_ep_len", "save_freq", "cg_iters", "backtrack_iters"}
+_LEAST = {  # of what is a whole number; 0 iterations leave that network as it is
+    "seed": 0, "epochs": 1, "steps_per_epoch": 1, "save_freq": 1,
+    "train_pi_iters": 0, "train_v_iters": 0, "cg_iters": 0, "backtrack_iters": 0,
+}  # fmt: skip
 _NO_NUMBERS = {"env_fn", "actor_critic", "ac_kwargs", "logger_kwargs", "algo"}
 
 
@@ -190,12 +194,12 @@ class _Run:
 
     def __init__(self, given: dict[str, Any]):
         """Args: given: all arguments of an algorithm."""
-        least = {name: 1 for name in _COUNTS & given.keys()} | {"seed": 0, "steps_per_epoch": num_procs()}
         for name in given.keys() - _NO_NUMBERS:
-            kind, what = (int, "whole number") if name in least else ((int, float), "number")
-            if not isinstance(given[name], kind) or given[name] < least.get(name, given[name]):
-                above = f" of at least {least[name]}" if name in least else ""
-                raise UsageError(f"{name} is a {what}{above}; got {given[name]!r}")
+            least = num_procs() if name == "steps_per_epoch" else _LEAST.get(name)
+            if not isinstance(given[name], numbers.Real if least is None else numbers.Integral):
+                raise UsageError(f"{name} is a {'whole ' * (least is not None)}number; got {given[name]!r}")
+            if least is not None and given[name] < least:
+                raise UsageError(f"{name} is at least {least}; got {given[name]!r}")
         setup_pytorch_for_mpi()
         self.given = given
         self.logger = EpochLogger(**(given["logger_kwargs"] or {}))

@@ -1,7 +1,8 @@
 """Networks of the algorithms: a policy and a value function, and discounted sums."""
 
 import itertools
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,8 @@ class MLPActorCritic(nn.Module):
         activation: Any = nn.Tanh,
     ):
         super().__init__()
-        widths = list(hidden_sizes) if isinstance(hidden_sizes, Sequence) else [0]
-        if not all(isinstance(width, int) and width > 0 for width in widths):
+        widths = list(hidden_sizes) if isinstance(hidden_sizes, Iterable) else [0]
+        if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
             raise UsageError(f"hidden_sizes are the widths of the layers, such as [64,64]; got {hidden_sizes!r}")
         if not callable(activation):
             raise UsageError(f"activation is a class of torch.nn, such as torch.nn.Tanh; got {activation!r}")
