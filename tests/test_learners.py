@@ -345,8 +345,8 @@ def test_unit_of_the_advantages_does_not_matter(backend, algo):
 
 @BACKENDS
 def test_step_sizes_are_scaled(backend):
-    states = []
-    for scale, settings in ((0.5, {}), (1.0, {"lr": 5e-5, "vf_lr": 1.5e-4}), (1.0, {})):
+    states, default = [], Hyper.of("ppo")
+    for scale, settings in ((0.5, {}), (1.0, {"lr": default.lr / 2, "vf_lr": default.vf_lr / 2}), (1.0, {})):
         rank0 = Rank0(backend, BOX, **settings)
         rank0.policy.lr_scale = rank0.value.lr_scale = scale
         rank0.learn(a_batch(BOX, 0))
