@@ -54,7 +54,7 @@ def part(args: argparse.Namespace) -> None:
     import torch
     from mpi4py import MPI
 
-    from mpi_util.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
+    from mpi_util_spinup.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
 
     setup_pytorch_for_mpi()
     sizes = (OBS_DIM, *HIDDEN[args.policy], ACT_DIM)

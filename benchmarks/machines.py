@@ -38,7 +38,7 @@ from benchmarks import record
 from mpi_util.collectives.channel import FAN, Channel, Tree, channel_of
 from mpi_util.collectives.messages import CALL, CALLS, Messages, packed
 from mpi_util.host.waiting import wait_until
-from mpi_util.launch import failure
+from mpi_util.ranks import failure
 
 HOSTS = record.ROOT / "tests" / "hosts.sh"
 LAYOUTS = ("h1:2,h2:2", "h1:6,h2:6", "h1:2,h2:2,h3:2")

@@ -83,7 +83,7 @@ def measure(out: Path, ranks: int, threads: int, iterations: int) -> None:
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from benchmarks.sb3_ppo import Clock, normalised, settings
-    from mpi_util.integrations.sb3 import parallel
+    from mpi_util_sb3 import parallel
 
     class Phases(Clock):
         """When the steps of rank 0, the gather and the update of each iteration ended."""

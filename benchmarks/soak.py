@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from mpi_util.launch import reap
+from mpi_util.host import reap
 
 TOKEN = "SOAK_TOKEN"  # in the environment of all processes of a case
 _LEAVE_S = 10.0  # within which a job that has ended must be gone

@@ -18,7 +18,7 @@ import psutil
 import mpi_util
 from benchmarks import soak
 from mpi_util.collectives.averaging import average
-from mpi_util.weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme, WeightSyncScheme
+from mpi_util_weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme, WeightSyncScheme
 
 ELEMENTS = 2**31 + 4099
 PERIOD = 251

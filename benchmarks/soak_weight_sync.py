@@ -26,7 +26,7 @@ import numpy as np
 
 import mpi_util
 from benchmarks import soak
-from mpi_util.weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme, WeightSyncScheme
+from mpi_util_weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme, WeightSyncScheme
 
 GOAL = 2000
 A_JOB = 25  # sequences

@@ -125,8 +125,8 @@ def run_loop(mpi: str, n: int, iterations: int) -> float:
     Raises:
         SystemExit: it failed; its output is shown.
     """
-    from mpi_util.host import threads
     from mpi_util.launch import launcher as mpi_launcher
+    from mpi_util.ranks import threads
 
     family, launcher = mpi_launcher.find_launcher()  # the one that belongs to mpi4py's library, with its flags
     environment = mpi_launcher.ENVIRONMENT | record.mpi_environment(mpi) | threads.environment(os.environ)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from mpi_util.weight_sync import MultiProcessWeightSyncScheme
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 
 FILES = ("test/test_collectors.py", "test/collectors/test_evaluator.py")
 NAMES = re.compile(

@@ -25,7 +25,7 @@ import psutil
 
 import mpi_util
 from benchmarks import record
-from mpi_util.weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme
+from mpi_util_weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme
 from policies.actor import parse_hid_list
 
 OBS_DIM, ACT_DIM = 376, 17  # of Humanoid-v4

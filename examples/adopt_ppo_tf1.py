@@ -14,9 +14,9 @@ import gymnasium as gym
 import tensorflow.compat.v1 as tf
 
 import mpi_util
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tf import MpiAdamOptimizer
-from mpi_util.mpi_tools import mpi_avg
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_tf import MpiAdamOptimizer
+from mpi_util_spinup.mpi_tools import mpi_avg
 
 tf.disable_v2_behavior()
 

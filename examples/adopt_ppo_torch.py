@@ -14,9 +14,9 @@ import torch
 from core_torch import ActorCritic, count_vars
 
 from mpi_util import chksum
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
-from mpi_util.mpi_tools import mpi_avg
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
+from mpi_util_spinup.mpi_tools import mpi_avg
 
 
 def ppo(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_util.logx import EpochLogger, restore_tf_graph
+from mpi_util_spinup.logx import EpochLogger, restore_tf_graph
 
 
 def load_tf_policy(folder: Path) -> Callable[[np.ndarray], Any]:

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mpi_util
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tf import MpiAdamOptimizer, assign_params_from_flat, flat_concat
-from mpi_util.mpi_tools import mpi_avg
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_tf import MpiAdamOptimizer, assign_params_from_flat, flat_concat
+from mpi_util_spinup.mpi_tools import mpi_avg
 
 EPS = 1e-8
 

@@ -12,8 +12,8 @@ import gymnasium as gym
 import tensorflow.compat.v1 as tf
 
 import mpi_util
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tf import MpiAdamOptimizer
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_tf import MpiAdamOptimizer
 
 tf.disable_v2_behavior()
 

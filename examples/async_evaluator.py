@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from mpi_util.weight_sync import MultiProcessWeightSyncScheme  # +
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme  # +
 
 STEP, NOISE = 0.5, 0.5
 

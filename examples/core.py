@@ -8,9 +8,9 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tools import mpi_fork, mpi_statistics_scalar, num_procs, proc_id
-from mpi_util.run_utils import setup_logger_kwargs
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_tools import mpi_fork, mpi_statistics_scalar, num_procs, proc_id
+from mpi_util_spinup.run_utils import setup_logger_kwargs
 
 # an observation -> an action, its value and its log-probability
 Step = Callable[[np.ndarray], tuple[Any, Any, Any]]

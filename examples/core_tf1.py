@@ -11,8 +11,8 @@ from gymnasium import Env
 from gymnasium.spaces import Discrete, Space
 
 import mpi_util
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tf import sync_all_params
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_tf import sync_all_params
 
 Policy = tuple[Any, Any, Any, Any, Any, list[Any], list[Any]]  # pi, logp, logp_pi, entropy, d_kl, params, old
 

@@ -28,7 +28,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from mpi_util.integrations.sb3 import parallel
+from mpi_util_sb3 import parallel
 
 
 def make_env() -> VecNormalize:

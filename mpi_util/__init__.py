@@ -26,13 +26,13 @@ docs/architecture.md of the repository has the drawing, one iteration's data, an
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .cluster.hosts import nslots
 from .collectives.dealing import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from .collectives.moments import merge_moments
-from .collectives.names_2017 import accum_batches, mpitype, pt_to_pt_bcast, set_wt  # noqa: F401  # not for new programs
 from .collectives.reductions import all_mean, all_sum
-from .collectives.start import mpi_fork
 from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
+from .compat_2017 import accum_batches, mpitype, pt_to_pt_bcast, set_wt  # noqa: F401  # not for new programs
 from .errors import (
     BatchError,
     HostError,
@@ -48,17 +48,17 @@ from .errors import (
     WorkerLeftError,
 )
 from .host.cores import usable_cores
-from .launch import identity as _identity
 from .launch import restarts as _restarts
-from .launch.failure import during, fail
-from .launch.hosts import nslots
+from .launch.api import mpi_fork
 from .launch.restarts import saved
-from .launch.watchdog import watchdog
-from .program import tensorflow_setup as _tensorflow_setup
-from .program.console import Phases, msg, print0, steps_sec, timeit
-from .program.seeding import rank_seed, set_global_seeds, stream
-from .program.signals import StopRequest
-from .program.tensorflow_setup import setup_tensorflow_for_mpi
+from .ranks import identity as _identity
+from .ranks import tensorflow_setup as _tensorflow_setup
+from .ranks.console import Phases, msg, print0, steps_sec, timeit
+from .ranks.failure import during, fail
+from .ranks.seeding import rank_seed, set_global_seeds, stream
+from .ranks.signals import StopRequest
+from .ranks.tensorflow_setup import setup_tensorflow_for_mpi
+from .ranks.watchdog import watchdog
 
 __version__ = "0.1.0"
 

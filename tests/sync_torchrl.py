@@ -6,8 +6,8 @@ from torchrl import collectors
 from torchrl.envs import GymEnv
 from torchrl.weight_update import WeightSyncScheme
 
-import mpi_util.weight_sync.torchrl  # noqa: F401
-from mpi_util.weight_sync import MultiProcessWeightSyncScheme
+import mpi_util_weight_sync.torchrl  # noqa: F401
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 
 
 class Chosen(torch.nn.Module):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_util.weight_sync.receiver import Subscriber
+from mpi_util_weight_sync.receiver import Subscriber
 
 
 def arrays(value: float) -> dict:
@@ -127,7 +127,7 @@ def send_and_die(pipe, workers_pipe) -> None:
     """A sender that is killed."""
     import multiprocessing
 
-    from mpi_util.weight_sync import MultiProcessWeightSyncScheme
+    from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 
     scheme = MultiProcessWeightSyncScheme(timeout=30)
     scheme.init_on_sender(model_id="policy", model=arrays(1.0), num_workers=1)

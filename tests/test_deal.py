@@ -13,7 +13,7 @@ from conftest import mpi_environment, run
 import mpi_util
 from mpi_util.collectives import dealing as module
 from mpi_util.errors import UsageError
-from mpi_util.host.process import process
+from mpi_util.ranks.state import process
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, mpi_environment
 from test_train import rows, train, wait_for_row
 
-from mpi_util.launch import reap
+from mpi_util.host import reap
 from trainer.config import parse
 from trainer.run_folder import CHECKPOINT, checkpoints, load
 

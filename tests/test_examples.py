@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
 
-from mpi_util.logx import load_weights
+from mpi_util_spinup.logx import load_weights
 
 slow = pytest.mark.slow
 EXAMPLES = ROOT / "examples"

@@ -78,8 +78,8 @@ def test_what_mpi_fork_changes_in_the_interpreter_can_be_undone(tmp_path):
 import os, sys, threading
 import numpy as np
 import mpi_util
-from mpi_util.host.process import process
-from mpi_util.program.console import print0_once
+from mpi_util.ranks.state import process
+from mpi_util.ranks.console import print0_once
 
 def interpreter():
     hooks = sys.excepthook, threading.excepthook, sys.exit, SystemExit.__dict__["code"]

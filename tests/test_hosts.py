@@ -15,8 +15,8 @@ from conftest import RANKS, ROOT, TESTS, mpi_environment, run, skip_without_host
 from test_train import EPISODES
 
 from mpi_util import HostError, LaunchError, usable_cores
-from mpi_util.launch import hosts as launch_hosts
-from mpi_util.launch.hosts import Hosts, find
+from mpi_util.cluster import hosts as launch_hosts
+from mpi_util.cluster.hosts import Hosts, find
 
 TWO = {"hosts": "h1:2,h2:2"}
 KNOWN_S, GONE_S = 10, 10  # until a host that vanishes is known, and until nothing is left

@@ -10,9 +10,9 @@ import pytest
 from conftest import OPEN_MPI, mpi_environment, run
 from test_launch import CLEAN_ENVIRONMENT, TIMEOUT_S
 
-from mpi_util.launch import reap
+from mpi_util.host import reap
+from mpi_util.host.reap import JOB_VARIABLE, belongs, end_job, job_processes
 from mpi_util.launch.launcher import ENVIRONMENT
-from mpi_util.launch.reap import JOB_VARIABLE, belongs, end_job, job_processes
 
 # in one write, so that the lines of several ranks do not mix
 SHOW = "import mpi_util as m, os; os.write(1, b'%d %d %d\\n' % (m.rank, m.nworkers, m.all_sum(1)))"

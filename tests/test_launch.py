@@ -19,11 +19,12 @@ import pytest
 from conftest import OPEN_MPI, ROOT, mpi_environment, run
 
 from mpi_util.errors import LaunchError, UsageError
-from mpi_util.host import cores
-from mpi_util.launch import fork, identity, launcher, reap
+from mpi_util.host import cores, reap
+from mpi_util.launch import fork, launcher
 from mpi_util.launch.banners import BannerFilter
 from mpi_util.launch.supervise import Job
 from mpi_util.launch.verdict import Evidence, failed_record, judge
+from mpi_util.ranks import identity
 
 PROGRAM = Path(__file__).parent / "ranks" / "launch_program.py"
 TIMEOUT_S = 30.0

@@ -1,4 +1,4 @@
-"""mpi_util.logx: tables, configurations, saved states and models."""
+"""mpi_util_spinup.logx: tables, configurations, saved states and models."""
 
 import dataclasses
 import errno
@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_util.errors import UsageError
-from mpi_util.logx import EpochLogger, Logger, colorize, load_weights
-from mpi_util.runs import savers
-from mpi_util.runs.logger import Progress
-from mpi_util.serialization_utils import convert_json
+from mpi_util_spinup import savers
+from mpi_util_spinup.logger import Progress
+from mpi_util_spinup.logx import EpochLogger, Logger, colorize, load_weights
+from mpi_util_spinup.serialization_utils import convert_json
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -137,7 +137,7 @@ def test_what_is_no_number_is_a_cell_of_text(tmp_path, val):
 
 def test_two_processes_do_not_write_one_folder(tmp_path):
     code = (
-        "import sys\nfrom mpi_util.logx import Logger\nlogger = Logger(sys.argv[1])\n"
+        "import sys\nfrom mpi_util_spinup.logx import Logger\nlogger = Logger(sys.argv[1])\n"
         "logger.log_tabular('Epoch', 1); logger.dump_tabular(); print('there', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, tmp_path]
@@ -341,7 +341,7 @@ def test_torch_models_are_saved_whole_and_as_weights(tmp_path):
     assert np.array_equal(weights["0.weight"], net[0].weight.detach().numpy()) and weights["brain"].dtype == np.float32
     assert weights["1.num_batches_tracked"] == 0 and weights["1.num_batches_tracked"].dtype == np.int64
     code = (
-        "import sys; from mpi_util.logx import load_weights; "
+        "import sys; from mpi_util_spinup.logx import load_weights; "
         f"found = load_weights({str(tmp_path / 'pyt_save' / 'weights5.npz')!r}); "
         "print(found['0.weight'].shape, 'torch' in sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""mpi_util.mpi_tools: Spinning Up's names on 1 to 4 ranks under both MPIs, and the arithmetic of statistics."""
+"""mpi_util_spinup.mpi_tools: Spinning Up's names on 1 to 4 ranks under both MPIs, and the arithmetic of statistics."""
 
 import functools
 import importlib

@@ -14,7 +14,7 @@ from test_run_tools import TOOL
 
 import mpi_util
 from mpi_util.errors import UsageError
-from mpi_util.logx import EpochLogger, Logger
+from mpi_util_spinup.logx import EpochLogger, Logger
 
 PPO = """env_fn actor_critic ac_kwargs seed=0 steps_per_epoch=4000 epochs=50 gamma=0.99 clip_ratio=0.2 pi_lr=0.0003
 vf_lr=0.001 train_pi_iters=80 train_v_iters=80 lam=0.97 max_ep_len=1000 target_kl=0.01 logger_kwargs save_freq=10"""
@@ -93,8 +93,10 @@ def test_the_names_are_there_with_their_arguments(module):
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_names_that_load_tensorflow():
     """In a process of its own: what has asked for them once has them."""
-    program = "import sys, mpi_util, mpi_util.mpi_tf; print('tf_config' in mpi_util.__all__); import tensorflow\n"
-    program += "del sys.modules['mpi_util']\nfrom mpi_util import *\nfrom mpi_util.mpi_tf import *\n"
+    program = (
+        "import sys, mpi_util, mpi_util_spinup.mpi_tf; print('tf_config' in mpi_util.__all__); import tensorflow\n"
+    )
+    program += "del sys.modules['mpi_util']\nfrom mpi_util import *\nfrom mpi_util_spinup.mpi_tf import *\n"
     program += "print(MpiAdamOptimizer.__name__, tf_config)"
     done = run([sys.executable, "-c", program], 60)
     assert done.out.startswith("False\nMpiAdamOptimizer ") and "parallelism" in done.out, done.err
@@ -142,7 +144,7 @@ def test_the_table_is_spinning_ups(tmp_path, algorithm):
     """Its columns are those of the programs there; KL and the changes are of the last loss that was calculated."""
     import gymnasium
 
-    from mpi_util import spinup
+    import mpi_util_spinup as spinup
 
     how = {"seed": 7, "steps_per_epoch": 60, "epochs": 2, "train_v_iters": 1, "logger_kwargs": {"output_dir": tmp_path}}
     how |= {"train_pi_iters": 1} if algorithm == "ppo" else {}
@@ -184,7 +186,7 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     grid = algorithm == "ppo"
     options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 3, "--steps_per_epoch", 601, "--exp_name", "cart"]
     options += ["--hid", "[32]", "--gamma[g]", 0.9] + [0.99] * grid
-    command("mpi_util.run", algorithm, *options, cwd=tmp_path)
+    command("mpi_util_spinup.run", algorithm, *options, cwd=tmp_path)
     names = ["cart_g0-9", "cart_g0-99"] if grid else ["cart"]  # a value that does not vary is not in the name
     folders = [tmp_path / "data" / name / f"{name}_s0" for name in names]
     for folder in folders:
@@ -192,29 +194,35 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
         assert len(rows) == 3 and {"AverageEpRet", "LossPi", "DeltaLossV", "KL", "TotalEnvInteracts"} <= set(header)
         assert all(np.isfinite(float(cell)) for row in rows for cell in row)
     if grid:
-        command("mpi_util.run", "plot", "data/cart_g0-9", "--out", "c.png", "-y", "Performance", "KL", cwd=tmp_path)
+        command(
+            "mpi_util_spinup.run", "plot", "data/cart_g0-9", "--out", "c.png", "-y", "Performance", "KL", cwd=tmp_path
+        )
         assert (tmp_path / "c.png").exists()
-    played = command("mpi_util.test_policy", folders[0], "-n", 3, cwd=tmp_path).out  # her own run: nothing to trust
+    played = command(
+        "mpi_util_spinup.play_policy", folders[0], "-n", 3, cwd=tmp_path
+    ).out  # her own run: nothing to trust
     assert played.count("Episode ") == 3 and "AverageEpRet" in played and "no display here" in played
 
 
 def test_the_command_lines_own_names(tmp_path):
     short = ["--env", "CartPole-v1", "--cpu", "auto", "--epochs", 1, "--steps_per_epoch", 40, "--train_v_iters", 1]
-    command("mpi_util.run", "vpg_pytorch", *short, "--dt", "--act", "torch.nn.ReLU", "--data_dir", "d", cwd=tmp_path)
+    command(
+        "mpi_util_spinup.run", "vpg_pytorch", *short, "--dt", "--act", "torch.nn.ReLU", "--data_dir", "d", cwd=tmp_path
+    )
     (table,) = tmp_path.rglob("progress.txt")
     day, second = r"\d{4}-\d\d-\d\d", r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d"
     name = "cmd_vpg_pytorch"
     assert re.fullmatch(f"d/{day}_{name}/{second}-{name}_s0", str(table.parent.relative_to(tmp_path)))
     assert "'ReLU'" in repr(json.loads((table.parent / "config.json").read_text())["ac_kwargs"])
-    assert "clip_ratio" in command("mpi_util.run", "ppo", "--help", cwd=tmp_path).out
+    assert "clip_ratio" in command("mpi_util_spinup.run", "ppo", "--help", cwd=tmp_path).out
 
 
 def test_a_policy_is_played_in_an_environment_of_ones_own(tmp_path, capsys, monkeypatch):
     """As Spinning Up's page on saved runs does where the environment could not be pickled."""
     import gymnasium
 
-    from mpi_util.spinup import MLPActorCritic
-    from mpi_util.test_policy import load_policy_and_env, run_policy
+    from mpi_util_spinup import MLPActorCritic
+    from mpi_util_spinup.play_policy import load_policy_and_env, run_policy
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     env, logger = gymnasium.make("CartPole-v1"), Logger(tmp_path / "run")
@@ -254,12 +262,12 @@ def test_bad_command_lines_get_one_line(tmp_path, capsys, monkeypatch):
         err = capsys.readouterr().err
         assert problem in err and err.count("\n") == 1, err
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert importlib.import_module("mpi_util.run").main(["ppo", "--env", "CartPole-v1"]) == 2
+    assert importlib.import_module("mpi_util_spinup.run").main(["ppo", "--env", "CartPole-v1"]) == 2
     assert "needs PyTorch, which is not installed: pip install torch\n" in capsys.readouterr().err
 
 
 def test_a_buffer_must_be_full():
-    from mpi_util.spinup import PPOBuffer
+    from mpi_util_spinup import PPOBuffer
 
     buffer = PPOBuffer((3,), (), 2, 0.5, 1.0)
     buffer.store(np.ones(3), 1, 1.0, 0.5, -0.1)
@@ -273,8 +281,8 @@ def test_a_buffer_must_be_full():
 
 def test_ppo_learns_cartpole(tmp_path):
     done = command(
-        "mpi_util.run", "ppo", "--env", "CartPole-v1", "--epochs", 12, "--steps_per_epoch", 2000, "--pi_lr", 3e-3,
-        "--cpu", 2, "--exp_name", "learns", cwd=tmp_path,
+        "mpi_util_spinup.run", "ppo", "--env", "CartPole-v1", "--epochs", 12, "--steps_per_epoch", 2000,
+        "--pi_lr", 3e-3, "--cpu", 2, "--exp_name", "learns", cwd=tmp_path,
     )  # fmt: skip
     header, *rows = (line.split("\t") for line in next(tmp_path.rglob("progress.txt")).read_text().splitlines())
     assert float(rows[-1][header.index("AverageEpRet")]) > 120, done.out

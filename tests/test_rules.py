@@ -107,7 +107,7 @@ def test_the_check_finds_a_circle():
 
 def test_few_modules_at_the_top_none_hidden_by_a_name():
     assert len(list(PACKAGE.glob("*.py"))) <= MOST_AT_THE_TOP
-    for name in ("mpi_util", "mpi_util.collectives", "mpi_util.launch", "mpi_util.weight_sync", "mpi_util.runs"):
+    for name in ("mpi_util", "mpi_util.collectives", "mpi_util.launch", "mpi_util_weight_sync", "mpi_util_spinup"):
         package = importlib.import_module(name)
         for module in rooms.modules():
             parent, _, last = module.rpartition(".")
@@ -161,7 +161,13 @@ def mpi_util_names(path: Path) -> set[str]:
 
 
 def test_trainer_and_train_use_public_names_and_point_one_way():
-    public = {*mpi_util.__all__, "__version__", "mpi_util.logx", "mpi_util.mpi_pytorch", "mpi_util.weight_sync"}
+    public = {
+        *mpi_util.__all__,
+        "__version__",
+        "mpi_util_spinup.logx",
+        "mpi_util_spinup.mpi_pytorch",
+        "mpi_util_weight_sync",
+    }
     folder = sorted((ROOT / "trainer").glob("*.py"))
     for path in [*folder, ROOT / "train.py"]:
         assert mpi_util_names(path) <= public, path

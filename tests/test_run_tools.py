@@ -16,7 +16,7 @@ from conftest import ROOT, run
 from test_train import train
 
 from mpi_util.errors import UsageError
-from mpi_util.runs import plot
+from mpi_util_spinup import plot
 from trainer.config import parse
 from trainer.display import Recent, clock, spark
 from trainer.presets import plain

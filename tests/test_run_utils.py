@@ -1,4 +1,4 @@
-"""mpi_util.run_utils: names and folders of experiments, and scripts that run them on ranks."""
+"""mpi_util_spinup.run_utils: names and folders of experiments, and scripts that run them on ranks."""
 
 import functools
 import json
@@ -18,9 +18,9 @@ from conftest import RANKS, ROOT, fill, mpi_environment, run
 
 from mpi_util.errors import UsageError
 from mpi_util.host.cores import usable_cores
-from mpi_util.host.process import process
-from mpi_util.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
-from mpi_util.runs.experiment import Experiment, Schedule
+from mpi_util.ranks.state import process
+from mpi_util_spinup.experiment import Experiment, Schedule
+from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
 
 SCRIPT = RANKS / "spinup_grid.py"
 
@@ -122,7 +122,7 @@ def test_parameters_that_make_no_sense(keys, text):
 def test_an_algorithm_names_an_argument_that_makes_no_sense(tmp_path, given, text):
     import gymnasium
 
-    from mpi_util.spinup import ppo
+    from mpi_util_spinup import ppo
 
     with pytest.raises(UsageError, match=text):
         ppo(lambda: gymnasium.make("CartPole-v1"), logger_kwargs={"output_dir": tmp_path}, **given)
@@ -131,7 +131,7 @@ def test_an_algorithm_names_an_argument_that_makes_no_sense(tmp_path, given, tex
 def test_an_algorithm_takes_numpys_numbers_and_no_iterations(tmp_path):
     import gymnasium
 
-    from mpi_util.spinup import ppo, trpo
+    from mpi_util_spinup import ppo, trpo
 
     env, log = functools.partial(gymnasium.make, "CartPole-v1"), {"output_dir": tmp_path}
     given = {"epochs": np.int64(1), "steps_per_epoch": 30, "train_v_iters": 0, "max_ep_len": math.inf}
@@ -213,7 +213,7 @@ def test_a_grid_goes_on_after_a_failure_and_leaves_out_what_is_done(tmp_path, mp
 def test_a_grid_runs_again_what_has_changed(tmp_path):
     program = tmp_path / "grid.py"
     program.write_text(
-        "import sys\nfrom mpi_util.run_utils import ExperimentGrid\n"
+        "import sys\nfrom mpi_util_spinup.run_utils import ExperimentGrid\n"
         "def thunk(logger_kwargs, seed):\n    print('version 1')\n"
         "if __name__ == '__main__':\n    grid = ExperimentGrid('g')\n    grid.add('seed', [0])\n"
         "    grid.run(thunk, redo=len(sys.argv) > 1)\n"

@@ -29,16 +29,16 @@ from sync_workers import arrays, keep_error, local_receivers, wait_for
 from mpi_util import UsageError, WeightsError, WorkerLeftError
 from mpi_util.arrays.layout import Layout
 from mpi_util.errors import SyncTimeoutError
-from mpi_util.host.files import read_own, replace_file
+from mpi_util.host import reap
 from mpi_util.host.segments import Segment
-from mpi_util.launch import reap
 from mpi_util.launch.supervise import Job
-from mpi_util.logx import Logger, load_weights, restore_tf_graph
-from mpi_util.runs.own import read_pickle
-from mpi_util.test_policy import load_policy_and_env
-from mpi_util.weight_sync import MultiProcessWeightSyncScheme
-from mpi_util.weight_sync import publisher as publishing
-from mpi_util.weight_sync.connection import (
+from mpi_util_spinup.files import read_own, replace_file
+from mpi_util_spinup.logx import Logger, load_weights, restore_tf_graph
+from mpi_util_spinup.own import read_pickle
+from mpi_util_spinup.play_policy import load_policy_and_env
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme
+from mpi_util_weight_sync import publisher as publishing
+from mpi_util_weight_sync.connection import (
     FRAME_BYTES,
     Address,
     Deadline,
@@ -48,8 +48,8 @@ from mpi_util.weight_sync.connection import (
     new_socket,
     parse,
 )
-from mpi_util.weight_sync.layout import Weights, packed, unpacked
-from mpi_util.weight_sync.receiver import Subscriber
+from mpi_util_weight_sync.layout import Weights, packed, unpacked
+from mpi_util_weight_sync.receiver import Subscriber
 
 NOBODY = 65534
 NAME = "the model 'policy'"
@@ -250,7 +250,7 @@ def check_that_it_is_not_unpickled(tmp_path, spoil, text):
     path.chmod(0o600)
     assert read_own(str(path))
     spoil(path)
-    program = f"from mpi_util.runs.experiment import run_packed; run_packed({str(path)!r})"
+    program = f"from mpi_util_spinup.experiment import run_packed; run_packed({str(path)!r})"
     finished = run([sys.executable, "-c", program], 60)
     assert finished.status == 1 and text in finished.err and not loaded.exists()
 
@@ -636,9 +636,9 @@ def test_the_key_is_in_no_message(scheme):
 UNPICKLES = {
     "mpi_util/arrays/pickles.py": 1,  # messages of the job
     "mpi_util/collectives/messages.py": 1,  # the same
-    "mpi_util/runs/experiment.py": 2,  # what the launcher hands to its own process
-    "mpi_util/runs/savers.py": 1,  # trust=True
-    "mpi_util/test_policy.py": 2,  # of the user's own runs, or trust=True
+    "mpi_util_spinup/experiment.py": 2,  # what the launcher hands to its own process
+    "mpi_util_spinup/savers.py": 1,  # trust=True
+    "mpi_util_spinup/play_policy.py": 2,  # of the user's own runs, or trust=True
     "examples/adopt_test_policy.py": 2,  # --trust
 }
 

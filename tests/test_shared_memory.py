@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import RANKS, mpi_environment, run
 
-from mpi_util.collectives import collecting
+from mpi_util.collectives import gather_transfer as collecting
 from mpi_util.host.segments import Attached, Pool, Segment, attach
 
 

@@ -10,8 +10,8 @@ import pytest
 from conftest import ROOT
 
 import mpi_util
-from mpi_util import mpi_tf
-from mpi_util.program import tensorflow_setup
+from mpi_util.ranks import tensorflow_setup
+from mpi_util_spinup import mpi_tf
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -66,7 +66,7 @@ def test_without_tensorflow_what_needs_it_is_no_attribute(monkeypatch):
 
 def test_mpi_tf_loads_no_framework():
     names = "{'tensorflow', 'keras', 'torch'}"
-    program = f"import sys, mpi_util.mpi_tf, mpi_util.arrays.adapters; print(*{names} & set(sys.modules))"
+    program = f"import sys, mpi_util_spinup.mpi_tf, mpi_util.arrays.adapters; print(*{names} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 

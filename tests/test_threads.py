@@ -9,8 +9,8 @@ from conftest import OPEN_MPI, RANKS, mpi_environment, run
 
 import mpi_util
 from mpi_util.errors import UsageError
-from mpi_util.host import threads
 from mpi_util.host.cores import update_threads, usable_cores
+from mpi_util.ranks import threads
 
 CORES = usable_cores()
 PROGRAM = RANKS / "threads.py"
@@ -222,8 +222,8 @@ def test_a_fair_share_for_programs_that_average(tmp_path, n, env, threads):
     program = tmp_path / "program.py"
     program.write_text(
         "import numpy as np, torch, mpi_util\n"
-        "from mpi_util.mpi_pytorch import setup_pytorch_for_mpi\n"
-        "from mpi_util.mpi_tools import mpi_fork\n"
+        "from mpi_util_spinup.mpi_pytorch import setup_pytorch_for_mpi\n"
+        "from mpi_util_spinup.mpi_tools import mpi_fork\n"
         f"mpi_fork({n})\n"
         "setup_pytorch_for_mpi()\n"
         "mpi_util.rank0_accum_batches({'x': np.zeros(2)})\n"

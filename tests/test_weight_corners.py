@@ -17,7 +17,7 @@ import torch
 from sync_workers import arrays, keep_error, local_receivers, wait_for
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
-from mpi_util.weight_sync import MultiProcessWeightSyncScheme
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 
 TIMEOUT = 20
 
@@ -30,7 +30,7 @@ def scheme_for(n, model=None, **options):
 
 def torchrl_scheme(**options):
     pytest.importorskip("torchrl")
-    import mpi_util.weight_sync.torchrl  # noqa: F401
+    import mpi_util_weight_sync.torchrl  # noqa: F401
 
     return MultiProcessWeightSyncScheme(**{"timeout": TIMEOUT, **options})
 
@@ -778,7 +778,7 @@ def test_an_interrupted_send_leaves_nothing_to_wait_for(monkeypatch):
 
 def test_an_interrupt_once_a_version_is_written_costs_no_worker(monkeypatch):
     """Told of version 2, worker 0 finds 3 in its section and answers to that: the sender throws it out."""
-    from mpi_util.host.sections import Section
+    from mpi_util_weight_sync.sections import Section
 
     scheme, mine = scheme_for(1), arrays(0.0)
     with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):

@@ -34,12 +34,12 @@ from sync_workers import (
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
 from mpi_util.arrays.layout import KeptSlots
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
-from mpi_util.host.sections import Reader, Section
-from mpi_util.launch.reap import is_alive
-from mpi_util.weight_sync import MultiProcessWeightSyncScheme
-from mpi_util.weight_sync.layout import Weights
-from mpi_util.weight_sync.receiver import ReadersWriterLock
-from mpi_util.weight_sync.worker import Event, Report, State
+from mpi_util.host.reap import is_alive
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme
+from mpi_util_weight_sync.layout import Weights
+from mpi_util_weight_sync.receiver import ReadersWriterLock
+from mpi_util_weight_sync.sections import Reader, Section
+from mpi_util_weight_sync.worker import Event, Report, State
 
 TIMEOUT = 60
 
@@ -1003,9 +1003,9 @@ def test_a_rank_that_never_connects(run_ranks):
 
 def test_without_torchrl_one_line_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchrl", None)
-    monkeypatch.delitem(sys.modules, "mpi_util.weight_sync.torchrl", raising=False)
+    monkeypatch.delitem(sys.modules, "mpi_util_weight_sync.torchrl", raising=False)
     with pytest.raises(MissingFrameworkError, match="pip install torchrl"):
-        importlib.import_module("mpi_util.weight_sync.torchrl")
+        importlib.import_module("mpi_util_weight_sync.torchrl")
 
 
 @pytest.mark.timeout(300)

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 import mpi_util
-from mpi_util.weight_sync import MultiProcessWeightSyncScheme
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 from policies.actor import Spec
 from policies.forked import LIBC, PR_SET_PDEATHSIG, STOPS
 from policies.scaler import scaler_for

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mpi_util
-from mpi_util.logx import EpochLogger
+from mpi_util_spinup.logx import EpochLogger
 from policies.actor import INIT_LOG_STD, Actor, Spec, parse_hid_list
 from policies.scaler import Scaler, scaler_for
 from policies.share import ALONE, Share

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.layout import Layout
+from ..cluster.chain import add_up
 from ..errors import BatchError
 from ..host.segments import private
-from ..launch.identity import Comm
+from ..ranks.identity import Comm
 from .barrier import SMALL, Exchange, Page, check_same, possible
-from .chain import add_up
 from .channel import Channel, channel_of
 
 _FEW = 4  # ranks; among more, that each adds up everything costs more than a second round

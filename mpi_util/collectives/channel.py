@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import MpiUtilError, RankLeftError, RankMismatchError, UsageError, rank_mismatch
-from ..host import threads
 from ..host.cores import update_threads, usable_cores
-from ..host.process import States, process
 from ..host.segments import Attached, Pool
 from ..host.waiting import wait_until
-from ..launch import failure
-from ..launch.identity import Comm, check_launcher, check_no_parent, world
-from ..launch.watchdog import Watchdog
+from ..ranks import failure, threads
+from ..ranks.identity import Comm, check_launcher, check_no_parent, world
+from ..ranks.state import States, process
+from ..ranks.watchdog import Watchdog
 from .messages import (
     CALL,
     CALLS,

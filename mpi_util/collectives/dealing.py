@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import RankMismatchError, UsageError
-from ..host import threads
-from ..host.process import process
 from ..host.segments import Segment, attach
 from ..host.waiting import wait_until
-from ..launch import failure
-from ..launch.identity import Comm, nworkers, rank
-from ..launch.watchdog import Watchdog
+from ..ranks import failure, threads
+from ..ranks.identity import Comm, nworkers, rank
+from ..ranks.state import process
+from ..ranks.watchdog import Watchdog
 from .channel import Channel, channel_of
 from .messages import Background
 

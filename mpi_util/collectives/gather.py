@@ -10,12 +10,12 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import adapter_for
 from ..errors import BatchError
-from ..host import threads
-from ..launch.identity import Comm
-from ..program.old_names import renamed
+from ..ranks import threads
+from ..ranks.identity import Comm
+from ..ranks.old_names import renamed
 from .channel import Channel, channel_of
-from .collecting import Collection, Share, bring, put
 from .gather_plan import Header, Joined, Plan, check_segments, pack
+from .gather_transfer import Collection, Share, bring, put
 from .transport import broadcast
 
 T = TypeVar("T")

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
-from ..host.process import process
+from ..host.reap import JOB_VARIABLE
 from ..host.waiting import SPIN_S, wait_until
-from ..launch import failure
-from ..launch.reap import JOB_VARIABLE
-from ..launch.watchdog import Watchdog
+from ..ranks import failure
+from ..ranks.state import process
+from ..ranks.watchdog import Watchdog
 from .peers import Peers
 from .rings import LARGE
 

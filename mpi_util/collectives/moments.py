@@ -14,7 +14,7 @@ import numpy as np
 
 from ..arrays.adapters import adapter_for
 from ..errors import BatchError, rank_mismatch
-from ..launch.identity import Comm
+from ..ranks.identity import Comm
 from .channel import channel_of
 
 _HELD_AS = ("obs_rms", "return_rms", "ret_rms")  # by Gymnasium's wrappers and by Stable-Baselines3's VecNormalize

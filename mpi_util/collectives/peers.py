@@ -9,7 +9,7 @@ import numpy as np
 
 from ..host.segments import STORES_IN_ORDER, Segment, Ticket, attach
 from ..host.waiting import WakePipe, wait_until
-from ..launch.watchdog import NOTE_BYTES
+from ..ranks.watchdog import NOTE_BYTES
 from .rings import Rings, size_of
 
 

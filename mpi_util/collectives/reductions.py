@@ -7,7 +7,7 @@ import numpy as np
 
 from ..arrays.adapters import adapter_for, array_of
 from ..errors import BatchError, MpiUtilError
-from ..launch.identity import Comm
+from ..ranks.identity import Comm
 from .averaging import Arrays, combine
 from .channel import channel_of
 from .weights import all_same

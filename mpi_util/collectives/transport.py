@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import RankLeftError
 from ..host.segments import ALIGN, STORES_IN_ORDER, Ticket, private
-from ..program.console import print0_once
+from ..ranks.console import print0_once
 from .channel import Channel
 
 _FIRST_BULK_TAG, _BULK_TAGS = 8, 1 << 13  # twice as many stay below the 32767 that every MPI has

@@ -10,10 +10,10 @@ from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import Plan, Slot, derived
 from ..errors import BatchError, RankMismatchError, WeightsError, rank_mismatch
-from ..host.process import process
-from ..launch import failure
-from ..launch.identity import Comm, rank
-from ..program.old_names import renamed
+from ..ranks import failure
+from ..ranks.identity import Comm, rank
+from ..ranks.old_names import renamed
+from ..ranks.state import process
 from .barrier import DIFFERS, SMALL, Exchange, Page, possible
 from .channel import Channel, channel_of
 from .gather import rank0_accum_batches
@@ -95,7 +95,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     plan = derived(slots(model, graph), Plan.of)
     total = tree.digest(plan.layout.signature, *(slot.copy().tobytes() for _, slot in plan.pairs)).hex()
     if label:
-        from ..program.console import msg
+        from ..ranks.console import msg
 
         msg(f"{label} chksum {total}")
     return total

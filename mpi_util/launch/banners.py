@@ -14,7 +14,7 @@ import threading
 import time
 from typing import IO
 
-from .failure import print_line
+from ..ranks.failure import print_line
 
 # Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must
 # name the launcher.

@@ -14,13 +14,21 @@ import subprocess
 import sys
 from typing import Literal
 
+from ..cluster.hosts import Hosts, find
 from ..errors import LaunchError, UsageError
 from ..host.cores import UPDATE_THREADS, usable_cores
-from ..host.process import process
-from ..host.threads import environment as threads_environment
-from .failure import call_site
-from .hosts import Hosts, find
-from .identity import RANK_PID, Role, check_tasks, forget_launcher, in_child_of_rank, is_multiprocess, under_launcher
+from ..ranks.failure import call_site
+from ..ranks.identity import (
+    RANK_PID,
+    Role,
+    check_tasks,
+    forget_launcher,
+    in_child_of_rank,
+    is_multiprocess,
+    under_launcher,
+)
+from ..ranks.state import process
+from ..ranks.threads import environment as threads_environment
 from .launcher import ENVIRONMENT, ask_library, find_launcher
 from .verdict import Verdict
 

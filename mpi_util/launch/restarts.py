@@ -5,10 +5,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from ..cluster.hosts import Hosts
 from ..errors import HostError, UsageError
-from .failure import print_line, write_record
-from .hosts import Hosts
-from .identity import first_number
+from ..ranks.failure import print_line, write_record
+from ..ranks.identity import first_number
 from .verdict import Verdict
 
 _RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"

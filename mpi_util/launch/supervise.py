@@ -24,13 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from ..cluster import remote, rsh
+from ..cluster.hosts import Hosts
 from ..errors import HostError, LaunchError
-from . import reap, remote, rsh
+from ..host import reap
+from ..ranks.failure import SAME_SIGNAL_S, print_line
 from .banners import STDERR, STDOUT, Parts, Stream
-from .failure import SAME_SIGNAL_S, print_line
-from .hosts import Hosts
+from .monitor import FOLDER_VARIABLES, Watch
 from .verdict import Evidence, Verdict, describe_signal, failed_record, judge
-from .watch import FOLDER_VARIABLES, Watch
 
 _LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
 _DRAIN_S, _LOOK_S = 1.0, 0.05

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from .reap import read_record
+from ..host.reap import read_record
 
 # What launchers and MPI libraries print about a rank (MPICH 5.0, Open MPI 5.0): all there is about one on another
 # machine. An error within MPI is named, as its status is the low byte of an error code of MPI's, 143 as after SIGTERM.

@@ -3,7 +3,7 @@
 import sys
 
 import mpi_util
-from mpi_util.run_utils import call_experiment
+from mpi_util_spinup.run_utils import call_experiment
 
 
 def experiment(logger_kwargs, seed):

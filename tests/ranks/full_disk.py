@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import mpi_util
-from mpi_util.logx import EpochLogger
+from mpi_util_spinup.logx import EpochLogger
 
 n, folder, way = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if mpi_util.mpi_fork(n) == "parent":

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from mpi_util.logx import Logger, load_weights, restore_tf_graph
+from mpi_util_spinup.logx import Logger, load_weights, restore_tf_graph
 
 tf1 = tf.compat.v1
 disk = Path(sys.argv[1])

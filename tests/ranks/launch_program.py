@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mpi_util.launch import reap
+from mpi_util.host import reap
 from mpi_util.launch.fork import mpi_fork
 
 FAILING_RANK = 1

@@ -7,9 +7,9 @@ from pathlib import Path
 if "without_cloudpickle" in sys.argv:
     sys.modules["cloudpickle"] = None  # importing it fails
 
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tools import mpi_sum, num_procs, proc_id
-from mpi_util.run_utils import ExperimentError, ExperimentGrid, call_experiment
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_tools import mpi_sum, num_procs, proc_id
+from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid, call_experiment
 
 FACTOR = 10  # a global of the script, which the function uses
 

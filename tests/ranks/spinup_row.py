@@ -2,8 +2,8 @@
 
 import sys
 
-from mpi_util.logx import EpochLogger
-from mpi_util.mpi_tools import mpi_fork, num_procs, proc_id
+from mpi_util_spinup.logx import EpochLogger
+from mpi_util_spinup.mpi_tools import mpi_fork, num_procs, proc_id
 
 mpi_fork(int(sys.argv[1]))
 logger = EpochLogger()

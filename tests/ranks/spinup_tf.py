@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from mpi_util import UsageError
-from mpi_util.logx import EpochLogger, load_weights, restore_tf_graph
+from mpi_util_spinup.logx import EpochLogger, load_weights, restore_tf_graph
 
 tf1 = tf.compat.v1
 folder = Path(sys.argv[2])

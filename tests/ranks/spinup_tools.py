@@ -6,8 +6,8 @@ import numpy as np
 from harness import raises, run_checks
 
 import mpi_util
-from mpi_util import mpi_tools
-from mpi_util.mpi_tools import allreduce, broadcast, mpi_avg, mpi_op, mpi_statistics_scalar, mpi_sum
+from mpi_util_spinup import mpi_tools
+from mpi_util_spinup.mpi_tools import allreduce, broadcast, mpi_avg, mpi_op, mpi_statistics_scalar, mpi_sum
 
 if __name__ == "__main__":
     import sys

@@ -6,8 +6,8 @@ import tensorflow as tf
 from harness import raises
 
 import mpi_util
-from mpi_util import mpi_tf
 from mpi_util.arrays.adapters.keras import api_slot
+from mpi_util_spinup import mpi_tf
 
 DTYPES = ["bfloat16", "float16", "float32", "float64", "int8", "int32", "int64", "uint16", "bool", "complex64"]
 

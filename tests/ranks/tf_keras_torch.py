@@ -12,7 +12,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import mpi_util  # noqa: E402
-from mpi_util import mpi_tf  # noqa: E402
+from mpi_util_spinup import mpi_tf  # noqa: E402
 
 torch.set_num_threads(1)
 rank, size = mpi_util.rank, mpi_util.nworkers

@@ -5,7 +5,7 @@ import tensorflow as tf
 from harness import raises
 
 import mpi_util
-from mpi_util import mpi_tf
+from mpi_util_spinup import mpi_tf
 
 v1 = tf.compat.v1
 

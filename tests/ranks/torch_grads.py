@@ -6,7 +6,7 @@ import torch
 from harness import fork, raises, run_checks
 
 import mpi_util
-from mpi_util.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
+from mpi_util_spinup.mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
 
 fork()
 setup_pytorch_for_mpi()

@@ -11,7 +11,7 @@ import numpy as np
 from harness import fork, raises
 
 import mpi_util
-from mpi_util.weight_sync import MPIWeightSyncScheme, relay
+from mpi_util_weight_sync import MPIWeightSyncScheme, relay
 
 fork()
 rank, size = mpi_util.rank, mpi_util.nworkers

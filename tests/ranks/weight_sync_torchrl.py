@@ -6,7 +6,7 @@ from pathlib import Path
 from harness import fork
 
 import mpi_util
-from mpi_util.weight_sync import MPIWeightSyncScheme
+from mpi_util_weight_sync import MPIWeightSyncScheme
 
 fork()
 sys.path.insert(0, str(Path(__file__).parent.parent))

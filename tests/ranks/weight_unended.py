@@ -6,7 +6,7 @@ import numpy as np
 from harness import fork
 
 import mpi_util
-from mpi_util.weight_sync import MPIWeightSyncScheme
+from mpi_util_weight_sync import MPIWeightSyncScheme
 
 fork()
 scheme, mine = MPIWeightSyncScheme(timeout=30), {"w": np.full(3, float(mpi_util.rank))}

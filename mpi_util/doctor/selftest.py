@@ -1,0 +1,59 @@
+"""A whole job in small, which `python -m mpi_util doctor` runs: two ranks gather and broadcast 62 MB, and check it."""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from ..collectives.channel import channel_of
+from ..collectives.gather import rank0_accum_batches
+from ..collectives.reductions import all_sum
+from ..collectives.weights import rank0_bcast_wts
+from ..launch.api import mpi_fork
+from ..ranks import threads
+from ..ranks.identity import rank
+
+_ROWS = 15_500_000  # float32, 62 MB; each of them exact
+_REPEATS = 5
+
+
+def run() -> int:
+    """Starts the ranks; rank 0 prints a JSON object: seconds (medians), bytes, how many ranks, how many share memory,
+    whether all bytes were right, and the threads of rank 0's libraries during an update. Returns the exit status.
+    """
+    if mpi_fork(2) == "parent":
+        return 0
+    channel = channel_of()
+    size, whole = channel.size, np.arange(_ROWS, dtype=np.float32)
+    mine = {"x": whole[rank() * _ROWS // size : (rank() + 1) * _ROWS // size]}
+    weights = {"w": whole if rank() == 0 else np.full_like(whole, -1)}
+    batch: dict[str, np.ndarray] = {}
+    copied = whole[: 0 if rank() else None]  # by rank 0 alone
+    calls: dict[str, Callable[[], object]] = {
+        "memcpy": partial(np.copyto, np.empty_like(copied), copied),
+        "gather": lambda: batch.update(rank0_accum_batches(mine)),
+        "bcast": partial(rank0_bcast_wts, weights),
+    }
+    seconds = {name: statistics.median(_clock(call) for _ in range(_REPEATS)) for name, call in calls.items()}
+    right = all_sum(int(np.array_equal(weights["w"], whole) and (rank() > 0 or np.array_equal(batch["x"], whole))))
+    rank0_accum_batches(mine)
+    if rank() == 0:
+        found = {"seconds": seconds, "bytes": whole.nbytes, "ranks": size, "sharing": len(channel.here())}
+        print(json.dumps(found | {"right": int(right) == size, "threads": threads.pools()}), flush=True)
+    return 0
+
+
+def _clock(call: Callable[[], object]) -> float:
+    """Seconds on this rank, from when all are ready."""
+    all_sum(0)
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,7 +1,0 @@
-"""Spinning Up's loggers under their own names: `spinup.utils.logx` becomes `mpi_util.logx`."""
-
-from .runs.epoch_logger import EpochLogger
-from .runs.logger import Logger, color2num, colorize
-from .runs.savers import load_weights, restore_tf_graph
-
-__all__ = ["EpochLogger", "Logger", "color2num", "colorize", "load_weights", "restore_tf_graph"]

@@ -1,0 +1,4 @@
+"""What a rank is and calls alone, in each rank's process: who it is, how it fails, waits, seeds, prints and stops.
+
+Nothing here communicates through MPI. May import `host`, `arrays` and `errors`. Read first: identity.py, failure.py.
+"""

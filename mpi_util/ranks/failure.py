@@ -1,0 +1,368 @@
+"""How ranks fail: one report, all stop at once, no rank is left waiting.
+
+`install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an uncaught
+exception ends the whole job, so does an exit with a non-zero status, and a rank whose launcher dies dies too.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import io
+import json
+import os
+import re
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..errors import MpiUtilError, UsageError, first_line
+from ..host import reap
+from ..launch.verdict import Failure
+from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
+from .state import process
+
+_FIRST_REPORT_S = 1.0  # ranks that share an error wait this long for rank 0 to print it and to end the job
+_LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
+# hydra drops what it has not read of a rank's stderr when the rank aborts: without a pause 4 of 30 reports were cut
+_LAST_WORDS_S = 0.1
+_PR_SET_PDEATHSIG = 1
+_LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a whole array
+# `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
+SAME_SIGNAL_S = 0.3
+_HIGH_FD = 200  # above what MPI opens, below the lowest limits
+_WHERE = "_mpi_util_where"
+_REPORTING = threading.RLock()  # of threads that fail together: `_traced` takes the place of stderr
+# this package, and those beside it whose names begin with its
+OURS = re.compile(rf"{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/")
+_STDLIB = os.path.dirname(os.__file__)  # its own modules, such as functools; site-packages is below it
+
+
+class Rank:
+    """What this process is doing, for the report when it fails."""
+
+    pid = 0  # until `install`
+    is_fork = False  # of a rank: the rest is about that rank
+    call = ""  # the collective call that it is in
+    end = Failure(0)  # with which the interpreter ends
+    on_phase: Callable[[], None] | None = None  # called when `where` has changed
+    # how the ranks end together: (status, reason, seconds to wait) -> whether all of them do
+    leave: Callable[[int, str, float | None], bool] | None = None
+
+    def __init__(self) -> None:
+        self.where: dict[str, Any] = {}  # the phase that it is in, and its details
+
+    def at(self, where: dict[str, Any]) -> None:
+        """It is in this phase now."""
+        self.where = where
+        if self.on_phase:
+            self.on_phase()
+
+
+def install() -> None:
+    """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
+    rank = process.of(Rank)
+    if rank.pid or in_child_of_rank():
+        return
+    rank.pid = os.getpid()
+    os.register_at_fork(after_in_child=lambda: setattr(process.of(Rank), "is_fork", True))
+    process.set(sys, "excepthook", _report_and_stop)
+    process.set(threading, "excepthook", lambda args: _report_and_stop(*args[:3]))
+    _note_exit_status()
+    atexit.register(_end_together)
+    process.undo.callback(atexit.unregister, _end_together)
+    if under_launcher() or process.of(Role).job:
+        process.set_environment({RANK_PID: str(os.getpid())})
+        os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
+        die_with_parent()
+        _register()
+
+
+def enter(op: str) -> None:
+    """Notes the collective call that this rank is in. UsageError in a process that a rank has started."""
+    if in_child_of_rank() and under_launcher():
+        raise UsageError(
+            f"{op}: this process was forked by rank {process.of(Role).rank}, or started by its multiprocessing, and is "
+            "no rank itself: it cannot take part in collective calls; let the rank make them"
+        )
+    process.of(Rank).call = op
+
+
+@contextlib.contextmanager
+def during(phase: str, **details: Any) -> Iterator[None]:
+    """Names what the rank is doing, e.g. `during("rollout", episode=17)`, for the report of an exception inside."""
+    rank = process.of(Rank)
+    before = rank.where
+    rank.at(before | {"phase": phase, **details})
+    try:
+        yield
+    except BaseException as error:
+        if not hasattr(error, _WHERE):
+            setattr(error, _WHERE, rank.where)  # when it is reported, this block has been left
+        raise
+    finally:
+        rank.at(before)
+
+
+def stop_all(failure: Failure) -> NoReturn:
+    """Ends every rank now, and exits with its status. The launcher's parent reports why."""
+    _flush()
+    _record(failure)
+    if (mpi := _running_mpi()) and mpi.COMM_WORLD.size > 1:
+        time.sleep(_LAST_WORDS_S)
+        mpi.COMM_WORLD.Abort(failure.status)
+    if mpi:  # alone, so that no launcher or parent removes what it has in /dev/shm
+        reap.remove_files(os.getpid())
+    os._exit(failure.status)
+
+
+def fail(line: str, status: int = 1) -> NoReturn:
+    """Ends the whole job because of something that this rank found: one line, no traceback. Does not return."""
+    _report(line)
+    stop_all(Failure(status, _shorten(line, _LONGEST_REASON), reported=True))
+
+
+def _report(text: str) -> None:
+    """Prints what ends the job. Where several ranks fail, the first report is the only one."""
+    try:
+        if job := process.of(Role).job:
+            open(os.path.join(job, "reported"), "x").close()
+    except FileExistsError:
+        time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
+        return
+    except OSError:  # the job's folder has gone
+        pass
+    print_line(_shorten(text, _LONGEST_REPORT))
+
+
+def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """sys.excepthook, of threads too: one report, tagged with rank, phase and episode, then the end of the job."""
+    if kind is not SystemExit:  # which a thread may end by
+        with _REPORTING:
+            _report_error(kind, error, trace)
+
+
+def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    rank, known = process.of(Rank), isinstance(error, MpiUtilError)
+    status = 130 if kind is KeyboardInterrupt else error.status if isinstance(error, MpiUtilError) else 1
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main:
+        rank.end = Failure(status)  # if what follows fails, the interpreter's end ends the job
+    number = process.of(Role).rank
+    tag = f"rank {number}" if under_launcher() else "mpi_util"
+    tag = f"process {os.getpid()}, forked by rank {number}" if rank.is_fork else tag
+    where = _named(getattr(error, _WHERE, rank.where))
+    if kind is KeyboardInterrupt:
+        text = f"{tag}: interrupted (Ctrl-C)"
+    elif known:
+        text = f"{tag}: {_place(trace)}{kind.__name__}: {error}"
+    else:
+        traced = _traced(kind, error, trace).rstrip()
+        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced}"
+    if rank.is_fork:
+        return print_line(_shorten(text, _LONGEST_REPORT))
+    if getattr(error, "silent", False):
+        time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
+        known = False  # it has not: the parent says why
+    else:
+        _report(text)
+    place = f"{kind.__name__} {_place(trace)}{_phase(error)}"
+    failure = Failure(status, describe(error), place, reported=known)
+    if under_launcher():
+        stop_all(failure)
+    _record(failure)
+    if in_main:
+        raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
+
+
+def _traced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback, with "Did you mean", which before 3.12 only Python's own hook has."""
+    if sys.version_info >= (3, 12):
+        return "".join(traceback.format_exception(kind, error, trace))
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        sys.__excepthook__(kind, error, trace)
+    return text.getvalue()
+
+
+def _named(where: dict[str, Any]) -> str:
+    """A phase and its details, such as `phase rollout, episode 17`."""
+    return ", ".join(f"{key} {value}" for key, value in where.items())
+
+
+def _phase(error: BaseException) -> str:
+    """Where it was raised, without the details: an episode's number differs from one failure to the next."""
+    return str(getattr(error, _WHERE, process.of(Rank).where).get("phase", ""))
+
+
+def describe(error: BaseException) -> str:
+    """`ValueError: first line of its message`, of an error whose message may be long, or raise."""
+    try:
+        text = first_line(error)
+    except Exception:
+        text = "its __str__ fails"
+    return _shorten(f"{type(error).__name__}: {text}".rstrip(": "), _LONGEST_REASON)
+
+
+def _shorten(text: str, longest: int) -> str:
+    """A text of about that many characters at most, without its middle."""
+    left_out, part = len(text) - longest, longest // 2
+    return f"{text[:part]} ... ({left_out:,} characters left out) ... {text[-part:]}" if left_out > 0 else text
+
+
+def call_site() -> str:
+    """`file:line` from which the program has called this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and OURS.match(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _place(trace: TracebackType | None) -> str:
+    """`file:line: ` of the innermost line that is neither ours nor the standard library's: where the call was made."""
+    files = ((f, f.filename) for f in traceback.extract_tb(trace))
+    frames = [f for f, name in files if not OURS.match(name) and os.path.dirname(name) != _STDLIB]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+
+
+def print_line(text: str) -> None:
+    """One write, so that reports of several ranks do not mix within a line; none if stderr is closed, or not read."""
+    _flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text + "\n")
+    _flush()
+
+
+def _flush() -> None:
+    """Writes what was printed, if it can be: AttributeError: there is no stream, RuntimeError: a signal came within."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+            stream.flush()
+
+
+def _note_exit_status() -> None:
+    """Has the status noted with which the interpreter ends: of sys.exit, exit() and `raise SystemExit(4)`.
+
+    When atexit functions run, the SystemExit is gone, and its status is a C variable of the interpreter. But if nothing
+    has caught it, the interpreter reads its attribute `code`, while no Python function is running below. (Before Python
+    3.12 that of sys.exit had none, if nothing had caught it.)
+    """
+    members, rank = gc.get_referents(SystemExit.__dict__)[0], process.of(Rank)  # a built-in class takes no new ones
+    original = members["code"]
+
+    def code(error: SystemExit) -> Any:
+        code = original.__get__(error)
+        if sys._getframe().f_back is None:
+            text = code is not None and not isinstance(code, int)
+            said = [describe(error).removeprefix("SystemExit: ")] if text else []
+            where = _named(getattr(error, _WHERE, {}))
+            reason = "; ".join(filter(None, (*said, where)))
+            rank.end = Failure(1 if text else (code or 0) & 0xFF, reason, _phase(error))
+        return code
+
+    def exit(status: Any = None, /) -> NoReturn:
+        raise SystemExit(status)
+
+    def replace(member: Any) -> None:
+        members["code"] = member
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+
+    process.set(sys, "exit", exit)
+    replace(property(code, original.__set__))
+    process.undo.callback(replace, original)
+
+
+def _end_together() -> None:
+    """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
+    rank, mpi = process.of(Rank), _running_mpi()
+    if rank.is_fork and not mpi:
+        return
+    _write_open_files()
+    end, together = rank.end, not under_launcher()
+    if rank.is_fork:
+        _flush()
+        os._exit(end.status)  # MPI, which is the rank's, would wait for ever for its end
+    gc.freeze()  # the interpreter's last collections take 0.7 s of processor time after `import tensorflow`
+    _record_end()
+    if mpi:
+        if end.status:
+            _record(end)
+        together = rank.leave is not None and rank.leave(end.status, end.reason, _LEAVE_S if end.status else None)
+    if end.status and not together:
+        stop_all(end)
+    elif end.status:
+        _record(end._replace(in_order=True), again=mpi is not None)
+
+
+def _record(failure: Failure, again: bool = False) -> None:
+    """For the launcher's parent. The first reason that a rank gives is the cause; what follows from it is not."""
+    role = process.of(Role)
+    if again or not os.path.exists(os.path.join(role.job, f"failed-{role.rank}")):
+        write_record("failed", failure._replace(time=time.time())._asdict())
+
+
+def _write_open_files() -> None:
+    """Writes what is in the buffers of files that the program has not closed, as the last garbage collection would."""
+    for each in gc.get_objects():
+        if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            with contextlib.suppress(OSError, ValueError):
+                if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe's reader may stall
+                    each.flush()
+
+
+def _running_mpi() -> Any:
+    """The module mpi4py.MPI, if MPI has been started and not ended; else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def die_with_parent() -> None:
+    """A process whose parent (a rank's: the launcher) is killed is killed too, even while it computes (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _register() -> None:
+    """Records this rank's pid for the launcher's parent, and opens the FIFO whose closing shows that the rank ended."""
+    write_record("rank", {"pid": os.getpid(), "shm": []})
+    with contextlib.suppress(OSError):
+        path = os.path.join(process.of(Role).job, f"alive-{process.of(Role).rank}")
+        fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
+        # whose closing hydra kills the other ranks, or it is not clear which one died first.
+        alive = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        process.undo.callback(os.close, alive)
+        os.close(fifo)
+
+
+def register_mpi() -> None:
+    """After MPI has started: names its files in /dev/shm, which a killed job would leave, and watches for its end."""
+    from mpi4py import MPI
+
+    write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
+    with contextlib.suppress(ValueError, TypeError):  # a thread, or a handler that is not Python's
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))  # UCX, in MPICH, has taken it for its debug mode
+    # MPI_Finalize deletes the attributes of COMM_SELF first
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_record_end), True)
+
+
+def _record_end(*_: Any) -> None:
+    """This rank ends in order: its death is not to be taken for a failure."""
+    write_record("ended", {})
+
+
+def write_record(kind: str, content: Any) -> None:
+    """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
+    role = process.of(Role)
+    with contextlib.suppress(OSError):
+        if role.job:
+            with tempfile.NamedTemporaryFile("w", dir=role.job, prefix=".", delete=False) as file:
+                json.dump(content, file)
+            os.replace(file.name, os.path.join(role.job, f"{kind}-{role.rank}"))

@@ -1,0 +1,263 @@
+"""Who this process is: a rank of a job (which one, of how many), the process that started the ranks, or neither."""
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..errors import LaunchError
+from ..host.reap import JOB_VARIABLE, STAT_PARENT, name_of, stat_field
+from .state import process
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# What launchers set for each rank: its number, and how many there are. Open MPI's mpiexec first, as it may run in a
+# shell of srun, which sets one of the others: PMI, as hydra (MPICH, Intel MPI) does, or PMIx, which has no size.
+_LAUNCHERS = {
+    "OMPI_COMM_WORLD_RANK": ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"),
+    "PMI_RANK": ("PMI_SIZE", "MPICH's mpiexec"),
+    "PMIX_RANK": ("SLURM_STEP_NUM_TASKS", "srun"),
+}
+_NAMES_A_RANK = re.compile(r"(PMI|PMIX|OMPI_COMM_WORLD)_(RANK|SIZE|FD|NAMESPACE)")
+_PMIX_PORT = re.compile(r"tcp4://[\d.]+:(\d+)")  # in PMIX_SERVER_URI2 and others
+RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
+_NUMBERS = (*_LAUNCHERS, *(size for size, _ in _LAUNCHERS.values()), RANK_PID, "MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")
+# What launchers, and mpi_fork, set for a rank: not for the ranks of another job. MCA: the user's parameters.
+_FOR_RANKS = re.compile(
+    r"(PMI2?|OMPI_MCA_(ess|orte)|HYDI)_|(PMIX|PRTE)_(?!MCA_)|OMPI_(?!MCA_|ALLOW_)|MPI_LOCAL(NRANKS|RANKID)$|"
+    r"OMPI_MCA_(num_procs|initial_wdir|PREFIXES)$|MPI_UTIL_(BOUND|TTY|RESTARTS|SAVED)$"
+)
+_MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
+_LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
+_IMPORTED_IN = os.getpid()  # a process with another id has been forked since
+_OTHERS_S = 3.0  # rank 0 has this long to report a wrong launcher before the end of another rank ends the job
+
+Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
+
+
+class Role:
+    """What this process is to a job.
+
+    Attributes:
+        is_parent: it has started the ranks.
+        launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
+            program of its own that a rank has started has the variables of the rank's launcher, but no launcher.
+        variable: in which that launcher numbers its ranks.
+        rank, size: as the launcher says.
+        job: the folder for what mpi_fork's parent is to know, in a rank that it has started; else "".
+        owner: the process id of that rank.
+        error: why these variables make no sense.
+    """
+
+    is_parent = False
+    rank, size, launcher, variable = 0, 1, "", ""
+    error: LaunchError | None = None
+
+    def __init__(self) -> None:
+        self.owner = here = _multiprocess_parent() or _IMPORTED_IN
+        job = os.environ.get(JOB_VARIABLE, "")
+        self.job = job if os.path.isdir(job) else ""  # else left behind
+        try:
+            numbers = {name: first_number((name,), 0) for name in _NUMBERS if name in os.environ}
+        except LaunchError as error:
+            self.error = error
+            return
+        self.owner = numbers.get(RANK_PID, here)
+        found = [name for name, (size, _) in _LAUNCHERS.items() if name in numbers and numbers.get(size, 1) > 1]
+        # others that come first may have been left in the shell in which this launcher was started
+        self.variable = next(filter(_reachable, found), next(iter(found), ""))
+        if _is_of_rank(self.variable, self.owner, here):
+            self.job = ""
+        elif self.variable:
+            if self.owner != here:  # a rank has started its launcher
+                self.owner, self.job = here, ""
+            size, self.launcher = _LAUNCHERS[self.variable]
+            self.rank, self.size = numbers[self.variable], numbers[size]
+            if self.variable == "PMI_RANK" and "MPI_LOCALNRANKS" not in os.environ:
+                self.launcher = "srun"
+
+
+def rank_variables() -> dict[str, str]:
+    """The environment variables by which a process takes itself for a rank."""
+    return {name: value for name, value in sorted(os.environ.items()) if _NAMES_A_RANK.fullmatch(name)}
+
+
+def _reachable(variable: str) -> bool | None:
+    """Whether MPI can reach the launcher that has set this variable; None: nothing says how.
+
+    PMI gives each rank a socket, which Python's subprocess closes. PMIx has a server that listens on a port.
+    """
+    if variable == "PMI_RANK":
+        return Path(f"/proc/self/fd/{os.environ['PMI_FD']}").is_socket() if "PMI_FD" in os.environ else None
+    servers = [value for name, value in os.environ.items() if name.startswith("PMIX_SERVER_URI")]
+    ports = {int(match[1]) for match in map(_PMIX_PORT.search, servers) if match}
+    with contextlib.suppress(OSError):
+        listening = Path("/proc/net/tcp").read_text()
+        return any(f":{port:04X} 00000000:0000 0A " in listening for port in ports) if ports else None
+    return None
+
+
+def _multiprocess_parent() -> int:
+    """In a process of multiprocessing, also while that runs the program's top level once more, its parent; else 0."""
+    known = sys.modules.get("multiprocessing.process")
+    if parent := known and known.parent_process():
+        return int(parent.pid or 0)
+    if getattr(sys.modules.get("__mp_main__"), "__name__", "") != "__mp_main__":
+        return 0
+    pid = os.getppid()
+    with contextlib.suppress(OSError):
+        if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            pid = stat_field(pid, STAT_PARENT) or pid
+    return pid
+
+
+def is_multiprocess() -> bool:
+    """True in a process that multiprocessing has started."""
+    return _multiprocess_parent() > 0
+
+
+def _is_of_rank(variable: str, owner: int, here: int) -> bool:
+    """True if process `here` is a program of its own that a rank has started: process `owner`, or one that runs MPI.
+
+    Between the launcher and a rank there are at most shells and others that only start it.
+    """
+    mine, pid = f"{variable}={os.environ.get(variable)}".encode(), stat_field(here, STAT_PARENT) or 0
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        while variable and pid > 1 and pid != owner:
+            if _LAUNCHES.match(name_of(pid)):
+                return False  # a rank has started it, perhaps: then this is a rank of its
+            runs_mpi = _MPI_CODE.search(Path(f"/proc/{pid}/maps").read_bytes())
+            if runs_mpi and mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return True
+            pid = stat_field(pid, STAT_PARENT) or 0
+    return owner != here
+
+
+def forget_launcher() -> None:
+    """Removes what launchers have set from the environment: the processes that this one starts are no ranks of it."""
+    for name in filter(_FOR_RANKS.match, list(os.environ)):
+        del os.environ[name]
+
+
+def world() -> Comm:
+    """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if (mpi is None or not mpi.Is_initialized()) and under_launcher() and not in_child_of_rank():
+        import mpi4py
+
+        level, mpi4py.rc.initialize, mpi4py.rc.finalize = mpi4py.rc.thread_level, False, True
+        from mpi4py import MPI as mpi
+
+        check_launcher(mpi.Get_library_version())
+        mpi.Init_thread(getattr(mpi, f"THREAD_{level.upper()}"))
+    return mpi.COMM_WORLD if mpi is not None and mpi.Is_initialized() else None
+
+
+def rank() -> int:
+    """This process's rank in the world; 0 in a single process, and in mpi_fork's parent. Does not start MPI."""
+    role = process.of(Role)
+    return role.rank if role.launcher else (comm.Get_rank() if (comm := world()) else 0)
+
+
+def nworkers() -> int:
+    """Number of ranks in the world; 1 in a single process. Does not start MPI."""
+    role = process.of(Role)
+    return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
+
+
+def local_size() -> int:
+    """Number of ranks on this machine, if the launcher has set it; else of all. Does not start MPI."""
+    return first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
+
+
+def check_variables() -> None:
+    """Raises LaunchError where what the environment says of this process's rank makes no sense."""
+    if error := process.of(Role).error:
+        raise error
+
+
+def check_no_parent() -> None:
+    """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
+    check_variables()
+    if process.of(Role).is_parent:
+        raise LaunchError(
+            "this process has started the ranks, which have ended, and has nothing to compute; "
+            "write `if mpi_fork(n) == 'parent': sys.exit()`"
+        )
+
+
+def check_launcher(library: str, size: int = 0) -> None:
+    """Raises LaunchError where this process cannot reach the ranks that its launcher's variables speak of.
+
+    The launcher has gone; or it and the library are of different MPIs: MPICH then ends the process, or every rank is
+    alone in a world of its own.
+
+    Args:
+        library: version of the MPI library. size: of the world; 0: MPI has not started.
+    """
+    role = process.of(Role)
+    fits = ("Open MPI" in library) == ("Open MPI" in role.launcher) or role.launcher == "srun"
+    if "MPICH configure:" in library and "pmix" not in library:  # its MPI_Init would end the process
+        fits = fits and role.variable != "PMIX_RANK"
+    reachable = _reachable(role.variable)
+    if not role.launcher or (size == role.size if size else fits and reachable is not False):
+        return
+    error = LaunchError(
+        f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: "
+        f"variables that were left behind (`unset {' '.join(rank_variables())}`), or a rank started in another way"
+    )
+    if reachable:
+        name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
+        use = "the mpiexec of that library, or mpi_fork without mpiexec"
+        if role.launcher == "srun":
+            use = f"srun {srun_option(library)}, or mpi_fork without srun"
+        error = LaunchError(
+            f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is "
+            f"alone; use {use}"
+        )
+        error.silent = role.rank > 0
+        time.sleep(_OTHERS_S * error.silent)
+    role.launcher = ""
+    raise error
+
+
+def srun_option(library: str) -> str:
+    """By which option srun's tasks are ranks of this MPI library."""
+    return "--mpi=pmix" if "Open MPI" in library else "--mpi=pmi2"
+
+
+def check_tasks(library: Callable[[], str]) -> None:
+    """Raises LaunchError in each of several tasks of srun that know nothing of one another, nor of an MPI."""
+    if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
+        error = LaunchError(
+            f"srun has started this program {tasks} times, each of them alone; use srun {srun_option(library())}, or "
+            "start it once, as in a batch script: mpi_fork then starts ranks on all hosts of the allocation"
+        )
+        error.silent = first_number(("SLURM_PROCID",), 0) > 0
+        time.sleep(_OTHERS_S * error.silent)
+        raise error
+
+
+def under_launcher() -> bool:
+    """True in a rank that an MPI launcher has started with others. A batch shell of Slurm is none."""
+    return bool(process.of(Role).launcher)
+
+
+def in_child_of_rank() -> bool:
+    """True in a process that a rank has forked, or started by multiprocessing: it belongs to the rank, and is none."""
+    role = process.of(Role)
+    return bool(role.launcher or role.job) and role.owner != os.getpid()
+
+
+def first_number(names: tuple[str, ...], otherwise: int) -> int:
+    """The value of the first of these variables that is set. LaunchError: it is not a whole number of at least 0."""
+    name = next((name for name in names if name in os.environ), "")
+    if name and not re.fullmatch(r"[0-9]{1,18}", os.environ[name]):
+        wrong = f"{name} is {os.environ[name]!r}, as no launcher sets it for a rank"
+        raise LaunchError(f"{wrong}; where it was left behind: `unset {name}`")
+    return int(os.environ[name]) if name else otherwise

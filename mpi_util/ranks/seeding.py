@@ -1,0 +1,53 @@
+"""Random streams that do not depend on which rank draws from them, and the seeding of a whole process."""
+
+import operator
+import random
+import sys
+
+import numpy as np
+
+from ..errors import UsageError
+from .identity import rank
+from .old_names import renamed
+
+
+@renamed(i="seed")
+def set_global_seeds(seed: int) -> None:
+    """Seeds `random`, `numpy.random`, and torch and TensorFlow if they are loaded; `seed` >= 0. Not collective.
+
+    Call it with `rank_seed(seed)` where every rank is to draw differently. A tf.Graph that is made afterwards has a
+    seed of its own: call `tf.compat.v1.set_random_seed` inside it.
+    """
+    seed = _number("set_global_seeds", seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    if "tensorflow" in sys.modules:
+        tf = sys.modules["tensorflow"]  # or, where a program has put it there, tensorflow.compat.v1
+        getattr(tf.random, "set_seed" if hasattr(tf.random, "set_seed") else "set_random_seed")(seed)
+
+
+def rank_seed(seed: int) -> int:
+    """A seed for this rank, 0 to 2**31 - 1: another one for each rank and for each run's `seed` >= 0. Not collective.
+
+    `seed + rank` is not: rank 1 of seed 1 would draw what rank 0 of seed 2 draws.
+    """
+    return int(stream(seed, rank()).generate_state(1)[0] >> 1)
+
+
+def stream(seed: int, *key: int) -> np.random.SeedSequence:
+    """The root of an independent random stream for (seed, key), the same on every rank and machine. Not collective.
+
+        rng = np.random.default_rng(stream(seed, iteration, episode))
+
+    Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
+    """
+    return np.random.SeedSequence(_number("stream", seed), spawn_key=key)
+
+
+def _number(call: str, seed: int) -> int:
+    """A seed of any integer type, 0 or more: None would be another one in each process."""
+    if not hasattr(seed, "__index__") or (number := operator.index(seed)) < 0:
+        raise UsageError(f"{call}: a seed is a whole number, 0 or more; got {seed!r}")
+    return number

@@ -1,0 +1,187 @@
+"""The watchdog: where a rank has waited for long, one rank prints who waits where, who is missing, and all stacks.
+
+Each rank keeps a note in shared memory: in which phase it is and, once it has waited for a second, in which call. So
+others read it of a rank that is stopped, or hangs in a library. Nothing runs beside the program: no thread, no timer,
+and no wait of less than a second costs anything. A rank's stack is asked for by a signal, at which faulthandler writes
+it into a memory file, even while a library computes.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..host.reap import is_stopped
+from ..host.segments import Ticket, attach
+from . import failure
+from .state import process
+
+NOTE_BYTES = 1024
+_AFTER_S = 300.0
+_NOTED_AFTER_S = 1.0
+_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
+_ANSWER_S, _LOOK_S = 1.0, 0.1  # how long stacks are waited for, and between two looks
+_END = "the end of the program"
+_UNKNOWN = " on another machine, without shared memory, or ended: cannot be asked"
+# the upper part of a stack: what this package, and Python's modules that it calls, do within the program's call
+_OURS = rf'  File "{failure.OURS.pattern}.*\n'
+_PYTHONS = rf'  File "{re.escape(os.path.dirname(os.__file__))}/(?!.*-packages/).*\n'
+_INSIDE = re.compile(rf"(?<=call first\):\n)(?:  File .*\n)*?{_OURS}(?:(?:{_PYTHONS})*{_OURS})*")
+
+
+def watchdog(seconds: float | None, kill: bool = False) -> None:
+    """Sets after how long a wait is reported. Not collective; call it on every rank.
+
+    Once a rank has waited for so long in a call of this package, the lowest rank that waits prints a roll-call to
+    stderr: who waits where and since when, who is missing, in which phase and episode (`during`), and the stacks; of
+    ranks on other machines only that they are there. Then again after twice the time, and so on. A report is no error:
+    rank 0 may well update for an hour.
+
+    Args:
+        seconds: 0: never; None: as it is, at first MPI_UTIL_WATCHDOG or 300.
+        kill: end the job at the first report, with status 1 and a line that names the missing rank.
+
+    Raises:
+        UsageError: `seconds` is not a number of 0 or more.
+    """
+    dog = process.of(Watchdog)
+    dog.after_s = dog.after_s if seconds is None else _checked("watchdog: seconds", seconds)
+    dog.kill = kill
+
+
+def _checked(name: str, value: Any) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        if float(value) >= 0:
+            return float(value)
+    raise UsageError(f"{name} is a number of seconds, 0 or more (0: never); got {value!r}")
+
+
+class Watchdog:
+    """What this process notes for others, and reports of them; called by `host.waiting.wait_until`."""
+
+    def __init__(self) -> None:
+        self.after_s = _checked("MPI_UTIL_WATCHDOG", os.environ.get("MPI_UTIL_WATCHDOG", _AFTER_S))
+        self.kill = False
+        self._note, self._memory, self._rank = {"where": "", "stacks": -1}, bytearray(), 0
+        self._owners: Sequence[tuple[int, Ticket | None]] = ()  # of all ranks process id, and ticket for the note
+
+    def join(self, rank: int, memory: Any, owners: Sequence[tuple[int, Ticket | None]]) -> None:
+        """Begins to keep this rank's note in `memory`, of NOTE_BYTES (None: there is no shared memory)."""
+        if memory is not None:
+            self._rank, self._owners, self._memory = rank, owners, memory
+            self._note["stacks"] = stacks = os.memfd_create("mpi_util stack")
+            fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
+            faulthandler.register(_SIGNAL, stacks)
+            process.of(failure.Rank).on_phase = self.over
+            self.over()
+
+    def first_s(self) -> float:
+        """After how many seconds of a wait to call `due`."""
+        return min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
+
+    def due(self, waited: float) -> float:
+        """This rank has waited for `waited` seconds. Returns after how many to call this again."""
+        if waited >= self.after_s:
+            self._report(waited)
+            return 2 * waited
+        call = process.of(failure.Rank).call
+        self._write(call if call == _END else f"{call} at {failure.call_site()}", time.time() - waited)
+        return self.after_s
+
+    def over(self) -> None:
+        """A wait that was `due` is over, or a phase begins or ends."""
+        where = ", ".join(f"{key} {value}" for key, value in process.of(failure.Rank).where.items())
+        self._note["where"] = where[:200] or "outside of `mpi_util.during`"
+        self._write("", time.time())
+
+    def at_end(self) -> None:
+        """This rank comes to its end, where it waits for the others, and then for MPI."""
+        failure.enter(_END)
+        self.due(0)
+
+    def _write(self, call: str, since: float) -> None:
+        if self._owners and self._owners[self._rank][0] == os.getpid():  # else forked by the rank
+            note = self._note | {"call": call[:200], "since": since}
+            self._memory[:NOTE_BYTES] = json.dumps(note).encode().ljust(NOTE_BYTES)
+
+    def _report(self, waited: float) -> None:
+        ranks = [_Seen(pid, ticket) for pid, ticket in self._owners]
+        if any(each.waits for each in ranks[: self._rank]):
+            return  # that rank reports, now or soon
+        lines = _grouped("", [each.described() for each in ranks])
+        head = f"mpi_util: rank {self._rank} has waited for {waited:.3g} s"
+        if not self.kill:
+            head += ". This is a report, not an error: another rank may take that long. The next one is due after "
+            head += f"{2 * waited:.3g} s (mpi_util.watchdog; 0: never)"
+        _ask_for_stacks(ranks)
+        stacks = _grouped("stack of ", [each.stack() for each in ranks])
+        failure.print_line("\n".join([head, *(f"  {line}" for line in lines), *stacks]))
+        if self.kill:
+            causes = ["; ".join(line for line in lines if what in line) for what in (": missing", _UNKNOWN)]
+            cause = next(filter(None, causes), "all ranks wait, for one another")
+            failure.fail(f"mpi_util: the watchdog ends the job after {waited:.3g} s: {cause}")
+
+
+class _Seen:
+    """What a rank has noted, and what can be seen of its process. The note of one that cannot be reached is empty."""
+
+    def __init__(self, pid: int, ticket: Ticket | None):
+        self.pid, self._note = pid, dict[str, Any]()
+        with contextlib.suppress(OSError, ValueError):
+            if ticket is not None:
+                fd, memory = attach(ticket)
+                os.close(fd)
+                self._note = json.loads(memory[:NOTE_BYTES])
+        self._stopped = is_stopped(pid)
+        self.stacks = Path(f"/proc/{pid}/fd/{self._note.get('stacks')}")
+        self.waits = bool(self._note.get("call")) and not self._stopped
+        self.answers = self.stacks.exists() and not self._stopped
+
+    def described(self) -> str:
+        """What it does, for the roll-call."""
+        if not (note := self._note):
+            return _UNKNOWN
+        since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
+        if self.waits:
+            return f" waiting in {note['call']} since {since}"
+        with contextlib.suppress(OSError):
+            if (inside := Path(f"/proc/{self.pid}/wchan").read_text()) != "0":
+                state = f", in the kernel's {inside}"
+        if self._stopped:
+            state = f", stopped: it has no stack to show, and `kill -CONT {self.pid}` continues it"
+        return f" missing, {note['call'] or note['where']} since {since} (process {self.pid}{state})"
+
+    def stack(self) -> str:
+        """What it has written, "" if nothing; of a rank that waits without what is inside of this package's call."""
+        with contextlib.suppress(OSError):
+            if self.answers and (text := self.stacks.read_text(errors="replace")):
+                text = re.sub(r"(Current t|T)hread 0x\w+", "Thread", text)  # which thread answers is by chance
+                return "\n" + (_INSIDE.sub("", text) if self.waits else text).rstrip()
+        return ""
+
+
+def _ask_for_stacks(ranks: Sequence[_Seen]) -> None:
+    """Returns when all that can have answered, or are not going to."""
+    asked, end = [each for each in ranks if each.answers], time.monotonic() + _ANSWER_S
+    with contextlib.suppress(OSError):
+        for each in asked:
+            os.truncate(each.stacks, 0)
+            os.kill(each.pid, _SIGNAL)
+        while time.monotonic() < end and not all(each.stack() for each in asked):
+            time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)
+
+
+def _grouped(what: str, texts: Sequence[str]) -> list[str]:
+    """`ranks 0, 2:text` for each text that is not empty."""
+    of = {text: [str(k) for k, other in enumerate(texts) if other == text] for text in texts if text}
+    return [f"{what}rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}:{text}" for text, ranks in of.items()]

@@ -1,0 +1,321 @@
+"""Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once."""
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpi_util.arrays.frameworks import framework
+from mpi_util.cluster.hosts import nslots
+from mpi_util.errors import MpiUtilError, UsageError
+from mpi_util.host.cores import usable_cores
+from mpi_util.launch.api import mpi_fork
+from mpi_util.ranks import failure
+from mpi_util.ranks.identity import under_launcher
+from mpi_util.ranks.state import process
+
+from .files import read_own, replace_file
+from .serialization_utils import convert_json
+
+DEFAULT_DATA_DIR = "data"  # in the current directory
+_MARKER = "finished.json"
+# What the subprocess runs. sys.path is set first: this package need not be installed, and a file of the current
+# directory is not to be imported in place of importlib.
+_START = "import sys; _, module, job, *sys.path[:] = sys.argv; import importlib; "
+_START += "importlib.import_module(module).run_packed(job)"
+_JOB = ".job"  # on several hosts, in the run's folder
+_POLL_S = 0.05
+_GRACE_S = 10.0  # time to save its work for a run that is asked to stop
+_LAST_GRACE_S = 3.0  # after it was asked again
+_TAIL_BYTES, _TAIL_LINES, _SHORT_TAIL = 1 << 16, 60, 15
+
+Thunk = Callable[..., object]
+
+
+class _Loading:
+    now = False  # True while an experiment's process loads its function
+
+
+class Result(NamedTuple):
+    """The outcome of a run."""
+
+    name: str  # with its seed
+    status: str  # "done", "done before", "failed", "stopped" (by a signal to this process) or "not run"
+    code: int | None  # exit status, negative for a signal; None if it was not run now, or could not be started
+    seconds: float  # how long it ran
+    folder: Path  # of its results
+
+
+class ExperimentError(MpiUtilError):
+    """Experiments have failed; the others have run. Its `results` are those of all of them."""
+
+    results: list[Result]
+
+
+def setup_logger_kwargs(
+    exp_name: str, seed: int | None = None, data_dir: str | os.PathLike[str] | None = None, datestamp: bool = False
+) -> dict[str, str]:
+    """The arguments of a logger that name the folder of a run, {"output_dir": ..., "exp_name": exp_name}.
+
+    It is data_dir/exp_name/exp_name_s<seed>; without a seed data_dir/exp_name; with {seed} in it data_dir itself; None:
+    `data` here. A datestamp makes a new one: data_dir/YYYY-MM-DD_exp_name/YYYY-MM-DD_hh-mm-ss-exp_name_s<seed>.
+    """
+    if "{seed}" in str(data_dir):
+        return {"output_dir": str(data_dir).replace("{seed}", str(seed)), "exp_name": exp_name}
+    now = time.localtime()  # once, so that a midnight cannot come in between
+    folder = Path(data_dir or DEFAULT_DATA_DIR, time.strftime("%Y-%m-%d_", now) * datestamp + exp_name)
+    if seed is not None:
+        folder /= time.strftime("%Y-%m-%d_%H-%M-%S-", now) * datestamp + f"{exp_name}_s{seed}"
+    return {"output_dir": str(folder), "exp_name": exp_name}
+
+
+class Experiment:
+    """A run that can be started and stopped. A file in its folder says when it has succeeded.
+
+    Attributes:
+        name: of the run, with its seed. folder: of its results. seconds: how long it ran; 0 before it has ended.
+        config: everything that it depends on, as JSON: a finished run with the same need not be repeated.
+        output: file to which its standard output and error are appended; None: those of here.
+    """
+
+    def __init__(
+        self, name: str, thunk: Thunk, num_cpu: int | str, where: dict[str, str], kwargs: dict[str, Any], at_once: int
+    ):
+        """Pickles the function and its arguments. Raises UsageError: that fails, a bad `num_cpu`, or this is a rank.
+
+        Args: where: as from `setup_logger_kwargs`. at_once: number of runs that share the machine.
+        """
+        if process.of(_Loading).now:
+            raise UsageError("experiments import this script: put what starts them under `if __name__ == '__main__':`")
+        if under_launcher():
+            raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
+        cores = max(1, usable_cores() // at_once)
+        self.num_cpu = cores if num_cpu == "auto" else num_cpu
+        if isinstance(self.num_cpu, bool) or not isinstance(self.num_cpu, int) or self.num_cpu < 1:
+            raise UsageError(f"num_cpu must be a number of processes, at least 1, or 'auto'; got {num_cpu!r}")
+        where = kwargs.pop("logger_kwargs", where)
+        self.config = convert_json(kwargs | {"exp_name": name, "thunk": thunk, "num_cpu": self.num_cpu})
+        self.folder = Path(where.get("output_dir") or ".")
+        self.name = self.folder.name if "output_dir" in where else name
+        self._source = _source_of(thunk)
+        self._packed = _pack(thunk, kwargs | {"logger_kwargs": where})
+        self.output = self.folder / "output.txt" if at_once > 1 else None
+        self._environment = {"MPI_UTIL_CORES": str(cores)} if at_once > 1 else {}
+        self.seconds = 0.0
+
+    def finished(self) -> bool:
+        """True if a run with the same configuration and function has succeeded in the folder."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
+            found = json.loads((self.folder / _MARKER).read_text())
+            if found["config"] == self.config and found.get("source", self._source) != self._source:
+                print(f"{self.name}: its function has changed since it was run")
+                return False
+            return bool(found["config"] == self.config)
+        return False
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _MARKER).unlink(missing_ok=True)
+        if nslots():  # the ranks of all hosts read it
+            job = os.path.abspath(self.folder / _JOB)
+            self._job = os.fdopen(os.open(job, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
+        else:  # in memory: nothing is left of it however this process ends
+            self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
+            os.fchmod(self._job.fileno(), 0o600)
+            job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
+        self._job.write(pickle.dumps((self.num_cpu, self._packed)))
+        self._job.flush()
+        path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+        self._began = time.monotonic()
+        with open(self.output, "ab") if self.output else contextlib.nullcontext() as file:
+            self._process = subprocess.Popen(  # noqa: S603  # this interpreter
+                [sys.executable, "-c", _START, __name__, job, *path],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file and subprocess.STDOUT,
+                env=os.environ | self._environment,
+                start_new_session=True,  # so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
+            )
+
+    def poll(self) -> int | None:
+        """The exit status of the run, negative for a signal; None while it is running."""
+        if (code := self._process.poll()) is not None:
+            self.seconds = time.monotonic() - self._began
+            self._job.close()
+            (self.folder / _JOB).unlink(missing_ok=True)
+            if code == 0:
+                took = {"seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
+                mark = {"config": self.config, "source": self._source} | took
+                with contextlib.suppress(OSError):  # the disk is full: the run will count as not finished
+                    replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
+        return code
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal; SIGKILL to all its processes."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signum) if signum == signal.SIGKILL else self._process.send_signal(signum)
+
+
+class Schedule:
+    """Runs experiments in order, and prints a line about each, and the last lines of a failed one's output file.
+
+    A failed one does not stop the others. Signals are forwarded: the first asks the runs to end, the second asks again,
+    the third kills. After the first, the others follow by themselves after a while: one Ctrl-C is enough. A `grid`
+    skips runs that have finished before.
+    """
+
+    def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False, redo: bool = False):
+        self._redo = redo
+        self._results = {e: Result(e.name, "not run", None, 0.0, e.folder) for e in experiments}
+        self._waiting, self._running = deque(experiments), list[Experiment]()
+        self._max_parallel, self._grid = max_parallel, grid
+        self._signum = 0  # which stopped them
+        self._due: deque[tuple[float, int]] = deque()  # (latest time, signal to send)
+
+    def run(self) -> list[Result]:
+        """A Result for each experiment. Raises: as `ExperimentGrid.run`, but no UsageError."""
+        with contextlib.ExitStack() as handlers:
+            if threading.current_thread() is threading.main_thread():
+                for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                        handlers.callback(signal.signal, signum, signal.signal(signum, self._receive))
+            while self._running or (self._waiting and not self._signum):
+                while self._waiting and len(self._running) < self._max_parallel and not self._signum:
+                    self._start(self._waiting.popleft())
+                self._collect()
+                if self._due and time.monotonic() >= self._due[0][0]:
+                    due = self._due.popleft()[1]
+                    for experiment in self._running:
+                        experiment.signal(due)
+                if self._running:
+                    time.sleep(_POLL_S)
+        results = list(self._results.values())
+        if self._grid:
+            print(f"\n{_table(results)}", flush=True)
+        if self._signum:
+            raise SystemExit(128 + self._signum)
+        if failed := [result for result in results if result.status == "failed"]:
+            names, one = ", ".join(result.name for result in failed), f"failed with status {failed[0].code}"
+            many = f"{len(failed)} of {len(results)} experiments failed: {names}"
+            error = ExperimentError(many if self._grid else f"experiment {names} {one}")
+            error.results = results
+            raise error
+        return results
+
+    def _start(self, experiment: Experiment) -> None:
+        if self._grid and not self._redo and experiment.finished():
+            return self._end(experiment, "done before")
+        where = f", prints to {experiment.output}" if experiment.output else ""
+        n = f" on {experiment.num_cpu} processes" * (experiment.num_cpu != 1)
+        print(f"{experiment.name}: started{n}{where}", flush=True)
+        try:
+            experiment.start()
+            self._running.append(experiment)
+        except OSError as error:
+            print(f"{experiment.name}: {error}", file=sys.stderr)
+            self._end(experiment, "failed")
+
+    def _collect(self) -> None:
+        for experiment in list(self._running):
+            if (code := experiment.poll()) is not None:
+                self._running.remove(experiment)
+                if code and not self._signum and experiment.output:
+                    print(_tail(experiment.name, experiment.output), flush=True)
+                self._end(experiment, "done" if not code else "stopped" if self._signum else "failed", code)
+
+    def _end(self, experiment: Experiment, status: str, code: int | None = None) -> None:
+        result = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
+        self._results[experiment] = result
+        after = f" after {result.seconds:.1f} s" if result.seconds else f", in {result.folder}"
+        print(f"{experiment.name}: {_status(result)}{after}", flush=True)
+
+    def _receive(self, signum: int, _frame: object) -> None:
+        if not self._signum:
+            self._signum, last = signum, time.monotonic() + _GRACE_S
+            self._due.extend([(0.0, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
+        elif self._due:
+            self._due[0] = 0.0, self._due[0][1]
+
+
+def _table(results: list[Result]) -> str:
+    rows = [("run", "status", "seconds", "folder")]
+    rows += [(r.name, _status(r), f"{r.seconds:.1f}" if r.seconds else "", str(r.folder)) for r in results]
+    a, b, c = (max(len(row[i]) for row in rows) for i in range(3))
+    return "\n".join(f"{name:<{a}}  {status:<{b}}  {seconds:>{c}}  {folder}" for name, status, seconds, folder in rows)
+
+
+def _status(result: Result) -> str:
+    return f"failed ({result.code})" if result.status == "failed" and result.code else result.status
+
+
+def _tail(name: str, output: Path) -> str:
+    """The last lines that a run printed, from the traceback on if there is one, each with the run's name."""
+    with open(output, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    last = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=len(lines) - _SHORT_TAIL)
+    return "\n".join(f"{name} | {line}" for line in lines[max(0, last - 1, len(lines) - _TAIL_LINES) :])
+
+
+def _source_of(thunk: Thunk) -> str:
+    """A digest of the function's source; "" where there is none to be had."""
+    while isinstance(thunk, partial):
+        thunk = thunk.func
+    with contextlib.suppress(OSError, TypeError):
+        return hashlib.sha256(inspect.getsource(thunk).encode()).hexdigest()
+    return ""
+
+
+def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """(the pickled function and arguments, what `spawn.prepare` needs where they are loaded)."""
+    found = spawn.get_preparation_data("experiment")
+    arguments = {"sys_argv": found["sys_argv"]}
+    hint = ", or pip install cloudpickle"
+    # it may be missing; it also pickles the globals that a function of the script uses, which may be anything
+    with contextlib.suppress(Exception):
+        cloudpickle = importlib.import_module("cloudpickle")
+        hint = ""
+        return cloudpickle.dumps((thunk, kwargs)), arguments
+    main = {key: found[key] for key in ("init_main_from_name", "init_main_from_path") if key in found}
+    try:
+        if getattr(thunk, "__module__", "") == "__main__" and not main:
+            raise pickle.PicklingError(f"{thunk!r} is in no file")
+        return pickle.dumps((thunk, kwargs)), arguments | main
+    except Exception as error:  # of whatever object
+        raise UsageError(
+            f"cannot pickle the function and arguments of an experiment for another process ({error}); "
+            f"define functions at the top of a module{hint}"
+        ) from None
+
+
+def run_packed(path: str) -> None:
+    """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
+    failure.install()
+    failure.die_with_parent()
+    if not os.path.exists(path):
+        raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
+    # no other user can have written the file
+    num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
+    if mpi_fork(num_cpu) == "parent":
+        sys.exit()
+    process.of(_Loading).now = True
+    spawn.prepare(preparation)
+    thunk, kwargs = pickle.loads(packed)  # noqa: S301
+    process.of(_Loading).now = False
+    if "env_name" in kwargs:
+        kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))
+    thunk(**kwargs)

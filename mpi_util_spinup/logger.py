@@ -1,0 +1,354 @@
+"""The logger of a run: its table of diagnostics, configuration, state and models, written by rank 0."""
+
+import atexit
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mpi_util.errors import UsageError
+from mpi_util.ranks import failure
+from mpi_util.ranks.identity import Comm, rank
+
+from .files import FolderLock, lock_folder, replace_file, sync
+from .own import CODES, note_own
+from .savers import numbers, save_keras, save_session, save_torch
+from .serialization_utils import convert_json
+
+_COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
+color2num = {name: 30 + i for i, name in enumerate(_COLORS)}  # codes of a terminal
+_ROW = "a row"
+_RESULTS = ("config.json", CODES, "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # beside the table
+
+
+def colorize(string: str, color: str, bold: bool = False, highlight: bool = False) -> str:
+    """`string` in a terminal's gray, red, green, yellow, blue, magenta, cyan, white or crimson; highlight: on it."""
+    codes = [str(color2num[color] + 10 * highlight)] + ["1"] * bold
+    return f"\x1b[{';'.join(codes)}m{string}\x1b[0m"
+
+
+def colored(text: str, color: str) -> str:
+    """`text` in bold colour if standard output is a terminal."""
+    # Under a launcher it is a pipe; the process that started the launcher knows where that ends.
+    terminal = "MPI_UTIL_TTY" in os.environ if "MPI_UTIL_JOB" in os.environ else sys.stdout.isatty()
+    return colorize(text, color, bold=True) if terminal else text
+
+
+class Logger:
+    """Writes a run's table of diagnostics, its configuration, its state and its models.
+
+    All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
+
+    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues: rank 0
+    prints a line, and tries again with the next; all rows are kept in memory, and written again if the table was
+    removed. If the last try fails, the program's status is 1.
+
+    Attributes:
+        unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
+        output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
+        log_current_row: the values logged since the last `dump_tabular`, by column.
+        pytorch_saver_elements: what setup_pytorch_saver was given.
+    """
+
+    pytorch_saver_elements: Any = None
+
+    def __init__(
+        self, output_dir: str | os.PathLike[str] | None = None, output_fname: str = "progress.txt",
+        exp_name: str | None = None, *, show: Callable[[dict[str, float]], None] | None = None,
+        keep_rows: int | None = None, numbered_by: str | None = None, comm: Comm = None,
+    ):  # fmt: skip
+        """Opens the run's folder, on rank 0.
+
+        Args:
+            output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
+            output_fname: name of the table in it. exp_name: of the experiment, for config.json.
+            show: called with each row, on rank 0, instead of printing; nothing but warnings is printed then.
+            keep_rows: number of rows to keep of the table that exists, to which rows are then appended; a line names
+                those that are missing or damaged. None: a new run; files of an earlier one in the same folder are
+                renamed, such as progress.txt.1.
+            numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
+
+        Raises UsageError: the folder cannot be written, or another process writes to it.
+        """
+        self.exp_name = exp_name
+        self.output_dir: str | None = None
+        self.log_current_row: dict[str, Any] = {}
+        self.unsaved: dict[str, str] = {}
+        self._comm, self._show, self._config = comm, show, b""
+        self._savers: dict[str, Callable[[Path, str], str | None]] = {}
+        self._warned: set[str] = set()
+        self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
+        if not self._is_root:
+            return
+        try:
+            # not in a folder of a known name, which another user may have made
+            found = output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-"))
+            self._folder = Path(found).absolute()  # the program may go to another folder
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(self._folder)
+            table = self._folder / output_fname
+            if keep_rows is None and table.exists() and table.stat().st_size:
+                self._rename_results(output_fname)
+            self._progress = Progress(table, keep_rows or 0, numbered_by)
+        except OSError as error:
+            raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
+        self.output_dir = str(self._folder)
+        self._warn(self._progress.damage)
+        if not show:
+            self.log(f"Logging data to {table}")
+
+    @staticmethod
+    def lock(folder: Path) -> FolderLock:
+        """Keeps other processes from writing to a folder while the result lives; a logger of this process then has it.
+
+        Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another run has it.
+        """
+        return lock_folder(folder)
+
+    def _rename_results(self, output_fname: str) -> None:
+        """Appends the first free number to the files of an earlier run: progress.txt.1, config.json.1, ..."""
+        number = next(n for n in itertools.count(1) if not any(self._folder.glob(f"*.{n}")))
+        for path in [path for pattern in (*_RESULTS, output_fname) for path in self._folder.glob(pattern)]:
+            if not path.suffix[1:].isdigit():
+                # Spinning Up's test_policy looks for folders with tf1_save in their name
+                path.rename(path.with_name(f"{path.name.replace('tf1_save', 'tf1-save')}.{number}"))
+        self.log(f"{self._folder} holds an earlier run; its files are now {output_fname}.{number} and so on", "yellow")
+
+    def log(self, msg: str, color: str = "green") -> None:
+        """Prints a line on rank 0, in bold colour on a terminal."""
+        if self._is_root:
+            _print(colored(msg, color) + "\n")
+
+    def log_tabular(self, key: str, val: Any) -> None:
+        """Adds a column to the current row, which `dump_tabular` writes; a new one is empty in earlier rows.
+
+        Args: val: a number, bool, or array or tensor of one element; of anything else its text, without line breaks.
+        Raises UsageError: the row has this column already.
+        """
+        if type(val) not in (int, float):  # they print with all their digits
+            array = None if isinstance(val, (str, list, tuple)) else numbers(val)
+            if array is not None and array.size == 1:
+                val = (int if array.dtype.kind in "iub" else float)(array.item())
+            else:
+                val = " ".join(str(val).split()).encode(errors="backslashreplace").decode()  # a file's name may be any
+        if not isinstance(key, str) or not key.isprintable() or not key:
+            raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
+        if key in self.log_current_row:
+            raise UsageError(f"log_tabular: '{key}' is in this row already; call dump_tabular between two rows")
+        self.log_current_row[key] = val
+
+    def dump_tabular(self) -> None:
+        """Writes the row, on rank 0: to progress.txt, where floats keep all digits, and to the terminal."""
+        row, self.log_current_row = self.log_current_row, {}
+        if not self._is_root or not row:
+            return
+        self._progress.add(row)
+        self.attempt(_ROW, self._progress.write)
+        if self._show:
+            self._show(row)
+        else:
+            _print(_box(self._progress.columns, row))
+
+    def sync(self) -> None:
+        """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
+        self.attempt(_ROW, lambda: self._progress.write(durably=True))
+
+    def attempt(self, what: str, write: Callable[[], object]) -> None:
+        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program continues."""
+        if not self._is_root:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._config and not (self._folder / "config.json").exists():
+                replace_file(self._folder / "config.json", self._config)
+            write()
+            self.unsaved.pop(what, None)
+        except OSError as error:
+            reason = f"cannot write {what}: {error.filename or self._folder}: {error.strerror or error}"
+            if what != _ROW or what not in self.unsaved:  # there may be many a second
+                self.log(f"{reason}; the next one tries again", "red")
+            self.unsaved[what] = reason
+            atexit.unregister(self._end)
+            atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.unsaved:
+            self.sync()
+        if self.unsaved:
+            failure.fail(f"Logger: {'; '.join(self.unsaved.values())}")
+
+    def save_config(self, config: Any) -> None:
+        """Writes config.json, on rank 0, and prints it, with the `exp_name`.
+
+        Args: config: dict such as `locals()`, dataclass, or object with attributes; values as for `convert_json`.
+        Raises UsageError: it is nothing of the kind, or cannot be written.
+        """
+        if not self._is_root:
+            return
+        plain = hasattr(config, "__dict__") and not hasattr(config, "__dataclass_fields__")
+        content = convert_json(vars(config) if plain else config)
+        if not isinstance(content, dict):
+            raise UsageError(f"save_config takes a dict, a dataclass or an object with attributes; got {config!r:.80}")
+        if self.exp_name is not None:
+            content["exp_name"] = self.exp_name
+        text = json.dumps(content, separators=(",", ":\t"), indent=4, sort_keys=True)
+        if not self._show:
+            self.log("Saving config:\n", "cyan")
+            _print(f"{text}\n")
+        self._config = text.encode()
+        try:
+            replace_file(self._folder / "config.json", self._config)
+        except OSError as error:
+            raise UsageError(f"Logger: cannot write to {self._folder}: {error.strerror}") from None
+
+    def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
+        """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
+
+        Args:
+            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning takes its place.
+            itr: iteration, to keep one save of each; None: each save replaces the last.
+        """
+        number = "" if itr is None else str(int(itr))
+
+        def write() -> None:
+            try:
+                content = pickle.dumps(state_dict)
+            except Exception as error:  # an environment may raise anything
+                self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
+            else:
+                replace_file(self._folder / f"vars{number}.pkl", content)
+                note_own(self._folder, f"vars{number}.pkl")
+            self._save(number)
+
+        self.attempt("the state and the models", write)
+
+    def _save(self, number: str, only: str = "") -> None:
+        for name, save in self._savers.items():
+            if only in ("", name):
+                self._warn(save(self._folder, number))
+
+    def _pytorch_simple_save(self, itr: int | None = None, kind: str = "torch") -> None:
+        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), kind))
+
+    _tf_simple_save = functools.partialmethod(_pytorch_simple_save, kind="session")
+
+    @property
+    def log_headers(self) -> list[str]:
+        """The columns of the table, in order."""
+        return list(self._progress.columns) if self._is_root else list(self.log_current_row)
+
+    @functools.cached_property
+    def output_file(self) -> Any:
+        """The table, open for appending, on rank 0; None elsewhere. The logger itself opens it for each row."""
+        return open(self._progress.path, "a") if self._is_root else None  # closed with the process
+
+    @property
+    def first_row(self) -> bool:
+        """True until the first row was written."""
+        return not (self._is_root and self._progress.lines)
+
+    def _warn(self, text: str | None) -> None:
+        if text and text not in self._warned:
+            self._warned.add(text)
+            self.log(text, "red")
+
+    def setup_pytorch_saver(self, what_to_save: Any) -> None:
+        """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
+
+        The files are pyt_save/model<itr>.pt, and weights<itr>.npz.
+        """
+        self.pytorch_saver_elements = what_to_save
+        self._savers["torch"] = partial(save_torch, what_to_save)
+
+    def setup_tf_saver(
+        self, sess: Any, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None
+    ) -> None:
+        """From now on `save_state` saves a TensorFlow model.
+
+        Args:
+            sess: a tf.compat.v1 session, saved to tf1_save<itr>, for `restore_tf_graph`; or a Keras model, saved to
+                keras_save/model<itr>.keras, with weights<itr>.npz.
+            inputs: for a session: {name of your choice: placeholder that the outputs need}.
+            outputs: for a session: {name of your choice: tensor to restore}.
+        """
+        if inputs is not None and outputs is not None:
+            self._savers["session"] = partial(save_session, sess, inputs, outputs)
+        elif hasattr(sess, "get_weights"):
+            self._savers["keras"] = partial(save_keras, sess)
+        else:
+            raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # the disk of standard output is full
+        print(text, end="", flush=True)
+
+
+def _box(columns: list[str], row: dict[str, Any]) -> str:
+    """The row as a table of two columns; with its newline, so that another rank's output cannot come before that."""
+    width = max(15, *map(len, columns))
+    line = "-" * (width + 22)
+    shown = {key: value[:15] if isinstance(value, str) else f"{value:8.3g}" for key, value in row.items()}
+    cells = [(key, shown.get(key, "")) for key in columns]
+    return "\n".join([line, *(f"| {key:>{width}} | {value:>15} |" for key, value in cells), line, ""])
+
+
+class Progress:
+    """progress.txt: a header and one row per iteration, separated by tabs. It is open only while rows are written.
+
+    A new key gets a column, empty in earlier rows; the cell of a missing key is empty.
+
+    Attributes:
+        columns: of the header, in order. lines: all rows, without the tabs that later columns add.
+        damage: one line on rows that were to be kept and are missing or damaged; "": none.
+    """
+
+    def __init__(self, path: Path, keep_rows: int = 0, numbered_by: str | None = None):
+        """Creates the file, or keeps the first `keep_rows` rows of an existing one and drops the others."""
+        self.path, self.damage = path, ""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() and keep_rows else ""
+        *lines, half = text.split("\n")
+        self.columns, found = lines[0].split("\t") if lines and "\0" not in lines[0] else [], {}
+        for number, cells in enumerate([line.split("\t") for line in lines[1:]], 1):
+            with contextlib.suppress(ValueError):  # too few cells, or too many, or one that is no number of a row
+                row = dict(zip(self.columns, cells, strict=True))
+                if not all(cell.isprintable() for cell in cells):
+                    continue
+                found[int(row.get(numbered_by or "", number))] = "\t".join(cells)
+        if lost := [str(n) for n in range(1, keep_rows + 1) if n not in found]:
+            numbers = ", ".join(lost[:5]) + ", ..." * (len(lost) > 5)
+            self.damage = f"{path}: {len(lost)} of {keep_rows} rows are missing or damaged: {numbers}"
+            if half or len(found) < len(lines) - 1:
+                replace_file(path.with_name(f"{path.name}.damaged"), text.encode())
+        self.lines, self._n_written = [found[n] for n in found if n <= keep_rows], 0
+        self.write()
+
+    def add(self, row: Mapping[str, int | float | str]) -> None:
+        """Adds a row, for `write` to write."""
+        before, self.columns = self.columns, list(dict.fromkeys([*self.columns, *row]))
+        self._n_written *= before == self.columns
+        self.lines.append("\t".join(str(row[key]) if key in row else "" for key in self.columns))
+
+    def write(self, durably: bool = False) -> None:
+        """Writes the rows that are not in the file yet; if it raises OSError, the next call does. durably: syncs it."""
+        n_written = self._n_written if self.path.exists() else 0
+        self._n_written = 0  # if this fails, half a row may be in the file
+        if n_written:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in self.lines[n_written:]))
+        else:
+            lines = ["\t".join(self.columns), *self.lines] if self.columns else []
+            whole = (line + "\t" * (len(self.columns) - 1 - line.count("\t")) for line in lines)
+            replace_file(self.path, "".join(f"{line}\n" for line in whole).encode())
+        self._n_written = len(self.lines)
+        if durably:
+            sync(self.path)

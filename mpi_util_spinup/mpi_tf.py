@@ -1,0 +1,220 @@
+"""Data-parallel TensorFlow under the names of Spinning Up's `mpi_tf`: every rank updates, with averaged gradients.
+
+The functions work in tf.compat.v1 graphs, where they return operations for the session to run, in eager mode, where
+they act at once, and inside tf.function. All ranks must run a collective operation equally often, in the same order.
+`comm` is a communicator; None: all ranks. An error in a running graph comes as tf.errors.UnknownError with its text.
+
+    optimizer = mpi_tf.MpiAdamOptimizer(learning_rate=1e-3)           # tf.compat.v1
+    optimizer = mpi_tf.average_gradients(keras.optimizers.Adam(1e-3)) # Keras 3
+    mpi_util.rank0_bcast_wts(model)                                   # the same start on all ranks
+"""
+
+import functools
+import importlib
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpi_util.arrays.adapters import adapter_for, as_numbers, place_name
+from mpi_util.arrays.adapters.tensorflow import check_dtype
+from mpi_util.arrays.frameworks import framework
+from mpi_util.collectives.averaging import average
+from mpi_util.collectives.weights import rank0_bcast_wts
+from mpi_util.errors import UsageError, WeightsError
+from mpi_util.ranks.identity import Comm
+
+__all__ = [
+    "MpiAdamOptimizer", "assign_params_from_flat", "average_gradients", "flat_concat", "sync_all_params", "sync_params",
+]  # fmt: skip
+
+_turn = threading.Lock()  # a graph may run two operations at once, but a rank can be in one collective call only
+
+
+def flat_concat(xs: Sequence[Any]) -> Any:
+    """All values of tensors or variables of one dtype as one tensor, shape (sum of their sizes,)."""
+    tf = framework("tensorflow")
+    return tf.concat([tf.reshape(x, (-1,)) for x in xs], axis=0)
+
+
+def assign_params_from_flat(x: Any, params: Sequence[Any]) -> Any:
+    """Sets variables from what `flat_concat` has made of tensors of their shapes.
+
+    Args: x: tensor of shape (sum of their sizes,) and of their dtype. params: variables with known shapes.
+
+    Returns the operation that sets them, which tf.function runs by itself; None in eager mode, where they are set.
+    """
+    tf = framework("tensorflow")
+    params = _variables(tf, params)
+    parts = tf.split(x, [param.shape.num_elements() for param in params])
+    return tf.group(*[param.assign(tf.reshape(part, param.shape)) for param, part in zip(params, parts)])
+
+
+def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
+    """Collective when it acts: sets variables to rank 0's values. Waits until all ranks take part.
+
+    Args: params: variables of TensorFlow or Keras, of any dtype but string; the same on every rank.
+    Returns what `assign_params_from_flat` does.
+
+    Raises:
+        RankMismatchError: on every rank, with the first name that differs, if the variables differ.
+        WeightsError: there is nothing to send.
+    """
+    tf = framework("tensorflow")
+    params = _variables(tf, params)
+    if tf.executing_eagerly() or not params:
+        rank0_bcast_wts(params, comm=comm)
+        return None
+    return tf.autograph.experimental.do_not_convert(_sync_operation)(tf, params, comm)
+
+
+def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
+    dtypes = {place_name(i, param.name): param.dtype.base_dtype for i, param in enumerate(params)}
+    for name, dtype in dtypes.items():
+        check_dtype(name, dtype)
+
+    def values_of_rank0(*values: np.ndarray) -> list[np.ndarray]:
+        copies = dict(zip(dtypes, map(np.array, values)))
+        with _turn:
+            rank0_bcast_wts(copies, comm=comm)
+        return list(copies.values())
+
+    # read_value reads after the control dependencies of the caller; the variable itself may stand for an earlier value
+    now = [param.read_value() for param in params]
+    values = tf.numpy_function(values_of_rank0, now, list(dtypes.values()), name="sync_params")
+    return tf.group(*[param.assign(tf.ensure_shape(value, param.shape)) for param, value in zip(params, values)])
+
+
+def sync_all_params(*, comm: Comm = None) -> Any:
+    """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
+
+    Raises WeightsError: there are none; in eager mode there is no list of them.
+    """
+    params = framework("tensorflow").compat.v1.global_variables()
+    if not params:
+        raise WeightsError("sync_all_params: no graph with global variables here; use sync_params(model.weights)")
+    return sync_params(params, comm=comm)
+
+
+def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
+    """Makes a Keras optimizer average the gradients over the ranks before it applies them.
+
+    In `model.fit`, in `apply` and in `apply_gradients`, inside tf.function too; with Keras on TensorFlow or torch.
+    Each step is one collective call, so all ranks must take the same number of steps. After `rank0_bcast_wts(model)`
+    the models stay bit-identical. A model that is saved with the optimizer loads without mpi_util, with a plain one.
+
+    XLA cannot call back to Python: compile a model with `jit_compile=False` where Keras would choose otherwise (on a
+    GPU). For float16 training give this a `LossScaleOptimizer`, so that ranks skip the same steps.
+
+    Args: optimizer: an instance of keras.optimizers.Optimizer, which is returned.
+
+    Raises:
+        UsageError: not a Keras optimizer, or Keras runs on another backend; in a step: XLA.
+        RankMismatchError: in a step, on every rank, if variables have a gradient on some ranks only, or differ.
+    """
+    keras = framework("keras")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UsageError(f"average_gradients takes a Keras optimizer, e.g. keras.optimizers.Adam(); got {optimizer!r}")
+    backend = keras.backend.backend()
+    if backend not in ("tensorflow", "torch"):
+        raise UsageError(f"average_gradients needs Keras on tensorflow or torch; it runs on {backend}")
+    means = _tensorflow_means if backend == "tensorflow" else _means_of_values
+    plain_apply = functools.partial(type(optimizer).apply, optimizer)
+
+    def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        grads, variables = list(grads), None if trainable_variables is None else list(trainable_variables)
+        paths = [getattr(v, "path", v.name) for v in variables or ()] or [""] * len(grads)
+        plain_apply(means(f"a step of {type(optimizer).__name__}", grads, paths, comm), variables)
+
+    optimizer.apply = apply  # on the object, so that its class stays the one under which Keras saves it
+    if backend == "tensorflow":
+        optimizer.apply = framework("tensorflow").autograph.experimental.do_not_convert(apply)
+    return optimizer
+
+
+@functools.cache
+def _adam() -> type:
+    tf: Any = framework("tensorflow")
+
+    class MpiAdamOptimizer(tf.compat.v1.train.AdamOptimizer):  # type: ignore[misc]  # it has no types
+        """tf.compat.v1's Adam, which averages the gradients over the ranks, and after the update sends rank 0's values.
+
+        Each step is collective. Collective operations of one rank must not run in parallel: where one session.run does
+        several steps, put tf.control_dependencies between them.
+
+        Args: those of tf.compat.v1.train.AdamOptimizer, and comm.
+        Raises RankMismatchError in a step: variables have a gradient on some ranks only, or differ.
+        """
+
+        def __init__(self, *args: Any, comm: Comm = None, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self.comm = comm
+
+        def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+            """As in tf.compat.v1, but each gradient is the mean over the ranks. Variables without one are left out."""
+            grads, variables = zip(*super().compute_gradients(*args, **kwargs))
+            paths = [variable.name for variable in variables]
+            means = _tensorflow_means(f"a step of {self.get_name()}", list(grads), paths, self.comm)
+            return [(mean, variable) for mean, variable in zip(means, variables) if mean is not None]
+
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+            """As in tf.compat.v1, followed by `sync_params` of the variables."""
+            grads_and_vars = list(grads_and_vars)
+            applied = super().apply_gradients(grads_and_vars, global_step, name)
+            with tf.control_dependencies([] if tf.executing_eagerly() else [applied]):
+                synced = sync_params([variable for _, variable in grads_and_vars], comm=self.comm)
+            return applied if synced is None else tf.group(applied, synced)
+
+    MpiAdamOptimizer.__qualname__ = "MpiAdamOptimizer"
+    return MpiAdamOptimizer
+
+
+def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
+    """The mean of each gradient over the ranks, all as one operation; None where no rank has one."""
+    tf = framework("tensorflow")
+    grads = [tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    if tf.executing_eagerly() or not present:
+        return _means_of_values(op, grads, paths, comm)
+    context = importlib.import_module("tensorflow.python.ops.control_flow_util")  # not public
+    if context.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise UsageError(f"{op}: XLA cannot average over ranks; compile the model or function with jit_compile=False")
+
+    def means(*values: np.ndarray) -> list[np.ndarray]:
+        there = dict(zip(present, values))
+        found = _means_of_values(op, [there.get(i) for i in range(len(grads))], paths, comm)
+        return [found[i].astype(value.dtype) for i, value in there.items()]
+
+    tensors = tf.numpy_function(means, [grads[i] for i in present], [grads[i].dtype for i in present], name="mean")
+    for i, tensor in zip(present, tensors):
+        grads[i] = tf.ensure_shape(tensor, grads[i].shape)
+    return grads
+
+
+def _means_of_values(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
+    """The mean of each gradient over the ranks, for arrays, and for tensors of any framework that have values now."""
+    copies: dict[str, Any] = dict.fromkeys(itertools.starmap(place_name, enumerate(paths)))
+    for name, grad in zip(copies, grads):
+        if grad is not None:  # a dtype that NumPy lacks is averaged in float32
+            copies[name] = np.array(as_numbers(adapter_for(grad).to_numbers(grad)), order="C")
+    with _turn:
+        found: Any = average(op, lambda: copies, comm=comm).values()
+    return [None if g is None else adapter_for(g).from_numbers(mean, g) for mean, g in zip(found, grads)]
+
+
+def _variables(tf: Any, params: Sequence[Any]) -> list[Any]:
+    """The variables of TensorFlow, which those of Keras hold."""
+    return [param if isinstance(param, tf.Variable) else param.value for param in params]
+
+
+MpiAdamOptimizer: Any  # a class
+
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for it
+
+    def __getattr__(name: str) -> Any:
+        """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is first used."""
+        if name == "MpiAdamOptimizer":
+            return _adam()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

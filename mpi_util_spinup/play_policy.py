@@ -1,0 +1,142 @@
+"""Plays episodes with a policy that a logger has saved, as Spinning Up's test_policy does.
+
+    python -m mpi_util_spinup.play_policy data/ppo/ppo_s0 --episodes 20 --norender
+
+A folder with pyt_save needs torch, one with tf1_save TensorFlow. The environment in vars.pkl, and torch's model, are
+pickles, which can run any code: those that your own runs have written are played, others only with --trust.
+"""
+
+import argparse
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpi_util.arrays.frameworks import framework
+from mpi_util.errors import MpiUtilError, UsageError
+
+from .logx import EpochLogger, restore_tf_graph
+from .own import read_pickle
+
+Act = Callable[[np.ndarray], Any]
+
+
+def load_policy_and_env(
+    fpath: str | Path, itr: int | str = "last", deterministic: bool = False, *, trust: bool = False
+) -> tuple[Any, Act]:
+    """(environment, function of an observation that returns an action) of a run's folder.
+
+    The environment is None if it was not saved, or cannot be loaded here, about which a line is printed.
+
+    Args:
+        itr: which save; "last": that of the highest iteration, or the one without.
+        deterministic: the most likely action, where a TensorFlow model has it as "mu"; torch's are drawn.
+        trust: True unpickles, and so runs whatever code is in the files; False: only what her own runs have written.
+
+    Raises UsageError: there is no such save, or it is not trusted.
+    """
+    folder = Path(fpath)
+    sessions = {path.name[8:]: path for path in folder.glob("tf1_save*")}
+    saves = sessions or {path.stem[5:]: path for path in folder.glob("pyt_save/model*.pt")}
+    number = max(saves, key=lambda n: int(n or -1), default="") if itr == "last" else str(itr)
+    if number not in saves:
+        raise UsageError(f"{folder} has neither tf1_save{number} nor pyt_save/model{number}.pt")
+    load = _tf_policy if sessions else _torch_policy
+    return _env(folder, folder / f"vars{number}.pkl", trust), load(folder, saves[number], deterministic, trust)
+
+
+def _env(folder: Path, path: Path, trust: bool) -> Any:
+    if not path.exists():
+        return None
+    content = read_pickle(folder, path, trust)
+    try:
+        return pickle.loads(content)["env"]  # noqa: S301  # her own, or trusted
+    except Exception as error:  # of whatever environment
+        print(f"the environment in {path} cannot be loaded: {type(error).__name__}: {error}")
+        return None
+
+
+def _torch_policy(folder: Path, path: Path, deterministic: bool, trust: bool) -> Act:
+    torch = framework("torch")
+    model = torch.load(io.BytesIO(read_pickle(folder, path, trust)), weights_only=False)
+
+    def act(obs: np.ndarray) -> Any:
+        with torch.no_grad():
+            return model.act(torch.as_tensor(obs, dtype=torch.float32))
+
+    return act
+
+
+def _tf_policy(folder: Path, path: Path, deterministic: bool, trust: bool) -> Act:
+    v1 = framework("tensorflow").compat.v1
+    session = v1.Session(graph=v1.Graph())
+    model = restore_tf_graph(session, path, trust=trust)
+    action = model["mu" if deterministic and "mu" in model else "pi"]
+    return lambda obs: session.run(action, {model["x"]: obs[None]})[0]
+
+
+def run_policy(
+    env: Any, get_action: Act, max_ep_len: int | None = None, num_episodes: int = 100, render: bool = True
+) -> None:
+    """Plays episodes, prints their returns and statistics.
+
+    Args: max_ep_len: steps at most; None, 0: no limit. render: in a window, if there is a display.
+    Raises UsageError: `env` is None.
+    """
+    if env is None:
+        raise UsageError("the environment was not saved with the policy; make it, and give it to run_policy(env, act)")
+    env = _drawn(env) if render else env
+    logger = EpochLogger()
+    for n in range(num_episodes):
+        obs, ep_ret, ep_len, ended = env.reset()[0], 0.0, 0, False
+        while not ended:
+            if render and getattr(env, "render_mode", None):
+                env.render()
+            obs, rew, terminated, truncated, _ = env.step(get_action(obs))
+            ep_ret, ep_len = ep_ret + float(rew), ep_len + 1
+            ended = terminated or truncated or ep_len == max_ep_len
+        logger.store(EpRet=ep_ret, EpLen=ep_len)
+        print(f"Episode {n} \t EpRet {ep_ret:.3f} \t EpLen {ep_len}")
+    logger.log_tabular("EpRet", with_min_and_max=num_episodes > 1, average_only=num_episodes < 2)
+    logger.log_tabular("EpLen", average_only=True)
+    logger.dump_tabular()
+
+
+def _drawn(env: Any) -> Any:
+    """`env`, or as Gymnasium decides it when an environment is made, one of the same kind with a window."""
+    spec = getattr(env, "spec", None)
+    if getattr(env, "render_mode", None) or spec is None:
+        return env
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        print("no display here, so the episodes are not drawn")
+        return env
+    return framework("gymnasium").make(spec, render_mode="human")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("fpath", help="folder of the run")
+    parser.add_argument("--len", "-l", type=int, default=0, help="steps of an episode at most (default: no limit)")
+    parser.add_argument("--episodes", "-n", type=int, default=100, help="default: 100")
+    parser.add_argument("--norender", "-nr", action="store_true", help="do not draw the environment")
+    parser.add_argument("--itr", "-i", type=int, default=-1, help="which save (default: the newest)")
+    parser.add_argument("--deterministic", "-d", action="store_true", help="the most likely actions, where saved")
+    parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder, whatever its source")
+    args = parser.parse_args(arguments)
+    try:
+        itr = "last" if args.itr < 0 else args.itr
+        env, act = load_policy_and_env(args.fpath, itr, args.deterministic, trust=args.trust)
+        run_policy(env, act, args.len, args.episodes, not args.norender)
+    except MpiUtilError as error:
+        parser.exit(2, f"mpi_util_spinup.play_policy: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Spinning Up's command line: an algorithm, with every option a parameter of a grid.
+
+    python -m mpi_util_spinup.run ppo --env CartPole-v1 --cpu 4 --exp_name cart
+    python -m mpi_util_spinup.run ppo --env CartPole-v1 --lr 1e-3 3e-4 --hid "[32,32]" "[64,64]" --seed 0 10 20
+    python -m mpi_util_spinup.run plot data/cart
+    python -m mpi_util_spinup.run test_policy data/cart/cart_s0
+
+An option with several values varies; --key[short] gives its name in the folders. Values are numbers, lists, booleans,
+strings; torch.nn.NAME is that class. No value is True. `ppo --help` shows what ppo takes.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from typing import Any
+
+from mpi_util.arrays.frameworks import framework
+from mpi_util.errors import MpiUtilError
+
+from .run_utils import ExperimentError, ExperimentGrid
+from .shell_grid import split
+
+ALGORITHMS = ("ppo", "vpg", "trpo")
+SHORT = {
+    "env": "env_name", "hid": "ac_kwargs:hidden_sizes", "act": "ac_kwargs:activation", "lr": "pi_lr", "cpu": "num_cpu",
+    "dt": "datestamp",
+}  # fmt: skip
+OF_THE_GRID = ("num_cpu", "data_dir", "datestamp", "exp_name")  # one value each
+
+
+def value(text: str) -> Any:
+    """What a word of the command line stands for. Nothing is evaluated."""
+    if re.fullmatch(r"torch\.nn\.\w+", text):
+        return getattr(importlib.import_module("torch.nn"), text.rpartition(".")[2])
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(__doc__)
+        return 0
+    if name in ("plot", "test_policy"):
+        status: int = importlib.import_module(f".{name}", __package__).main(words)
+        return status
+    try:
+        name = name.removesuffix("_pytorch")
+        if name not in ALGORITHMS:
+            raise ValueError(f"{name!r} is none of: {', '.join(ALGORITHMS)}, plot, test_policy")
+        _run(name, words)
+    except (ExperimentError, ValueError, MpiUtilError) as error:
+        print(f"mpi_util_spinup.run: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ExperimentError) else 2
+    return 0
+
+
+def _run(name: str, words: list[str]) -> None:
+    framework("torch")  # which the algorithms import
+    algorithm = getattr(importlib.import_module(".spinup", __package__), name)
+    signature = inspect.signature(algorithm)
+    if {"-h", "--help", "help"} & set(words):
+        print(f"{name}{signature}\n\n{algorithm.__doc__}")
+        return
+    positional, given = split(words)
+    if positional:
+        raise ValueError(f"{positional[0]!r} is no option")
+    shorthands: dict[str, str] = {}
+    options: dict[str, list[Any]] = {}
+    for option, texts in given.items():
+        key, bracket, short = option.lstrip("-").partition("[")
+        key = SHORT.get(key, key)
+        if key in options:
+            raise ValueError(f"{option} is given twice; give its values together: {option} A B")
+        options[key] = [value(text) for text in texts]
+        if bracket:
+            shorthands[key] = short.rstrip("]")
+    of_grid = {key: options.pop(key) or [True] for key in OF_THE_GRID if key in options}
+    for key, values in of_grid.items():
+        if len(values) > 1:
+            raise ValueError(f"--{key} takes one value")
+    known = {*signature.parameters, "env_name"}
+    for key in options:
+        if key.partition(":")[0] not in known:
+            names = ", ".join(sorted(known - {"env_fn", "logger_kwargs"}))
+            raise ValueError(f"{name} has no argument {key}; it has: {names}")
+    if not options.get("env_name"):
+        raise ValueError("give an environment: --env CartPole-v1")
+    gym = framework("gymnasium")
+    for env in options["env_name"]:
+        try:
+            if ":" not in str(env):  # else a module that registers it
+                gym.spec(str(env))
+        except gym.error.Error as error:
+            raise ValueError(f"--env {env}: {error}") from None
+    grid = ExperimentGrid(str(of_grid.pop("exp_name", [f"cmd_{name}_pytorch"])[0]))
+    for key, values in options.items():
+        grid.add(key, values or [True], shorthands.get(key))
+    grid.run(algorithm, **{key: values[0] for key, values in of_grid.items()})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,441 @@
+"""The scheme: one sender, which owns a model, and receivers, which have copies of it."""
+
+import contextlib
+import importlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpi_util.errors import UsageError
+
+from .connection import Address, Deadline
+from .publisher import Publisher
+from .receiver import Receiver, Subscriber
+from .sender import Sender, resolve, values_of, worker_indices
+from .worker import Worker, name_of
+
+
+class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
+    """Base of the schemes; one for each model. Phase 1 is `init_on_sender` or `init_on_receiver`, phase 2 `connect`.
+
+    Args:
+        strategy: "state_dict" or "tensordict", as in TorchRL; both are sent in the same way.
+        sync: `send` returns when every worker has the weights. False: at once.
+        timeout: longest wait of `connect`, `send` and `wait_async`, in seconds; None: no limit.
+        on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
+        per_worker_weights: of TorchRL; not needed, as `send` always takes weights by worker.
+
+    A receiver applies the newest version, and leaves out those that came before it was ready for one. One that shuts
+    down in order leaves the scheme: `send` to all continues without it.
+    """
+
+    _ranks: int | None = None  # number of workers, where the transport knows it
+    _address = Address("", b"", 0)  # of the publisher that this process connects to, once it is known
+    _sender: Sender | None = None
+    _receiver: Receiver | None = None
+    _connected = _closed = False
+    _context: Any = None  # a reference to it
+    model_id: str | None = None
+    worker_idx: int | None = None
+
+    def __init__(
+        self,
+        strategy: str = "tensordict",
+        sync: bool = True,
+        timeout: float | None = 120.0,
+        *,
+        on_dead: str = "raise",
+        per_worker_weights: bool = False,
+    ):
+        if strategy not in (known := ("state_dict", "tensordict")):
+            raise UsageError(f"strategy={strategy!r}; use one of {', '.join(map(repr, known))}")
+        if on_dead not in (known := ("raise", "drop")):
+            raise UsageError(f"on_dead={on_dead!r}; use one of {', '.join(map(repr, known))}")
+        self.strategy, self.sync, self.timeout, self.per_worker_weights = strategy, sync, timeout, per_worker_weights
+        self._on_dead = on_dead
+
+    def init_on_sender(
+        self,
+        *,
+        model_id: str | None = None,
+        model: Any = None,
+        weights: Any = None,
+        context: Any = None,
+        params_map: dict[int, Any] | None = None,
+        device_map_fn: Callable[[int, Any], Any] | None = None,
+        num_workers: int | None = None,
+        devices: Any = None,
+        ctx: Any = None,
+    ) -> None:
+        """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
+
+        Args:
+            model_id: names the model; receivers must give the same. Needed with `context`.
+            model: torch module, Keras model, ...: anything that `rank0_bcast_wts` takes.
+            weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; excludes `model`.
+            context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`.
+            params_map: worker -> its own weights. Both exclude all others but `model_id`.
+            device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
+            num_workers: number of receivers.
+            devices: as torchrl gives them; their number is that of workers. A model is where its worker has put it.
+            ctx: as torchrl gives it; not used.
+
+        Raises:
+            UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
+        """
+        self._start_role("init_on_sender")
+        num_workers = len(devices) if num_workers is None and devices is not None else num_workers
+        given = {"model_id": model_id, "model": model, "weights": weights, "context": context}
+        given |= {"params_map": params_map, "device_map_fn": device_map_fn, "num_workers": num_workers}
+        given = {name: value for name, value in given.items() if value is not None}
+        if (torchrl := _torchrl(context)) and model_id is not None:
+            del given["context"]
+            given |= torchrl.sender_arguments(context, model_id)
+        workers = {index: Worker(index) for index in worker_indices(given, self._ranks)}
+        self.model_id, self.context = model_id, context
+        publisher = self._open_publisher(workers, name_of(model_id))
+        self._address = publisher.address
+        self._sender = Sender(given, publisher, self._on_dead == "drop")
+        # when the scheme is dropped; between ranks also before MPI ends, which may wait for workers that wait for this
+        weakref.finalize(self, publisher.close).atexit = self._ranks is not None
+        if torchrl:
+            torchrl.shut_down_with(context, self)
+
+    def init_on_receiver(
+        self,
+        *,
+        model_id: str | None = None,
+        worker_idx: int | None = None,
+        model: Any = None,
+        context: Any = None,
+        share: bool = False,
+        on_update: Callable[[int], None] | None = None,
+    ) -> None:
+        """Phase 1 of a receiver: which model of this process gets the weights. UsageError: as in `init_on_sender`.
+
+        Args:
+            model_id: as on the sender's side.
+            worker_idx: this worker's index, 0 to num_workers - 1, each used by one process.
+            model: written in place; of any framework, such as a dict of arrays with the same names. None: attribute
+                `model` becomes such a dict.
+            context: has `worker_idx`, and the model (see `init_on_sender`).
+            share: for a torch module on the CPU: no copy, its tensors point into the sender's shared memory. What this
+                process writes into them is its own, and lost at the next update. Not where others hold views of the
+                tensors (`.data`).
+            on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
+        """
+        self._start_role("init_on_receiver")
+        if context is not None:
+            if model is not None:
+                raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
+            if model_id is None:
+                raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
+            torchrl = _torchrl(context)
+            model = torchrl.receiver_model(context, model_id) if torchrl else resolve(context, model_id)
+            worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
+        index, name = self._worker_index(worker_idx), name_of(model_id)
+        self.model_id, self.worker_idx, self.context = model_id, index, context
+        if torchrl := _torchrl():
+            torchrl.materialise(model)
+            on_update = on_update or torchrl.after_update(self)
+        self._receiver = Receiver(index, name, model, share, on_update)
+        weakref.finalize(self, self._receiver.close).atexit = False
+
+    def _start_role(self, call: str) -> None:
+        if self._closed:
+            raise UsageError(f"{call} after shutdown(); make a new scheme")
+        if self._sender is not None or self._receiver is not None:
+            raise UsageError(f"{call}: this scheme has been initialised already; it has one role and one model")
+
+    def connect(
+        self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True, wait: bool = True
+    ) -> None:
+        """Phase 2, on both sides: sends the first weights to every receiver.
+
+        With `sync=True` the sender waits for all receivers; otherwise, with `context=`, and by `synchronize_weights()`,
+        they get the weights when they connect.
+
+        Args:
+            weights: sender: the first weights, instead of the model's.
+            worker_idx: receiver: its index, instead of the one given before.
+            wait: sender: False: as by `synchronize_weights`.
+            background: receiver: a thread applies updates from now on. False: `receive` does.
+
+        Raises:
+            WeightsError: names, dtypes or shapes differ; on the receiver, and on the sender as WorkerError.
+            UsageError: called twice, before phase 1, or by an unknown worker. Others: as in `send`.
+        """
+        if self._connected:
+            raise UsageError("connect() was called already")
+        if self._sender is not None:
+            self._check_process(self._sender, "connect()")
+            self._connected = True
+            wait = wait and self.sync and self.context is None  # its workers may have yet to start
+            self._sender.send(weights, None, wait, Deadline(self.timeout))
+            return
+        receiver = self._receiver
+        if receiver is None:
+            raise UsageError("connect() before init_on_sender() or init_on_receiver()")
+        if worker_idx is not None:
+            receiver.worker = self.worker_idx = self._worker_index(worker_idx)
+        address = self._find_publisher(receiver.name)
+        receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout, background)
+        self._connected = True
+
+    def synchronize_weights(self, *, weights: Any = None, worker_idx: int | None = None) -> None:
+        """`connect`, but the sender does not wait for receivers: some may have yet to start."""
+        self.connect(weights=weights, worker_idx=worker_idx, wait=False)
+
+    def send(
+        self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
+    ) -> int:
+        """Sends weights; with `sync=True` returns when all workers they were sent to have them.
+
+        Args:
+            weights: torch module, TensorDict, (nested) dict, Keras model, list of tf.Variable, with the names, dtypes
+                and shapes of the model of phase 1; None: that model. They are only read.
+            worker_ids: index, or list of them; None: all workers.
+            timeout: seconds, instead of the scheme's.
+
+        Returns:
+            The version of these weights: 1 for those of `connect`, then 2, ...
+
+        Raises:
+            WeightsError: names, dtypes or shapes differ from the model's; nothing was sent.
+            WorkerError: a worker could not apply them, with its traceback; the others have them. Without `sync` the
+                next call raises it, and then sends nothing.
+            WorkerLeftError: a worker has died (`on_dead="raise"`), or none is left.
+            SyncTimeoutError: names the workers that have not answered in time; they may still do.
+        """
+        deadline = Deadline(self.timeout if timeout is None else timeout)
+        return self._need_sender("send").send(weights, worker_ids, self.sync, deadline)
+
+    def send_async(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> int:
+        """Like `send`, but returns as soon as the values have been read; `wait_async` waits for the workers."""
+        return self._need_sender("send_async").send(weights, worker_ids, False, Deadline(self.timeout))
+
+    def wait_async(self, timeout: float | None = None) -> None:
+        """Waits until every worker has the version sent to it last. Arguments and errors as `send`."""
+        sender = self._need_sender("wait_async")
+        sender.wait(sender.workers.values(), Deadline(self.timeout if timeout is None else timeout))
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Sender: for each worker the version that it acknowledged last; 0 before the first."""
+        sender = self._need_sender("versions")
+        sender.poll(0)
+        return {index: worker.acked for index, worker in sender.workers.items()}
+
+    def _need_sender(self, call: str) -> Sender:
+        if self._sender is None:
+            raise UsageError(f"{call} before init_on_sender(), or on a receiver")
+        if self._closed or not self._connected:
+            raise UsageError(f"{call} {'after shutdown' if self._closed else 'before connect'}()")
+        self._check_process(self._sender, call)
+        return self._sender
+
+    def _check_process(self, sender: Sender, call: str) -> None:
+        """UsageError in a process that was forked from the sender's: it shares its memory, but not its workers."""
+        if sender.publisher.address.pid != os.getpid():
+            raise UsageError(f"{call}: this process was forked from the sender's; let that one send")
+
+    def _need_receiver(self, call: str) -> Receiver:
+        if self._receiver is None:
+            raise UsageError(f"{call} before init_on_receiver(), or on a sender")
+        return self._receiver
+
+    def receive(self, timeout: float | None = None) -> int | None:
+        """Waits for new weights and applies them; for receivers without the thread of `connect(background=True)`.
+
+        Args: timeout: seconds; 0: apply what is there; None: no limit.
+
+        Returns: the version that the model has now; None: nothing new came in time, the sender has shut down, or a
+            thread receives.
+
+        Raises: WorkerLeftError: the sender has died. UsageError: not connected.
+        """
+        receiver = self._need_receiver("receive()")
+        if not self._connected or self._closed:
+            raise UsageError("receive() needs connect(background=False) before, and no shutdown()")
+        if receiver.thread is not None:
+            return None
+        return receiver.receive(Deadline(timeout))
+
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Receiver: sets the model's values, whole or not at all. The version stays. Arguments: as in TorchRL."""
+        if not inplace:
+            raise UsageError("apply_weights: weights are always written in place")
+        self._need_receiver("apply_weights()").apply(weights)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[int]:
+        """Receiver: the weights do not change inside the block, such as during a rollout. Yields their version.
+
+        An update that arrives meanwhile waits, and so does a sender that waits for its acknowledgement. Any number of
+        threads may be inside.
+        """
+        receiver = self._need_receiver("frozen()")
+        with receiver.lock.reading():
+            yield receiver.version
+
+    @property
+    def version(self) -> int:
+        """Sender: version sent last. Receiver: version that the model has. 0 before the first."""
+        side = self._receiver or self._sender
+        return side.version if side is not None else 0
+
+    @property
+    def ended(self) -> bool:
+        """Receiver: no more weights will come: this side or the sender has shut down, or the sender has died."""
+        return self.wait_ended(0)
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Receiver: waits until `ended`, `timeout` seconds at most, while a thread receives. Returns `ended`."""
+        return self._need_receiver("ended").ended.wait(timeout)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Receiver: the last error of the thread that receives; WorkerLeftError if the sender has died."""
+        return self._need_receiver("failure").failure
+
+    @property
+    def model(self) -> Any:
+        """The model of this side. A receiver may be given another one, with the same weights."""
+        if self._receiver is not None:
+            return self._receiver.model
+        return self._sender.model() if self._sender is not None else None
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._need_receiver("model").replace(model)
+
+    # ---- as torchrl's collectors know a scheme
+
+    @property
+    def weights(self) -> Any:
+        """The model's weights: of a torch module a TensorDict of its tensors (a dict where tensordict is missing)."""
+        return values_of(self.model)
+
+    @property
+    def context(self) -> Any:
+        """What was given as `context=`, if it still exists."""
+        return self._context and self._context()
+
+    @context.setter
+    def context(self, context: Any) -> None:
+        try:
+            self._context = None if context is None else weakref.ref(context)
+        except TypeError:  # it has slots
+            self._context = lambda: context
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        """True after `init_on_sender`."""
+        _torchrl()  # it asks this first
+        return self._sender is not None
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        """True after `init_on_receiver`."""
+        return self._receiver is not None
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        """True after the sender's `connect`."""
+        return self._connected and self._sender is not None
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        """True after the receiver's `connect`."""
+        return self._connected and self._receiver is not None
+
+    def create_transport(self, worker_idx: int | None = None) -> "Transport":
+        """The scheme as one worker's transport."""
+        return Transport(self, worker_idx)
+
+    def shutdown(self) -> None:
+        """Ends this side in order and within seconds; may be called in any state, and again."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._receiver is not None:
+            self._receiver.close()
+        if self._sender is not None:
+            self._sender.publisher.close()
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+
+    def _worker_index(self, given: int | None) -> int:
+        """This process's index. UsageError if it is not known, or not `given`."""
+        if not self._address.name:
+            raise UsageError("init_on_receiver: the scheme has no sender; call init_on_sender before workers get it")
+        if given is None:
+            raise UsageError("init_on_receiver: give worker_idx=")
+        return given
+
+    def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
+        return Publisher(workers, name)
+
+    def _find_publisher(self, name: str) -> Address:
+        """Whom this process connects to."""
+        return self._address
+
+
+class Transport:
+    """A scheme with the calls of torchrl's transports; `worker_idx` is whom the sender's go to, None: all.
+
+    `timeout`: seconds, where a call is given none.
+    """
+
+    def __init__(self, scheme: WeightSyncScheme, worker_idx: int | None, timeout: float = 10.0):
+        self._scheme, self._worker, self.timeout = scheme, worker_idx, timeout
+
+    def send_weights(self, weights: Any = None) -> None:
+        """Sends weights and waits for the worker."""
+        self._scheme.send(weights, self._worker, timeout=self.timeout)
+
+    def send_weights_async(self, weights: Any = None, model_id: str | None = None) -> None:
+        """Sends weights; `wait_ack` waits."""
+        self._scheme.send_async(weights, self._worker)
+
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until workers have what was sent last. SyncTimeoutError as `send`."""
+        self._scheme.wait_async(self.timeout if timeout is None else timeout)
+
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any:
+        """Receiver: the weights if new ones have come, which are in its model then; else None."""
+        version = self._scheme.receive(self.timeout if timeout is None else timeout)
+        return None if version is None else self._scheme.weights
+
+
+_ANY = object()
+
+
+def _torchrl(context: Any = _ANY) -> Any:
+    """torchrl.py, if torchrl is loaded (and what is given is one of its collectors); else None."""
+    loaded = "torchrl.weight_update.weight_sync_schemes" in sys.modules
+    roots = {cls.__module__.partition(".")[0] for cls in type(context).__mro__}
+    if not loaded or (context is not _ANY and "torchrl" not in roots):
+        return None
+    return importlib.import_module(".torchrl", __package__)
+
+
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
+
+    The scheme itself is given to the workers, after `init_on_sender` and before they start; what travels with it is an
+    address with a key. The bytes of an update are written once, into shared memory. Arguments: `WeightSyncScheme`.
+    An example: docs/weight_sync.md.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        here = {"_sender": None, "_receiver": None, "_context": None, "_connected": False, "_closed": False}
+        return vars(self) | here
+
+    def _start_role(self, call: str) -> None:
+        if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
+            vars(self).update(self.__getstate__())
+        super()._start_role(call)

@@ -1,0 +1,225 @@
+"""The sender's side of a scheme: makes each version, has it published, and waits for the answers.
+
+First the arguments of phase 1: whose weights are sent, and to which workers.
+"""
+
+import functools
+import importlib.util
+import itertools
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from mpi_util.arrays.layout import Layout, Plan
+from mpi_util.errors import SyncTimeoutError, UsageError, WorkerError
+
+from .connection import Deadline
+from .layout import Weights, packed
+from .publisher import Publisher
+from .worker import Event, Report, State, Worker, left
+
+_CHECK_S = 1.0  # how often a sender that waits checks that the workers live
+
+
+def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
+    """The workers. UsageError: the arguments given to `init_on_sender` exclude each other, or say too little.
+
+    Args: ranks: number of workers where no argument says it.
+    """
+    sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
+    if "device_map_fn" in given and given.keys() & {"params_map", "context"}:
+        sources.append("device_map_fn")
+    if not sources:
+        raise UsageError("init_on_sender: give model=, weights=, context= or params_map=")
+    if len(sources) > 1:
+        raise UsageError(f"init_on_sender: {sources[0]}= and {sources[1]}= exclude each other; leave one out")
+    if "context" in given and "model_id" not in given:
+        raise UsageError("init_on_sender: context= needs model_id=, which says where in it the model is")
+    if not all(isinstance(k, int) and k >= 0 for k in given.get("params_map", ())):
+        raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
+    said = len(given["params_map"]) if "params_map" in given else getattr(given.get("context"), "num_workers", None)
+    count = given.get("num_workers", ranks if said is None else said)
+    if said not in (None, count):
+        raise UsageError(f"init_on_sender: num_workers= says {count} workers and {sources[0]}= {said}")
+    if count is None or count < 0:
+        raise UsageError(f"init_on_sender: how many workers? give num_workers= (it is {count})")
+    indices = sorted(given.get("params_map", range(count)))
+    if ranks is not None and indices != [*range(ranks)]:
+        raise UsageError(f"init_on_sender: workers {indices}; the ranks beside the sender are workers 0 to {ranks - 1}")
+    return indices
+
+
+def resolve(context: Any, model_id: str) -> Any:
+    """The model of that name in a context: the result of its `get_model`, or the attribute at the dotted path."""
+    if hasattr(context, "get_model"):
+        return context.get_model(model_id)
+    try:
+        return functools.reduce(getattr, model_id.split("."), context)
+    except AttributeError as error:
+        raise UsageError(f"no model '{model_id}' in the context: {error}") from None
+
+
+def values_of(model: Any) -> Any:
+    """A torch module's weights, as torchrl gives them to device_map_fn: a TensorDict, or a dict without tensordict."""
+    if not hasattr(model, "named_parameters") or not hasattr(model, "named_buffers"):
+        return model
+    if importlib.util.find_spec("tensordict"):
+        return importlib.import_module("tensordict").TensorDict.from_module(model).data
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor.detach() for name, tensor in named}
+
+
+class Sender:
+    """Sends the weights of one model; the publisher has the workers' records.
+
+    Args:
+        given: to `init_on_sender`, without what is None.
+        drop: continue without workers that have died.
+    """
+
+    def __init__(self, given: dict[str, Any], publisher: Publisher, drop: bool):
+        self._given, self.publisher, self.workers, self._drop = given, publisher, publisher.workers, drop
+        self.version = 0
+        self._lock, self._publishing = threading.RLock(), False
+        self._errors: list[Report] = []  # not raised yet
+        self._refused: list[Report] = []
+
+    def model(self) -> Any:
+        """What has the weights now."""
+        if "context" in self._given:
+            return resolve(self._given["context"], self._given["model_id"])
+        return self._given.get("model", self._given.get("weights"))
+
+    def _own(self, weights: Any) -> dict[int, Any]:
+        """The workers' own weights, by worker; {}: all get the same."""
+
+        def has_numbers(thing: Any) -> bool:
+            return isinstance(thing, dict) and bool(thing) and all(type(key) is int for key in thing)
+
+        if weights is None:
+            return dict(self._given.get("params_map", {}))
+        return weights if has_numbers(weights) and not has_numbers(self.model()) else {}
+
+    def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
+        """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
+        self.poll(0)
+        self._raise_errors()
+        own = self._own(weights)
+        workers = self._addressed(list(own) if own and weights is not None and worker_ids is None else worker_ids)
+        if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
+            raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
+        self._forget_unreported()
+        version, plans = 0, self._plans(weights, own, workers)
+        # made one after another, each copy is freed before the next is made; others are compared before any is sent
+        for group, layout, plan, more in plans if "device_map_fn" in self._given else list(plans):
+            with self._lock:  # of several threads that send
+                version = self._publish(group, version, layout, plan, more)
+            if sync and len(group) < len(workers):
+                self._await(group, deadline)
+        if sync:
+            self.wait(workers, deadline)
+        return version or self.version
+
+    def _plans(
+        self, weights: Any, own: dict[int, Any], workers: list[Worker]
+    ) -> Iterator[tuple[list[Worker], Layout, Plan, bytes]]:
+        """(workers that get the same, its layout, its values, what else the model has)."""
+        make = self._given.get("device_map_fn")
+        groups: dict[tuple[int, Layout | None], list[Worker]] = {}
+        for worker in workers:
+            groups.setdefault((worker.index if make else id(own.get(worker.index)), worker.layout), []).append(worker)
+        for group in groups.values():
+            index, model = group[0].index, None if own and weights is None else self.model()
+            thing = own.get(index, model if weights is None else weights)
+            thing = make(index, values_of(thing)) if make else thing
+            # the model of phase 1 knows what a state dict leaves out and what is tied in it
+            given, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
+            layout = group[0].layout or given.layout()  # a worker's first weights determine it
+            plan = given.plan(layout, "the weights given", "the model of init_on_sender", base)
+            yield group, layout, plan, given.extra() or (base.extra() if base else b"")
+
+    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan, more: bytes) -> int:
+        """Returns the version; 0: a new one. Who has been sent a newer one meanwhile needs no more."""
+        if self._publishing:
+            raise UsageError("send within send: by a signal's handler, or while the weights are read")
+        try:
+            self._publishing = True
+            version = version or self.version + 1
+            self.version = max(version, self.version)  # it is used up, also if this is interrupted
+            group = [worker for worker in group if worker.sent < version]
+            for worker in group:
+                worker.layout = layout
+            self.publisher.publish(group, version, layout.nbytes, packed(layout) + b"\n" + more, plan.write_all)
+        finally:
+            self._publishing = False
+        return version
+
+    def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
+        if worker_ids is None:
+            everyone = list(self.workers.values())
+            workers = [worker for worker in everyone if not worker.gone]
+            self._raise_left([worker for worker in everyone if worker.state is State.DEAD and not self._drop])
+            self._raise_left([] if workers else everyone)
+            return workers
+        indices = dict.fromkeys(worker_ids if isinstance(worker_ids, Iterable) else [worker_ids])
+        if unknown := [index for index in indices if index not in self.workers]:
+            raise UsageError(f"send: there is no worker {unknown[0]}; there are {list(self.workers)}")
+        workers = [self.workers[index] for index in indices]
+        self._raise_left([worker for worker in workers if worker.gone])
+        return workers
+
+    def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
+        """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
+        self._await(workers, deadline)
+        self._raise_errors()
+        try:  # others that have died had answered before
+            died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+            self._raise_left([] if self._drop else died)
+        finally:
+            self._forget_unreported()
+
+    def _forget_unreported(self) -> None:
+        for worker in self.workers.values():
+            worker.unreported = ""
+
+    def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
+        wanted = [(worker, worker.sent) for worker in workers]
+        self.poll(0)
+        while late := [worker for worker, version in wanted if worker.owes(version)]:
+            absent = [worker for worker in late if worker.state is State.ABSENT]
+            if absent and self._refused:
+                refused, self._refused = self._refused, []
+                raise UsageError("; ".join(f"worker {one.worker} was refused: {one.text}" for one in refused))
+            if not deadline.left:
+                self._raise_late(late, deadline.timeout)
+            if absent:
+                self.publisher.check_absent(absent)
+            self.poll(min(_CHECK_S, deadline.left), late[-1])
+
+    def poll(self, timeout: float, of: Worker | None = None) -> None:
+        """Updates the workers' records. Arguments: `Publisher.poll`."""
+        reports = self.publisher.poll(timeout, of)  # meanwhile another thread may take the errors
+        self._errors += [report for report in reports if report.event is Event.ERROR]
+        self._refused += [report for report in reports if report.event is Event.REFUSED]
+
+    def _raise_errors(self) -> None:
+        """What workers have reported, as one error: the first one's, with the text of all."""
+        errors, self._errors = self._errors, []
+        if errors:
+            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in errors)
+            error = WorkerError("\n".join(texts))
+            error.worker, error.traceback = errors[0].worker, errors[0].text
+            raise error
+
+    def _raise_left(self, workers: list[Worker]) -> None:
+        if workers:
+            text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
+            raise left(f"cannot send {self.publisher.name} to {text}")
+
+    def _raise_late(self, workers: list[Worker], timeout: float | None) -> None:
+        has = [f"version {worker.acked}" if worker.state is State.READY else "not connected" for worker in workers]
+        text = "; ".join(f"worker {worker.index} has {what}" for worker, what in zip(workers, has))
+        if self.publisher.turned_away:
+            text += f"; turned away: {self.publisher.turned_away}"
+        name = self.publisher.name
+        raise SyncTimeoutError(f"{name}, version {self.version}: no answer within {timeout:g} s: {text}")

@@ -1,0 +1,83 @@
+"""The scheme in torchrl's own collectors.
+
+    collector = MultiSyncCollector(..., weight_sync_schemes={"policy": MultiProcessWeightSyncScheme()})
+    ...
+    collector.update_policy_weights_()
+
+The import, which a scheme does where torchrl is loaded, also registers it: `WeightSyncScheme.from_backend("mpi_util")`
+of torchrl makes one. A collector in an MPI rank needs none: give its policy to an `MPIWeightSyncScheme`, and collect
+within `frozen()`.
+"""
+
+import importlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mpi_util.arrays.frameworks import framework
+from mpi_util.errors import UsageError
+
+from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
+
+framework("torchrl")  # where it is missing, one line says so
+base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
+base.WeightSyncScheme.register(WeightSyncScheme)  # for isinstance
+base.register_weight_sync_backend("mpi_util")(MultiProcessWeightSyncScheme)
+
+
+def sender_arguments(collector: Any, model_id: str) -> dict[str, Any]:
+    """What `init_on_sender` takes, for a collector."""
+    model, count = base._resolve_model(collector, model_id), collector.num_workers
+    if model is None and model_id == "policy":
+        factories = collector.policy_factory  # it has these, which make the policies of its workers
+        if any(factory is not factories[0] for factory in factories):
+            return {"params_map": {k: factory() for k, factory in enumerate(factories)}, "num_workers": count}
+        model = factories[0]()
+    if not isinstance(model, framework("torch").nn.Module):
+        raise UsageError(f"a scheme requires an nn.Module policy; a {type(model).__name__} has no weights to send")
+    return {"model": model, "num_workers": count}
+
+
+def shut_down_with(collector: Any, scheme: Any) -> None:
+    """From now on the collector's `shutdown` ends the scheme too."""
+    collector_ref, scheme_ref, kind = weakref.ref(collector), weakref.ref(scheme), type(collector)
+
+    def shutdown(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kind.shutdown(collector_ref(), *args, **kwargs)
+        finally:
+            if (scheme := scheme_ref()) is not None:
+                scheme.shutdown()
+
+    collector.shutdown = shutdown
+
+
+def receiver_model(collector: Any, model_id: str) -> Any:
+    """The model of a worker's collector."""
+    return base._resolve_model(collector, model_id)
+
+
+def after_update(scheme: Any) -> Callable[[int], None]:
+    """An `on_update` that updates the worker's collector too: it counts versions, and may have collectors itself."""
+    ref = weakref.ref(scheme)  # the scheme's receiver has this
+
+    def updated(version: int) -> None:
+        if (scheme := ref()) is not None and hasattr(collector := scheme.context, "update_policy_weights_"):
+            collector.update_policy_weights_(model_id=scheme.model_id or "policy", policy_or_weights=scheme.weights)
+
+    return updated
+
+
+def materialise(model: Any) -> None:
+    """Gives memory to what torchrl sent without: a worker gets its policy on the device "meta"."""
+    torch = framework("torch")
+    made: dict[Any, Any] = {}  # tied ones stay tied
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_meta:
+                    if tensor not in made:
+                        empty = torch.empty_like(tensor, device="cpu")
+                        is_parameter = isinstance(tensor, torch.nn.Parameter)
+                        made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                    tensors[name] = made[tensor]
