@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from policies.actor import Actor, Spec, init_params
-from policies.data_parallel import ALONE, LearnerGroup, Part
+from policies.data_parallel import ALONE, Part
 from policies.hyper import DEFAULTS, Hyper
 from policies.learners import Learners
 
