@@ -19,9 +19,9 @@ from mpi_util.errors import UsageError
 from mpi_util_spinup import plot
 from trainer.config import parse
 from trainer.display import Recent, clock, spark
+from trainer.play import load_policy
 from trainer.presets import plain
 from trainer.seeds import numbers
-from trainer.watch import load_policy
 
 
 @functools.cache
