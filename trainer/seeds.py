@@ -32,8 +32,9 @@ def several_seeds(program: str, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.error = lambda message: parser.exit(2, "train.py: --seeds: give them as 0-4 or 0,1,7\n")  # type: ignore[method-assign]
     parser.add_argument("--seeds", type=numbers, required=True)
+    parser.add_argument("--name")  # the runs get its folders as --run_dir
     own, words = parser.parse_known_args(arguments)
-    config = parse(words)
+    config = parse(words + (["--name", own.name] if own.name else []))
     if config.resume or config.run_dir:
         parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
     folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0")
