@@ -1,4 +1,7 @@
-"""Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once."""
+"""Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once.
+
+All runs in the process that the user started, but `run_packed`, which runs in the started ones.
+"""
 
 import contextlib
 import hashlib
@@ -19,11 +22,8 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
 from mpi_util.arrays.frameworks import framework
-from mpi_util.cluster.hosts import nslots
-from mpi_util.errors import MpiUtilError, UsageError
-from mpi_util.host.cores import usable_cores
-from mpi_util.launch.api import mpi_fork
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 from mpi_util.ranks.state import process
@@ -95,7 +95,7 @@ class Experiment:
     def __init__(
         self, name: str, thunk: Thunk, num_cpu: int | str, where: dict[str, str], kwargs: dict[str, Any], at_once: int
     ):
-        """Pickles the function and its arguments. Raises UsageError: that fails, a bad `num_cpu`, or this is a rank.
+        """Pickles the function and its arguments. Raises UsageError: that fails; a bad `num_cpu`; this is a rank.
 
         Args: where: as from `setup_logger_kwargs`. at_once: number of runs that share the machine.
         """
@@ -173,9 +173,9 @@ class Experiment:
 class Schedule:
     """Runs experiments in order, and prints a line about each, and the last lines of a failed one's output file.
 
-    A failed one does not stop the others. Signals are forwarded: the first asks the runs to end, the second asks again,
-    the third kills. After the first, the others follow by themselves after a while: one Ctrl-C is enough. A `grid`
-    skips runs that have finished before.
+    A failed one does not stop the others. The first signal asks the runs to end, the second asks again, the third
+    kills; the second and third follow by themselves after a while, so one Ctrl-C is enough. A `grid` skips runs that
+    have finished before.
     """
 
     def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False, redo: bool = False):

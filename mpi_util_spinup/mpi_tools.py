@@ -1,7 +1,7 @@
-"""Spinning Up's MPI tools under their own names: `spinup.utils.mpi_tools` becomes `mpi_util_spinup.mpi_tools`.
+"""Spinning Up's MPI tools, on every rank: `spinup.utils.mpi_tools`.
 
-Differences: dtypes and shapes are kept (there all became float32), waiting ranks sleep, the bits do not depend on the
-MPI library, and one rank needs no MPI. `comm` is a communicator; None: all ranks.
+They differ from Spinning Up's: dtypes and shapes are kept (there all became float32), waiting ranks sleep, the bits do
+not depend on the MPI library, and one rank needs no MPI. `comm` is a communicator; None: all ranks.
 """
 
 import math
@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
+import mpi_util
+from mpi_util import BatchError, MpiUtilError, all_accum_batches, all_sum, bcast
 from mpi_util.collectives.channel import channel_of
-from mpi_util.collectives.gather import all_accum_batches
 from mpi_util.collectives.moments import statistics
-from mpi_util.collectives.reductions import all_mean, all_reduce, all_sum
-from mpi_util.collectives.weights import bcast
-from mpi_util.errors import BatchError, MpiUtilError, rank_mismatch
-from mpi_util.launch import api as start
+from mpi_util.collectives.reductions import all_reduce
+from mpi_util.errors import rank_mismatch
 from mpi_util.ranks.identity import Comm, nworkers, rank
 
 _FUNCTIONS = {
@@ -28,16 +27,16 @@ _FUNCTIONS = {
 
 proc_id = rank
 num_procs = nworkers
-mpi_sum: Callable[..., Any] = all_sum  # of a list too, which gives an array
-mpi_avg: Callable[..., Any] = all_mean
+mpi_sum: Callable[..., Any] = all_sum  # a list becomes an array
+mpi_avg: Callable[..., Any] = mpi_util.all_mean
 
 
 def mpi_fork(n: int, bind_to_core: bool = False) -> None:
     """`mpi_util.mpi_fork`, but it returns in the ranks only, and ends the process that the user started.
 
-    `bind_to_core` overrides `taskset`. It is not for programs in which rank 0 updates alone, with one core then.
+    Args: bind_to_core: gives each rank one core, also against `taskset`: not where rank 0 alone updates.
     """
-    if start.mpi_fork(n, bind_to_core=bind_to_core) == "parent":
+    if mpi_util.mpi_fork(n, bind_to_core=bind_to_core) == "parent":
         sys.exit()
 
 
@@ -51,7 +50,7 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) 
 
     Args:
         sendbuf: array-like; same dtype and shape on every rank. MPI.IN_PLACE or None: the values are in `recvbuf`.
-        recvbuf: writable array of the same dtype and size, or what shares its memory with NumPy, such as a CPU tensor.
+        recvbuf: writable array of that dtype and size, or an object with NumPy's memory, such as a CPU tensor.
         op: as for `mpi_op`.
 
     Raises what `mpi_op` does, and BatchError: `recvbuf` cannot be written in place, or cannot hold the result.
@@ -69,16 +68,12 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) 
 
 
 def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
-    """Collective: overwrites `x` on every rank with rank `root`'s values.
+    """Collective: overwrites `x`, an array as `allreduce`'s `recvbuf`, on every rank with rank `root`'s values.
 
-    Args:
-        x: as `allreduce`'s `recvbuf`; same dtype and shape on every rank.
-        root: the rank that sends; the same on every rank.
-
-    Raises:
-        RankMismatchError: on every rank, if dtypes, shapes or roots differ.
-        BatchError: on every rank, if on one `x` cannot be written in place.
-        MpiUtilError: on every rank, if there is no rank `root`.
+    Raises, on every rank:
+        RankMismatchError: dtypes, shapes or roots differ.
+        BatchError: on one rank `x` cannot be written in place.
+        MpiUtilError: there is no rank `root`.
     """
     channel = channel_of(comm)
 
@@ -109,11 +104,11 @@ def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
         op: MPI.SUM, PROD, MAX, MIN or a logical or bitwise one; None: MPI.SUM; or a NumPy function of two arrays, which
             needs no mpi4py. The same on every rank. A sum counts bools; MAX and MIN return NaN if any value is NaN.
 
-    Returns what `mpi_util.all_sum` does, of x's dtype (sums of bools: int64).
+    Returns what `mpi_util.all_sum` does, in x's dtype (sums of bools in int64).
 
     Raises:
         RankMismatchError: on every rank, if dtypes, shapes or operations differ.
-        MpiUtilError: an operation that is not elementwise, such as MPI.MAXLOC, or that is a user's own.
+        MpiUtilError: an operation that is not elementwise, such as MPI.MAXLOC, or one of the user.
     """
     if not (op is None or isinstance(op, np.ufunc)):
         mpi = sys.modules.get("mpi4py.MPI")
@@ -128,13 +123,10 @@ def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[np.float32, ...]:
     """Collective: mean and standard deviation of the samples of all ranks together, each sample counting once.
 
-    Args:
-        x: samples: an array, tensor, list or number of any shape; as many as this rank has, possibly none.
-        with_min_and_max: return the extremes too.
+    Args: x: samples: an array, tensor, list or number of any shape; as many as this rank has, possibly none.
 
-    Returns:
-        (mean, std), or (mean, std, min, max), float32 as in Spinning Up, calculated in float64, the same bits on every
-        rank; std divides by the number of samples. If no rank has any: NaN, NaN, infinity, -infinity.
+    Returns: (mean, std), or (mean, std, min, max), float32 as in Spinning Up, calculated in float64, the same bits on
+        every rank; std divides by the number of samples. If no rank has any: NaN, NaN, infinity, -infinity.
 
     Raises BatchError on every rank: values on one are not real numbers.
     """
@@ -146,7 +138,7 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
 
 
 def _buffer(call: str, x: Any) -> np.ndarray:
-    """`x`, or an array over its memory. Raises BatchError if there is no such array, or it is read-only."""
+    """`x`, or an array that shares its memory. Raises BatchError: there is none, or it is read-only."""
     array = np.asarray(x)
     if array.dtype.hasobject or not array.flags.writeable or (array is not x and array.base is None):
         raise BatchError(f"{call}: the values of a {type(x).__name__} cannot be written in place; give a NumPy array")

@@ -17,15 +17,7 @@ from typing import Any
 from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 
-from .experiment import (
-    DEFAULT_DATA_DIR,
-    Experiment,
-    ExperimentError,
-    Result,
-    Schedule,
-    Thunk,
-    setup_logger_kwargs,
-)
+from .experiment import DEFAULT_DATA_DIR, Experiment, ExperimentError, Result, Schedule, Thunk, setup_logger_kwargs
 from .logx import colored
 from .serialization_utils import convert_json
 
@@ -46,12 +38,11 @@ def call_experiment(
 
     Args:
         exp_name: in the name of the run's folder.
-        seed: likewise, and for the function.
+        seed: in that name too, and an argument of the function.
         thunk: function, defined at the top of a module or of the script. A script must start its experiments under
             `if __name__ == "__main__":`. With cloudpickle installed, any function works, without that guard.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
-        data_dir: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless given.
-        datestamp: likewise.
+        data_dir, datestamp: for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless that is given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
 
     Returns its Result; raises what `ExperimentGrid.run` does.
@@ -156,32 +147,25 @@ class ExperimentGrid:
         print(f"\n{'=' * 80}", flush=True)
 
     def run(
-        self,
-        thunk: Thunk | str,
-        num_cpu: int | str = 1,
-        data_dir: str | os.PathLike[str] | None = None,
-        datestamp: bool = False,
-        max_parallel: int = 1,
-        redo: bool = False,
-    ) -> list[Result]:
+        self, thunk: Thunk | str, num_cpu: int | str = 1, data_dir: str | os.PathLike[str] | None = None,
+        datestamp: bool = False, max_parallel: int = 1, redo: bool = False,
+    ) -> list[Result]:  # fmt: skip
         """Runs `thunk` once for each variant, prints a table of the results, and returns them.
 
-        A run that fails prints its report, and the others continue. A grid that was interrupted, or in which some have
-        failed, can be run again: runs that have succeeded with the same arguments are skipped (but with a datestamp all
-        have new folders, and run). One whose function has another source since is run again; what that calls is not
-        compared: use `redo` after changes there.
+        A run that fails prints its report, and the others continue. The same grid, run again, skips runs that have
+        succeeded with the same arguments and a function with the same source (functions that it calls are not
+        compared: use `redo` after changes there). With a datestamp all run, in new folders.
 
         Args:
             thunk: as for `call_experiment`, or the name of the parameter whose values are such functions.
-            data_dir: as for `setup_logger_kwargs`.
-            datestamp: likewise.
+            data_dir, datestamp: as for `setup_logger_kwargs`.
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
-            redo: run what has succeeded before, too.
+            redo: also run what has succeeded before.
 
         Raises:
-            UsageError: before anything has run: no parameter; two variants with one name; what cannot be pickled.
-            ExperimentError: after all have run, if some have failed; so a script ends with status 1.
+            UsageError: before anything has run: no parameter; two variants with one name; a pickle that fails.
+            ExperimentError: after all have run: some have failed. A script then ends with status 1.
             SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
         """
         if isinstance(max_parallel, bool) or not isinstance(max_parallel, int) or max_parallel < 1:

@@ -77,7 +77,7 @@ SPINNING_UP = {
 @pytest.mark.parametrize("name", SPINNING_UP)
 def test_names_and_arguments_are_spinning_ups(name):
     module, *path = name.split(".")
-    function = functools.reduce(getattr, path, importlib.import_module(f"mpi_util.{module}"))
+    function = functools.reduce(getattr, path, importlib.import_module(f"mpi_util_spinup.{module}"))
     parameters = inspect.signature(function).parameters.values()
     asked = SPINNING_UP[name].split()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
