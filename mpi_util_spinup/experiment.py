@@ -5,7 +5,6 @@ All runs in the process that the user started, but `run_packed`, which runs in t
 
 import contextlib
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -18,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +24,6 @@ from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
 from mpi_util.arrays.frameworks import framework
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
-from mpi_util.ranks.state import process
 
 from .files import read_own, replace_file
 from .serialization_utils import convert_json
@@ -44,10 +41,6 @@ _LAST_GRACE_S = 3.0  # after it was asked again
 _TAIL_BYTES, _TAIL_LINES, _SHORT_TAIL = 1 << 16, 60, 15
 
 Thunk = Callable[..., object]
-
-
-class _Loading:
-    now = False  # True while an experiment's process loads its function
 
 
 class Result(NamedTuple):
@@ -99,8 +92,6 @@ class Experiment:
 
         Args: where: as from `setup_logger_kwargs`. at_once: number of runs that share the machine.
         """
-        if process.of(_Loading).now:
-            raise UsageError("experiments import this script: put what starts them under `if __name__ == '__main__':`")
         if under_launcher():
             raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
         cores = max(1, usable_cores() // at_once)
@@ -137,7 +128,7 @@ class Experiment:
             self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
             os.fchmod(self._job.fileno(), 0o600)
             job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
-        self._job.write(pickle.dumps((self.num_cpu, self._packed)))
+        self._job.write(pickle.dumps((self.num_cpu, sys.argv, self._packed)))
         self._job.flush()
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
         self._began = time.monotonic()
@@ -280,26 +271,14 @@ def _source_of(thunk: Thunk) -> str:
     return ""
 
 
-def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
-    """(the pickled function and arguments, what `spawn.prepare` needs where they are loaded)."""
-    found = spawn.get_preparation_data("experiment")
-    arguments = {"sys_argv": found["sys_argv"]}
-    hint = ", or pip install cloudpickle"
-    # it may be missing; it also pickles the globals that a function of the script uses, which may be anything
-    with contextlib.suppress(Exception):
-        cloudpickle = importlib.import_module("cloudpickle")
-        hint = ""
-        return cloudpickle.dumps((thunk, kwargs)), arguments
-    main = {key: found[key] for key in ("init_main_from_name", "init_main_from_path") if key in found}
+def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> bytes:
+    cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
     try:
-        if getattr(thunk, "__module__", "") == "__main__" and not main:
-            raise pickle.PicklingError(f"{thunk!r} is in no file")
-        return pickle.dumps((thunk, kwargs)), arguments | main
+        packed: bytes = cloudpickle.dumps((thunk, kwargs))
     except Exception as error:  # of whatever object
-        raise UsageError(
-            f"cannot pickle the function and arguments of an experiment for another process ({error}); "
-            f"define functions at the top of a module{hint}"
-        ) from None
+        what = "cannot pickle the function and arguments of an experiment for another process"
+        raise UsageError(f"{what} ({error}); define the function in a module of its own") from None
+    return packed
 
 
 def run_packed(path: str) -> None:
@@ -309,13 +288,11 @@ def run_packed(path: str) -> None:
     if not os.path.exists(path):
         raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file
-    num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
+    num_cpu, argv, packed = pickle.loads(read_own(path))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
         sys.exit()
-    process.of(_Loading).now = True
-    spawn.prepare(preparation)
+    sys.argv[:] = argv
     thunk, kwargs = pickle.loads(packed)  # noqa: S301
-    process.of(_Loading).now = False
     if "env_name" in kwargs:
         kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))
     thunk(**kwargs)

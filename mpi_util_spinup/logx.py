@@ -1,7 +1,4 @@
-"""Spinning Up's loggers: a run's table of diagnostics, configuration, state and models, which rank 0 writes.
-
-`spinup.utils.logx` becomes `mpi_util_spinup.logx`. Every rank makes the same calls.
-"""
+"""Spinning Up's loggers: `spinup.utils.logx`. Every rank makes the same calls, and rank 0 writes."""
 
 import atexit
 import contextlib
@@ -40,13 +37,14 @@ class Logger:
 
     All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
-    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues: rank 0
-    prints a line, and tries again with the next; all rows are kept in memory, and written again if the table was
-    removed. If the last try fails, the program's status is 1.
+    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues. Rank 0
+    prints a line, and tries again at the next row or state, with all rows so far. If the last attempt fails, the
+    program's status is 1.
 
     Attributes:
-        unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
-        output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
+        unsaved: what could not be written at the last attempt, with the reason; {}: nothing.
+        output_dir: the run's folder; None on ranks other than 0.
+        exp_name: the experiment; plots are grouped by it.
         log_current_row: the values logged since the last `dump_tabular`, by column.
         pytorch_saver_elements: what setup_pytorch_saver was given.
     """
@@ -62,12 +60,12 @@ class Logger:
 
         Args:
             output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
-            output_fname: name of the table in it. exp_name: of the experiment, for config.json.
-            show: called with each row, on rank 0, instead of printing; nothing but warnings is printed then.
-            keep_rows: number of rows to keep of the table that exists, to which rows are then appended; a line names
-                those that are missing or damaged. None: a new run; files of an earlier one in the same folder are
-                renamed, such as progress.txt.1.
-            numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
+            output_fname: name of the table in it.
+            exp_name: the experiment, for config.json.
+            show: called with each row, on rank 0, instead of printing it. Then only warnings are printed.
+            keep_rows: number of rows of the existing table after which to append; a line names those that are missing
+                or damaged. None: a new run; an earlier one's files are renamed, such as progress.txt.1.
+            numbered_by: column that numbers the rows from 1; None: rows are counted.
 
         Raises UsageError: the folder cannot be written, or another process writes to it.
         """
@@ -100,7 +98,7 @@ class Logger:
 
     @staticmethod
     def lock(folder: Path) -> FolderLock:
-        """Keeps other processes from writing to a folder while the result lives; a logger of this process then has it.
+        """Keeps other processes from writing to a folder while the result lives; loggers of this process share it.
 
         Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another run has it.
         """
@@ -121,17 +119,17 @@ class Logger:
             _print(colored(msg, color) + "\n")
 
     def log_tabular(self, key: str, val: Any) -> None:
-        """Adds a column to the current row, which `dump_tabular` writes; a new one is empty in earlier rows.
+        """Adds a column to the current row, which `dump_tabular` writes. A new column is empty in earlier rows.
 
-        Args: val: a number, bool, or array or tensor of one element; of anything else its text, without line breaks.
+        Args: val: a number, bool, or array or tensor of one element; anything else is written as one line of text.
         Raises UsageError: the row has this column already.
         """
-        if type(val) not in (int, float):  # they print with all their digits
+        if type(val) not in (int, float):  # which are printed with all digits
             array = None if isinstance(val, (str, list, tuple)) else numbers(val)
             if array is not None and array.size == 1:
                 val = (int if array.dtype.kind in "iub" else float)(array.item())
             else:
-                val = " ".join(str(val).split()).encode(errors="backslashreplace").decode()  # a file's name may be any
+                val = " ".join(str(val).split()).encode(errors="backslashreplace").decode()  # it may be a file's name
         if not isinstance(key, str) or not key.isprintable() or not key:
             raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
         if key in self.log_current_row:
@@ -155,7 +153,7 @@ class Logger:
         self.attempt(_ROW, lambda: self._progress.write(durably=True))
 
     def attempt(self, what: str, write: Callable[[], object]) -> None:
-        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program continues."""
+        """On rank 0 calls `write`, which writes `what` ("a checkpoint"). After an OSError the program continues."""
         if not self._is_root:
             return
         try:
@@ -182,7 +180,7 @@ class Logger:
         """Writes config.json, on rank 0, and prints it, with the `exp_name`.
 
         Args: config: dict such as `locals()`, dataclass, or object with attributes; values as for `convert_json`.
-        Raises UsageError: it is nothing of the kind, or cannot be written.
+        Raises UsageError: it is something else, or cannot be written.
         """
         if not self._is_root:
             return
@@ -206,8 +204,8 @@ class Logger:
         """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
 
         Args:
-            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning takes its place.
-            itr: iteration, to keep one save of each; None: each save replaces the last.
+            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning is printed.
+            itr: the iteration, whose save is kept; None: each save replaces the last.
         """
         number = "" if itr is None else str(int(itr))
 
@@ -255,14 +253,12 @@ class Logger:
     def setup_pytorch_saver(self, what_to_save: Any) -> None:
         """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
 
-        The files are pyt_save/model<itr>.pt, and weights<itr>.npz.
+        The files are pyt_save/model<itr>.pt and pyt_save/weights<itr>.npz.
         """
         self.pytorch_saver_elements = what_to_save
         self._savers["torch"] = partial(save_torch, what_to_save)
 
-    def setup_tf_saver(
-        self, sess: Any, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None
-    ) -> None:
+    def setup_tf_saver(self, sess: Any, inputs: Any = None, outputs: Any = None) -> None:
         """From now on `save_state` saves a TensorFlow model.
 
         Args:
@@ -288,9 +284,8 @@ class EpochLogger(Logger):
         logger.log_tabular("EpLen", average_only=True)
         logger.dump_tabular()
 
-    A rank may have no sample. If no rank has any, the statistics are NaN.
-
-    Attributes: epoch_dict: the samples since a key was last logged, {key: list of floats and arrays}.
+    A rank may have no sample. If no rank has any, the statistics are NaN. `epoch_dict` holds the samples since a key
+    was last logged: {key: list of floats and arrays}.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):

@@ -39,8 +39,7 @@ def call_experiment(
     Args:
         exp_name: in the name of the run's folder.
         seed: in that name too, and an argument of the function.
-        thunk: function, defined at the top of a module or of the script. A script must start its experiments under
-            `if __name__ == "__main__":`. With cloudpickle installed, any function works, without that guard.
+        thunk: any function, which cloudpickle takes to the subprocess.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
         data_dir, datestamp: for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless that is given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
