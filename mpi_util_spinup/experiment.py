@@ -112,10 +112,10 @@ class Experiment:
         """True if a run with the same configuration and function has succeeded in the folder."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
             found = json.loads((self.folder / _MARKER).read_text())
-            if found["config"] == self.config and found.get("source", self._source) != self._source:
+            if found["config"] == self.config and found["source"] == self._source:
+                return True
+            if found["config"] == self.config:
                 print(f"{self.name}: its function has changed since it was run")
-                return False
-            return bool(found["config"] == self.config)
         return False
 
     def start(self) -> None:
@@ -133,14 +133,12 @@ class Experiment:
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
         self._began = time.monotonic()
         with open(self.output, "ab") if self.output else contextlib.nullcontext() as file:
+            # in a session of its own, so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter
-                [sys.executable, "-c", _START, __name__, job, *path],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file and subprocess.STDOUT,
+                [sys.executable, "-c", _START, __name__, job, *path], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file and subprocess.STDOUT,
                 env=os.environ | self._environment,
-                start_new_session=True,  # so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
-            )
+            )  # fmt: skip
 
     def poll(self) -> int | None:
         """The exit status of the run, negative for a signal; None while it is running."""
@@ -263,7 +261,7 @@ def _tail(name: str, output: Path) -> str:
 
 
 def _source_of(thunk: Thunk) -> str:
-    """A digest of the function's source; "" where there is none to be had."""
+    """A digest of the function's source; "" if Python does not know it."""
     while isinstance(thunk, partial):
         thunk = thunk.func
     with contextlib.suppress(OSError, TypeError):

@@ -112,7 +112,10 @@ class _Locks(weakref.WeakValueDictionary[tuple[int, int], FolderLock]):
 
 
 def lock_folder(path: Path) -> FolderLock:
-    """This process's one lock of a folder, to be kept. Raises UsageError: another process has it."""
+    """Keeps other processes from writing to a folder while the result lives; this process's loggers share it.
+
+    Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another process has it.
+    """
     found, held = os.stat(path), process.of(_Locks)
     key = found.st_dev, found.st_ino
     lock = held.get(key) or FolderLock(path)

@@ -21,7 +21,7 @@ from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import Comm, rank
 
-from .files import FolderLock, lock_folder, replace_file
+from .files import lock_folder, replace_file
 from .savers import load_weights, numbers, restore_tf_graph, save_keras, save_session, save_torch
 from .serialization_utils import convert_json
 from .table import Progress, box, color2num, colored, colorize
@@ -42,11 +42,9 @@ class Logger:
     program's status is 1.
 
     Attributes:
-        unsaved: what could not be written at the last attempt, with the reason; {}: nothing.
         output_dir: the run's folder; None on ranks other than 0.
-        exp_name: the experiment; plots are grouped by it.
         log_current_row: the values logged since the last `dump_tabular`, by column.
-        pytorch_saver_elements: what setup_pytorch_saver was given.
+        unsaved: what could not be written at the last attempt, with the reason; {}: nothing.
     """
 
     pytorch_saver_elements: Any = None
@@ -71,6 +69,7 @@ class Logger:
         """
         self.exp_name = exp_name
         self.output_dir: str | None = None
+        self.first_row, self.log_headers = True, list[str]()  # programs reset them for a table of other columns
         self.log_current_row: dict[str, Any] = {}
         self.unsaved: dict[str, str] = {}
         self._comm, self._show, self._config = comm, show, b""
@@ -95,14 +94,6 @@ class Logger:
         self._warn(self._progress.damage)
         if not show:
             self.log(f"Logging data to {table}")
-
-    @staticmethod
-    def lock(folder: Path) -> FolderLock:
-        """Keeps other processes from writing to a folder while the result lives; loggers of this process share it.
-
-        Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another run has it.
-        """
-        return lock_folder(folder)
 
     def _rename_results(self, output_fname: str) -> None:
         """Appends the first free number to the files of an earlier run: progress.txt.1, config.json.1, ..."""
@@ -139,6 +130,7 @@ class Logger:
     def dump_tabular(self) -> None:
         """Writes the row, on rank 0: to progress.txt, where floats keep all digits, and to the terminal."""
         row, self.log_current_row = self.log_current_row, {}
+        self.first_row, self.log_headers = False, list(dict.fromkeys([*self.log_headers, *row]))
         if not self._is_root or not row:
             return
         self._progress.add(row)
@@ -177,10 +169,9 @@ class Logger:
             failure.fail(f"Logger: {'; '.join(self.unsaved.values())}")
 
     def save_config(self, config: Any) -> None:
-        """Writes config.json, on rank 0, and prints it, with the `exp_name`.
+        """Writes a dict such as `locals()`, a dataclass or an object with attributes to config.json, and prints it.
 
-        Args: config: dict such as `locals()`, dataclass, or object with attributes; values as for `convert_json`.
-        Raises UsageError: it is something else, or cannot be written.
+        On rank 0, with the `exp_name`; values as for `convert_json`. Raises UsageError: it cannot be written.
         """
         if not self._is_root:
             return
@@ -216,34 +207,15 @@ class Logger:
                 self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
             else:
                 replace_file(self._folder / f"vars{number}.pkl", content)
-            self._save(number)
-
-        self.attempt("the state and the models", write)
-
-    def _save(self, number: str, only: str = "") -> None:
-        for name, save in self._savers.items():
-            if only in ("", name):
+            for save in self._savers.values():
                 self._warn(save(self._folder, number))
 
-    def _pytorch_simple_save(self, itr: int | None = None, kind: str = "torch") -> None:
-        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), kind))
-
-    _tf_simple_save = functools.partialmethod(_pytorch_simple_save, kind="session")
-
-    @property
-    def log_headers(self) -> list[str]:
-        """The columns of the table, in order."""
-        return list(self._progress.columns) if self._is_root else list(self.log_current_row)
+        self.attempt("the state and the models", write)
 
     @functools.cached_property
     def output_file(self) -> Any:
         """The table, open for appending, on rank 0; None elsewhere. The logger itself opens it for each row."""
         return open(self._progress.path, "a") if self._is_root else None  # closed with the process
-
-    @property
-    def first_row(self) -> bool:
-        """True until the first row was written."""
-        return not (self._is_root and self._progress.lines)
 
     def _warn(self, text: str | None) -> None:
         if text and text not in self._warned:

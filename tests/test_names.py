@@ -69,8 +69,8 @@ NAMES = {
     },
 }  # fmt: skip
 METHODS = {
-    Logger: "log log_tabular dump_tabular save_config save_state setup_pytorch_saver setup_tf_saver _tf_simple_save "
-    "_pytorch_simple_save first_row log_headers log_current_row output_file pytorch_saver_elements",
+    Logger: "log log_tabular dump_tabular save_config save_state setup_pytorch_saver setup_tf_saver "
+    "first_row log_headers log_current_row output_file pytorch_saver_elements",
     EpochLogger: "store log_tabular dump_tabular get_stats",
 }
 
@@ -159,16 +159,6 @@ def test_the_table_is_spinning_ups(tmp_path, algorithm):
 
 def test_rank_0_alone_may_read_the_current_row(run_ranks):
     run_ranks("spinup_row.py", 3)
-
-
-def test_models_can_be_saved_alone(tmp_path):
-    import torch
-
-    logger = Logger(tmp_path)
-    logger.setup_pytorch_saver(torch.nn.Linear(2, 1))
-    assert isinstance(logger.pytorch_saver_elements, torch.nn.Linear)
-    logger._pytorch_simple_save(3)
-    assert (tmp_path / "pyt_save" / "model3.pt").exists() and not list(tmp_path.glob("vars*"))
 
 
 # ---- the command line
