@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT, run
-from test_run_tools import TOOL
 
 import mpi_util
 from mpi_util.errors import UsageError
@@ -176,7 +175,7 @@ def test_models_can_be_saved_alone(tmp_path):
 
 
 def command(*arguments, status=0, cwd):
-    done = run([TOOL[0], "-m", *arguments], 120, {"PYTHONPATH": str(ROOT)}, cwd=cwd)
+    done = run([sys.executable, "-m", *arguments], 120, {"PYTHONPATH": str(ROOT)}, cwd=cwd)
     assert done.status == status, done.out + done.err
     return done
 
