@@ -15,7 +15,7 @@ import pytest
 
 import mpi_util
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 import rooms  # noqa: E402
 

@@ -58,13 +58,13 @@ def test_the_source_distribution_is_complete(built, tmp_path):
     with tarfile.open(built[1]) as archive:
         archive.extractall(tmp_path, filter="data")
     (root,) = tmp_path.iterdir()
-    wanted = """tests/conftest.py tests/hosts.sh tests/ranks/harness.py examples/core.py docs/train.md constraints.txt
-    benchmarks/record.py benchmarks/results/gather.json policies/rules.py trainer/run.py train.py"""
+    wanted = """tests/conftest.py tests/cluster/hosts.sh tests/ranks/harness.py examples/core.py docs/train.md
+    constraints.txt benchmarks/record.py benchmarks/results/gather.json policies/rules.py trainer/run.py train.py"""
     for name in wanted.split():
         assert (root / name).exists(), name
     environment = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run(
-        [sys.executable, "-m", "pytest", "-q", "tests/test_returns.py", "tests/test_deal.py"],
+        [sys.executable, "-m", "pytest", "-q", "tests/policies/test_returns.py", "tests/core/test_deal.py"],
         100,
         environment,
         cwd=root,

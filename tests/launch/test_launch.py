@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import OPEN_MPI, ROOT, mpi_environment, run
+from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
+from launching import CLEAN_ENVIRONMENT, LAUNCHER_VARIABLES, TIMEOUT_S
 
 from mpi_util.errors import LaunchError, UsageError
 from mpi_util.host import cores, reap
@@ -26,12 +27,8 @@ from mpi_util.launch.supervise import Job
 from mpi_util.launch.verdict import Evidence, failed_record, judge
 from mpi_util.ranks import identity
 
-PROGRAM = Path(__file__).parent / "ranks" / "launch_program.py"
-TIMEOUT_S = 30.0
+PROGRAM = RANKS / "launch_program.py"
 STOPPED_WITHIN_S = 4.0  # the promise is "a second or two"; shared machines stall
-
-LAUNCHER_VARIABLES = re.compile(r"^(PMI|PMIX|OMPI|PRTE|MPI_UTIL|HYDRA|MPI_LOCAL)")
-CLEAN_ENVIRONMENT = {name: value for name, value in os.environ.items() if not LAUNCHER_VARIABLES.match(name)}
 
 
 @pytest.fixture

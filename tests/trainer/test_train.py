@@ -12,34 +12,15 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
+from training import EPISODES, ODD, SEGMENTS, rows, start, train, wait_for_row
 
 from trainer.config import Config, parse
 from trainer.record import TIME_COLUMNS, Record, python_command
 from trainer.run_folder import load
-
-EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
-SEGMENTS = ["Hopper-v4", "--total_steps", 900, "--batch_steps", 300, "--num_envs", 10]
-ODD = ["tests.envs:Uneven-v0", "-n", 60, "--algo", "ppo-kl", "--valfunc_hid_list", "auto", "--seed", 3]
-
-
-def train(*arguments, mpi: str = "mpich", timeout: float = 120, status: int = 0, env: dict | None = None):
-    """Runs train.py and requires its status."""
-    command = [sys.executable, "train.py", *arguments]
-    done = run(command, timeout, {**mpi_environment(mpi), **(env or {})})
-    assert done.status == status, f"status {done.status}\n{done.out}\n{done.err}"
-    return done
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    """progress.txt without the columns of time."""
-    lines = [line.split("\t") for line in (folder / "progress.txt").read_text().splitlines()]
-    assert all(0 <= float(line[lines[0].index("IdleShare")]) < 1 for line in lines[1:])
-    return [{k: v for k, v in zip(lines[0], line) if k not in TIME_COLUMNS} for line in lines[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -165,27 +146,6 @@ def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     assert more == f"  continue: {again} {'--total_steps N' if '--total_steps' in limits else '-n N'}"
     record.finish("stopped", 3, 4000, saved=False)
     assert capsys.readouterr().out == "stopped: 3 iterations, 4,000 steps in 0:00; the last save failed\n"
-
-
-def start(folder: Path, n: int, mpi: str = "mpich", before: str = "") -> subprocess.Popen:
-    """train.py on n ranks, started by a shell that has run `before`; it has printed the row of iteration 2."""
-    process = subprocess.Popen(
-        ["bash", "-c", f'{before}\nexec "$@"', "-", sys.executable, "train.py", "Hopper-v4", "--nprocs", str(n)]
-        + ["--run_dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, **mpi_environment(mpi)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for_row(process, 2)
-    return process
-
-
-def wait_for_row(process: subprocess.Popen, iteration: int) -> None:
-    """Reads what train.py prints up to the row of this iteration."""
-    while not (line := process.stdout.readline()).startswith(f"{iteration:6} "):
-        assert line, process.stderr.read()
 
 
 @pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 from conftest import RANKS, ROOT, mpi_environment, run, without_note_of_cores
-from test_failure import survivors
+from launching import survivors
 
 from trainer.record import TIME_COLUMNS
 

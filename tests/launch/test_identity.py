@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import OPEN_MPI, mpi_environment, run
-from test_launch import CLEAN_ENVIRONMENT, TIMEOUT_S
+from launching import CLEAN_ENVIRONMENT, TIMEOUT_S
 
 from mpi_util.host import reap
 from mpi_util.host.reap import JOB_VARIABLE, belongs, end_job, job_processes

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment
-from test_train import rows, train, wait_for_row
+from training import rows, train, wait_for_row
 
 from policies.actor import Actor, init_params
 from policies.scaler import Scaler

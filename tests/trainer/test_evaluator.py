@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment
-from test_train import rows, train, wait_for_row
+from training import rows, train, wait_for_row
 
 from mpi_util.host import reap
 from trainer.config import parse

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import RANKS, ROOT, fill, mpi_environment, run
 from safetensors.numpy import save
-from test_train import rows, train, wait_for_row
+from training import rows, train, wait_for_row
 
 from policies.actor import Spec
 from trainer.config import Config, parse
