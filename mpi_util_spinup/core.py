@@ -118,5 +118,5 @@ class MLPActorCritic(nn.Module):
         return act.numpy(), self.v(obs).numpy(), self.pi._log_prob_from_distribution(pi, act).numpy()
 
     def act(self, obs: torch.Tensor) -> np.ndarray:
-        """A drawn action."""
+        """The drawn action alone."""
         return self.step(obs)[0]

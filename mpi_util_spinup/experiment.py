@@ -79,10 +79,8 @@ def setup_logger_kwargs(
 class Experiment:
     """A run that can be started and stopped. A file in its folder says when it has succeeded.
 
-    Attributes:
-        name: of the run, with its seed. folder: of its results. seconds: how long it ran; 0 before it has ended.
-        config: everything that it depends on, as JSON: a finished run with the same need not be repeated.
-        output: file to which its standard output and error are appended; None: those of here.
+    Its `config` is everything that it depends on, as JSON. `output` is the file to which it prints; None: it prints
+    where this process does.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Spinning Up's MPI tools, on every rank: `spinup.utils.mpi_tools`.
 
 They differ from Spinning Up's: dtypes and shapes are kept (there all became float32), waiting ranks sleep, the bits do
-not depend on the MPI library, and one rank needs no MPI. `comm` is a communicator; None: all ranks.
+not depend on the MPI library, and one rank needs no MPI. `comm` is a communicator; None: all ranks. Other operations
+than sum and mean are mpi4py's own.
 """
 
 import math
@@ -12,22 +13,15 @@ from typing import Any
 import numpy as np
 
 import mpi_util
-from mpi_util import BatchError, MpiUtilError, all_accum_batches, all_sum, bcast
+from mpi_util import BatchError, MpiUtilError, all_accum_batches, bcast
 from mpi_util.collectives.channel import channel_of
 from mpi_util.collectives.moments import statistics
-from mpi_util.collectives.reductions import all_reduce
 from mpi_util.errors import rank_mismatch
 from mpi_util.ranks.identity import Comm, nworkers, rank
 
-_FUNCTIONS = {
-    "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum,
-    "LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor,
-    "BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor,
-}  # fmt: skip
-
 proc_id = rank
 num_procs = nworkers
-mpi_sum: Callable[..., Any] = all_sum  # a list becomes an array
+mpi_sum: Callable[..., Any] = mpi_util.all_sum  # a list becomes an array
 mpi_avg: Callable[..., Any] = mpi_util.all_mean
 
 
@@ -45,30 +39,10 @@ def msg(m: Any, string: str = "") -> None:
     print(f"Message from {rank()}: {string} \t {m}\n", end="", flush=True)
 
 
-def allreduce(sendbuf: Any, recvbuf: Any, op: Any = None, *, comm: Comm = None) -> None:
-    """Collective: combines the arrays of all ranks elementwise into `recvbuf`, on every rank, in rank order.
-
-    Args:
-        sendbuf: array-like; same dtype and shape on every rank. MPI.IN_PLACE or None: the values are in `recvbuf`.
-        recvbuf: writable array of that dtype and size, or an object with NumPy's memory, such as a CPU tensor.
-        op: as for `mpi_op`.
-
-    Raises what `mpi_op` does, and BatchError: `recvbuf` cannot be written in place, or cannot hold the result.
-    """
-    target = _buffer("allreduce", recvbuf)
-    mpi = sys.modules.get("mpi4py.MPI")
-    in_place = sendbuf is None or (mpi is not None and sendbuf is mpi.IN_PLACE)
-    source = target if in_place else np.asarray(sendbuf)
-    if (source.dtype, source.size) != (target.dtype, target.size):
-        raise BatchError(
-            f"allreduce: sendbuf is {source.dtype} {source.shape} and recvbuf {target.dtype} {target.shape}; "
-            "give both the same dtype and size"
-        )
-    target[...] = mpi_op(source, op, comm=comm).reshape(target.shape)
-
-
 def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
-    """Collective: overwrites `x`, an array as `allreduce`'s `recvbuf`, on every rank with rank `root`'s values.
+    """Collective: overwrites `x` on every rank with rank `root`'s values.
+
+    Args: x: a writable array, or an object with NumPy's memory, such as a CPU tensor; same dtype and shape everywhere.
 
     Raises, on every rank:
         RankMismatchError: dtypes, shapes or roots differ.
@@ -78,7 +52,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
     channel = channel_of(comm)
 
     def checked_root() -> int:
-        _buffer("broadcast", x)
+        _buffer(x)
         return root
 
     def check_same(roots: list[int]) -> list[int]:
@@ -89,35 +63,11 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
         return roots
 
     channel.agree("broadcast", checked_root, check_same)
-    array = _buffer("broadcast", x)
+    array = _buffer(x)
     if root:
         array[...] = all_accum_batches(array[None][: channel.rank == root], comm=comm)[0]
     else:
         bcast(array, comm=comm)
-
-
-def mpi_op(x: Any, op: Any, *, comm: Comm = None) -> Any:
-    """Collective: `x` combined elementwise over the ranks, on every rank, in rank order.
-
-    Args:
-        x: as for `mpi_util.all_sum`, or a list, which becomes an array.
-        op: MPI.SUM, PROD, MAX, MIN or a logical or bitwise one; None: MPI.SUM; or a NumPy function of two arrays, which
-            needs no mpi4py. The same on every rank. A sum counts bools; MAX and MIN return NaN if any value is NaN.
-
-    Returns what `mpi_util.all_sum` does, in x's dtype (sums of bools in int64).
-
-    Raises:
-        RankMismatchError: on every rank, if dtypes, shapes or operations differ.
-        MpiUtilError: an operation that is not elementwise, such as MPI.MAXLOC, or one of the user.
-    """
-    if not (op is None or isinstance(op, np.ufunc)):
-        mpi = sys.modules.get("mpi4py.MPI")
-        name = next((name for name in _FUNCTIONS if mpi is not None and op == getattr(mpi, name)), None)
-        if name is None:
-            names = ", ".join(_FUNCTIONS)
-            raise MpiUtilError(f"mpi_op takes MPI's {names} or a NumPy function of two arrays; got {op!r}")
-        op = _FUNCTIONS[name]
-    return all_sum(x, comm=comm) if op in (None, np.add) else all_reduce(x, op, comm=comm)
 
 
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[np.float32, ...]:
@@ -137,9 +87,9 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
         return tuple(np.float32(value) for value in found[: 4 if with_min_and_max else 2])
 
 
-def _buffer(call: str, x: Any) -> np.ndarray:
+def _buffer(x: Any) -> np.ndarray:
     """`x`, or an array that shares its memory. Raises BatchError: there is none, or it is read-only."""
     array = np.asarray(x)
     if array.dtype.hasobject or not array.flags.writeable or (array is not x and array.base is None):
-        raise BatchError(f"{call}: the values of a {type(x).__name__} cannot be written in place; give a NumPy array")
+        raise BatchError(f"broadcast: a {type(x).__name__} cannot be written in place; give a NumPy array")
     return array

@@ -1,7 +1,6 @@
-"""Spinning Up's experiments: a function runs once, or for every combination of its arguments, on ranks of its own.
+"""Spinning Up's experiments, `spinup.utils.run_utils`: a function runs once, or for every combination of arguments.
 
-`spinup.utils.run_utils` becomes `mpi_util_spinup.run_utils`. This runs in the process that the user started;
-experiment.py starts the others.
+This runs in the process that the user started; experiment.py starts the others.
 """
 
 import functools
@@ -22,12 +21,9 @@ from .logx import colored
 from .serialization_utils import convert_json
 
 __all__ = [
-    "DEFAULT_DATA_DIR", "DEFAULT_SHORTHAND", "FORCE_DATESTAMP", "WAIT_BEFORE_LAUNCH", "ExperimentError",
-    "ExperimentGrid", "Result", "all_bools", "call_experiment", "setup_logger_kwargs", "valid_str",
+    "DEFAULT_DATA_DIR", "ExperimentError", "ExperimentGrid", "Result", "all_bools", "call_experiment",
+    "setup_logger_kwargs", "valid_str",
 ]  # fmt: skip
-
-# of Spinning Up's user_config: a datestamp only if asked for, the default shorthands without a question, no wait
-FORCE_DATESTAMP, DEFAULT_SHORTHAND, WAIT_BEFORE_LAUNCH = False, True, 0
 
 
 def call_experiment(

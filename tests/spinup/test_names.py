@@ -26,9 +26,8 @@ logger_kwargs save_freq=10 algo=trpo"""
 # module -> name -> its arguments in their order, with the defaults that programs may rely on; None: it is no function
 NAMES = {
     "mpi_tools": {
-        "mpi_fork": "n bind_to_core=False", "msg": "m", "proc_id": "", "num_procs": "", "allreduce": "",
-        "broadcast": "x root=0",
-        "mpi_op": "x op", "mpi_sum": "x", "mpi_avg": "x", "mpi_statistics_scalar": "x with_min_and_max=False",
+        "mpi_fork": "n bind_to_core=False", "msg": "m", "proc_id": "", "num_procs": "",
+        "broadcast": "x root=0", "mpi_sum": "x", "mpi_avg": "x", "mpi_statistics_scalar": "x with_min_and_max=False",
     },
     "mpi_pytorch": {"setup_pytorch_for_mpi": "", "mpi_avg_grads": "module", "sync_params": "module"},
     "mpi_tf": {
@@ -42,7 +41,6 @@ NAMES = {
         "setup_logger_kwargs": "exp_name seed=None data_dir=None datestamp=False",
         "call_experiment": "exp_name thunk seed=0 num_cpu=1 data_dir=None datestamp=False",
         "ExperimentGrid": "name", "all_bools": "vals", "valid_str": "v", "DEFAULT_DATA_DIR": None,
-        "FORCE_DATESTAMP": None, "DEFAULT_SHORTHAND": None, "WAIT_BEFORE_LAUNCH": None,
     },
     "serialization_utils": {"convert_json": "obj", "is_json_serializable": "v"},
     "plot": {
