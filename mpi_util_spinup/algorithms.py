@@ -221,13 +221,10 @@ class _Run:
         self.logger.setup_pytorch_saver(self.ac)
 
     def train(self, gain: Any, improve: Callable[[Data, Loss], Loss], *columns: str) -> None:
-        """Collective: the epochs.
+        """Collective: the epochs. Args: columns: those that `gain` and `improve` add to the table.
 
-        Args:
-            gain: function of the actions' log-probabilities and the data. Returns what the policy is to increase, shape
-                (steps,), and its columns.
-            improve: updates the policy, given the data and its loss. Returns the last loss that it calculated.
-            columns: those that `gain` and `improve` add to the table.
+        `gain` takes the actions' log-probabilities and the data, and returns what the policy is to increase, shape
+        (steps,), and its columns. `improve` takes the data and the policy's loss, and returns the last loss.
         """
         self.gain = gain
         given, logger, start = self.given, self.logger, time.time()

@@ -1,7 +1,4 @@
-"""Files and folders that are never half written: they are written under another name, synced, renamed.
-
-In any process; rank 0 writes those of a run.
-"""
+"""Files and folders that are never half written, in any process: written under another name, synced, renamed."""
 
 import fcntl
 import os

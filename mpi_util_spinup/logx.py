@@ -171,7 +171,7 @@ class Logger:
     def save_config(self, config: Any) -> None:
         """Writes a dict such as `locals()`, a dataclass or an object with attributes to config.json, and prints it.
 
-        On rank 0, with the `exp_name`; values as for `convert_json`. Raises UsageError: it cannot be written.
+        The values become what `convert_json` makes of them. Raises UsageError: it cannot be written.
         """
         if not self._is_root:
             return
@@ -223,10 +223,7 @@ class Logger:
             self.log(text, "red")
 
     def setup_pytorch_saver(self, what_to_save: Any) -> None:
-        """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
-
-        The files are pyt_save/model<itr>.pt and pyt_save/weights<itr>.npz.
-        """
+        """From now on `save_state` saves a torch module, or a dict/list/tuple of modules, optimizers, tensors."""
         self.pytorch_saver_elements = what_to_save
         self._savers["torch"] = partial(save_torch, what_to_save)
 
@@ -256,8 +253,7 @@ class EpochLogger(Logger):
         logger.log_tabular("EpLen", average_only=True)
         logger.dump_tabular()
 
-    A rank may have no sample. If no rank has any, the statistics are NaN. `epoch_dict` holds the samples since a key
-    was last logged: {key: list of floats and arrays}.
+    If no rank has a sample, the statistics are NaN. `epoch_dict` holds the samples since a key was last logged.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -265,10 +261,7 @@ class EpochLogger(Logger):
         self.epoch_dict: dict[str, list[Any]] = {}
 
     def store(self, **kwargs: Any) -> None:
-        """Adds samples, `store(VVals=v, EpRet=ep_ret)`: real numbers, or arrays, tensors or lists, which are copied.
-
-        Not collective. Raises UsageError: a value is something else.
-        """
+        """Adds samples: real numbers, or arrays, tensors or lists, which are copied. UsageError: something else."""
         for key, value in kwargs.items():
             if type(value) not in (float, int):
                 array = numbers(value)

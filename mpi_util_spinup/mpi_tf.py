@@ -82,10 +82,7 @@ def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
 
 
 def sync_all_params(*, comm: Comm = None) -> Any:
-    """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
-
-    Raises WeightsError: there are none; in eager mode there is no list of them.
-    """
+    """Collective when it acts: `sync_params` of all global variables of the tf.compat.v1 graph. WeightsError: none."""
     params = framework("tensorflow").compat.v1.global_variables()
     if not params:
         raise WeightsError("sync_all_params: no graph with global variables here; use sync_params(model.weights)")

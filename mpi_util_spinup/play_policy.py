@@ -83,9 +83,9 @@ def _tf_policy(path: Path, deterministic: bool, trust: bool) -> Act:
 def run_policy(
     env: Any, get_action: Act, max_ep_len: int | None = None, num_episodes: int = 100, render: bool = True
 ) -> None:
-    """Plays episodes, and prints their returns and statistics. Raises UsageError: `env` is None.
+    """Plays episodes of at most `max_ep_len` steps (None, 0: no limit), and prints their returns and statistics.
 
-    Args: max_ep_len: steps at most; None, 0: no limit. render: in a window, if there is a display.
+    Args: render: in a window, if there is a display. Raises UsageError: `env` is None.
     """
     if env is None:
         raise UsageError("the environment was not saved with the policy; make it, and give it to run_policy(env, act)")

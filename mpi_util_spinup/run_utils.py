@@ -17,8 +17,8 @@ from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 
 from .experiment import DEFAULT_DATA_DIR, Experiment, ExperimentError, Result, Schedule, Thunk, setup_logger_kwargs
-from .logx import colored
 from .serialization_utils import convert_json
+from .table import colored
 
 __all__ = [
     "DEFAULT_DATA_DIR", "ExperimentError", "ExperimentGrid", "Result", "all_bools", "call_experiment",
@@ -76,15 +76,13 @@ class ExperimentGrid:
         self._name = _name
 
     def add(self, key: str, vals: Any, shorthand: str | None = None, in_name: bool = False) -> None:
-        """Adds a parameter.
+        """Adds a parameter. Raises UsageError: an empty list; a key that is no string, or sets the same argument twice.
 
         Args:
             key: name of the function's argument; "ac_kwargs:hidden_sizes": an item of its argument ac_kwargs, a dict.
             vals: list of the values to try; anything else is the only value.
             shorthand: of the key, for the names of variants; None: the first three letters of each part.
             in_name: the value is in the names of variants even if it is the only one.
-
-        Raises UsageError: an empty list; a key that is not a string, was added before, or is part of another.
         """
         if not isinstance(key, str) or not (shorthand is None or isinstance(shorthand, str)):
             raise UsageError(f"ExperimentGrid.add: key and shorthand must be strings; got {key!r}, {shorthand!r}")
@@ -158,10 +156,9 @@ class ExperimentGrid:
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
             redo: also run what has succeeded before.
 
-        Raises:
-            UsageError: before anything has run: no parameter; two variants with one name; a pickle that fails.
-            ExperimentError: after all have run: some have failed. A script then ends with status 1.
-            SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
+        Raises UsageError before anything has run: no parameter; two variants with one name; a pickle that fails. Raises
+        ExperimentError after all have run: some have failed; a script then ends with status 1. Raises SystemExit, 128 +
+        the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
         """
         if isinstance(max_parallel, bool) or not isinstance(max_parallel, int) or max_parallel < 1:
             raise UsageError(f"max_parallel must be a number of runs, at least 1; got {max_parallel!r}")

@@ -1,7 +1,6 @@
 """Writes models on rank 0: as their framework does, for Spinning Up's tools, and as weights that need no code to load.
 
-A saver takes the model, the run's folder, and the iteration, or "" where each save replaces the last. It may return a
-warning.
+A saver takes the model, the folder, and the iteration, or "" where saves replace each other. It may return a warning.
 """
 
 import errno
@@ -50,10 +49,7 @@ def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
 
 
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:
-    """The weights by name in a weights.npz, of pyt_save, keras_save or tf1_save. Needs no framework, unpickles nothing.
-
-    Raises UsageError: it is no such file.
-    """
+    """The weights by name in a weights.npz; needs no framework, unpickles nothing. Raises UsageError: no such file."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
