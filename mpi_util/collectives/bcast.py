@@ -1,23 +1,22 @@
-"""Sends, averages and compares the weights of anything that has weights; `bcast` sends any object."""
+"""Sends, averages and compares the weights of anything that has weights; `bcast` sends any object. In each rank's process."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import Plan, Slot, derived
-from ..errors import BatchError, RankMismatchError, WeightsError, rank_mismatch
+from ..errors import BatchError, WeightsError, rank_mismatch
 from ..ranks import failure
-from ..ranks.identity import Comm, rank
+from ..ranks.identity import Comm
 from ..ranks.old_names import renamed
 from ..ranks.state import process
-from .barrier import DIFFERS, SMALL, Exchange, Page, possible
-from .channel import Channel, channel_of
+from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
-from .transport import broadcast
 
 T = TypeVar("T")
 
@@ -49,12 +48,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
         WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
     """
     channel = channel_of(comm)
-    try:
-        channel.version = _Model("rank0_bcast_wts", model, graph).send(channel)
-    except RankMismatchError as error:  # on every rank
-        if graph is None or DIFFERS not in str(error):
-            raise
-        channel.version = _Model("rank0_bcast_wts", model, graph, trainable=True).send(channel)
+    channel.version = _send("rank0_bcast_wts", channel, _Models(model, graph))
     return channel.version
 
 
@@ -67,9 +61,10 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     Args, Raises: as `rank0_bcast_wts`.
     """
     channel = channel_of(comm)
-    own = _Model("all_avg_wts", model, graph)
-    own.exchange(channel)
-    found = [slot for _, slot in own.plan.pairs][1:]  # without the places
+    own = _Models(model, graph, only_all=True)
+    _compare("all_avg_wts", channel, own)
+    (plan,) = own.plans
+    found = [slot for _, slot in plan.pairs]
     stacked = rank0_accum_batches({slot.name: slot.numbers()[None] for slot in found}, comm=comm)
     if channel.rank == 0:
         for slot in found:
@@ -77,8 +72,8 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
             if numbers.dtype.kind in "fc":
                 wide = np.result_type(numbers.dtype, np.float64)
                 slot.write(slot.bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
-        own.plan.flush()
-    own.send(channel)
+        plan.flush()
+    _send("all_avg_wts", channel, own)
 
 
 @renamed(sess="model")
@@ -124,20 +119,22 @@ def bcast(x: T, *, comm: Comm = None) -> T:
             raise BatchError("bcast: the array of another rank than 0 is written in place, and this one is read-only")
         return (array.dtype, array.shape) if in_place else None
 
-    def decide(described: list[Any]) -> tuple[int, Any]:
+    def decide(described: list[Any]) -> Sequence[Any]:
         all_same("bcast", described)
-        return (array.nbytes, None) if in_place else (0, x)
+        if not in_place:
+            return [x] * channel.size
+        return channel.spread_sources(array.nbytes, lambda block: np.copyto(view_of(block), array))
 
-    def write(block: np.ndarray) -> Iterator[int]:
-        np.copyto(np.ndarray(array.shape, array.dtype, block), array)
-        yield array.nbytes
+    def view_of(block: np.ndarray) -> np.ndarray:
+        return np.ndarray(array.shape, array.dtype, block)
 
-    def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-        wait_for(array.nbytes)
-        np.copyto(array, np.ndarray(array.shape, array.dtype, block))
-
-    value: T = broadcast(channel, "bcast", describe, decide, write, take)
-    return x if in_place or channel.rank == 0 else value
+    answer = channel.agree("bcast", describe, decide)
+    if not in_place:
+        return answer
+    block = channel.spread("bcast", answer)
+    if channel.rank:
+        np.copyto(array, view_of(block))
+    return x
 
 
 def all_same(op: str, found: list[Any]) -> None:
@@ -146,84 +143,115 @@ def all_same(op: str, found: list[Any]) -> None:
         raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
 
 
+def check_same(op: str, descriptions: Sequence[Sequence[Any]]) -> None:
+    """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
+    other = next((description for description in descriptions if description != descriptions[0]), None)
+    if other is None:
+        return
+    found = [{name: (dtype, shape) for name, dtype, shape in description} for description in descriptions]
+    differ = (entry for entry in (*other, *descriptions[0]) if entry not in other or entry not in descriptions[0])
+    name = (next(differ, None) or other[0])[0]
+
+    def text(one: dict[str, Any]) -> str:
+        dtype, shape = one.get(name, ("missing", ""))
+        with contextlib.suppress(TypeError):  # the name of a dtype that NumPy lacks
+            dtype = dtype and np.dtype(dtype)
+        what = dtype if dtype == "missing" else f"{dtype} {shape}" if dtype else "None"
+        return f"{what} (of {len(one)} arrays)"
+
+    what = f"{op}: '{name}' is not the same on all ranks; they must have the same names, dtypes and shapes"
+    raise rank_mismatch(what, map(text, found))
+
+
+class _Models:
+    """What a rank sends or gets: its model, with a plan for each choice of weights.
+
+    The plans are made when they are first asked for, within the agreement, so that an error reaches all ranks.
+    """
+
+    def __init__(self, model: Any, graph: Any, only_all: bool = False):
+        """Args: only_all: a session's trainable variables are no choice."""
+        self._model, self._graph, self._only_all = model, graph, only_all
+
+    @functools.cached_property
+    def plans(self) -> list[Plan]:
+        """Of all weights; of a session with a graph also of the trainable variables."""
+        plans = [derived(slots(self._model, self._graph), _writable)]
+        if self._graph is not None and not self._only_all:
+            with contextlib.suppress(WeightsError):  # it has none
+                plans.append(derived(slots(self._model, self._graph, trainable=True), _writable))
+        return plans
+
+    def choices(self) -> list[tuple[bytes, bytes]]:
+        """For each plan: its signature, and the alignments of its arrays."""
+        return [
+            (plan.layout.signature, np.array([slot.place for _, slot in plan.pairs], np.int64).tobytes())
+            for plan in self.plans
+        ]
+
+
+class _Answer(NamedTuple):
+    """Rank 0's answer: which of the choices is sent, as which version."""
+
+    choice: int
+    version: int
+
+
+def _send(op: str, channel: Channel, models: _Models) -> int:
+    """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
+
+    def decide(choices: list[list[tuple[bytes, bytes]]]) -> Sequence[Any]:
+        for i, of_ranks in enumerate(zip(*choices)):
+            if len({signature for signature, _ in of_ranks}) == 1:
+                plan = models.plans[i]
+                _note_alignment(plan, *(alignment for _, alignment in of_ranks[:2]))
+                sources = channel.spread_sources(plan.layout.nbytes, plan.write_all)
+                return paired(sources, _Answer(i, channel.version + 1))
+        return [(None, None)] * channel.size
+
+    source, answer = channel.agree(op, models.choices, decide)
+    if answer is None:
+        _compare(op, channel, models)  # raises the error that names the first array that differs
+    block = channel.spread(op, source)
+    if channel.rank:
+        models.plans[answer.choice].take(block)
+    return answer.version
+
+
+def _compare(op: str, channel: Channel, models: _Models) -> None:
+    """Collective: raises RankMismatchError if the models differ."""
+
+    def decide(kinds: list[list[Any]]) -> list[None]:
+        last = min(map(len, kinds)) - 1
+        check_same(op, [of_rank[last] for of_rank in kinds])
+        return [None] * channel.size
+
+    channel.agree(op, lambda: [plan.layout.kinds for plan in models.plans], decide)
+
+
 def _writable(found: list[Slot]) -> Plan:
     """The plan of slots that can all be written: on rank 0 too, so that it is the same on every rank."""
     for slot in found:
         if slot.fixed:
             raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.fixed}")
-    return Plan.of([_places(found), *found])  # first, as readers follow the writer closely
+    return Plan.of(found)
 
 
-def _places(found: list[Slot]) -> Slot:
-    """One more slot, by which rank 1 sees whether its arrays lie in memory as rank 0's do; it prints which does not.
+class _Noted(list[str]):
+    """The array whose alignment differs, once that was printed."""
+
+
+def _note_alignment(plan: Plan, rank_0s: bytes, rank_1s: bytes = b"") -> None:
+    """Prints which array lies otherwise in memory on rank 1 than on rank 0, if one does, once.
 
     A vector instruction may begin elsewhere in an array with other strides, or at another alignment; then the same
     product with the same values has other last bits.
     """
-    own = np.array([slot.place for slot in found], np.int64)
-
-    def compare(rank_0s: np.ndarray) -> None:
-        if rank() == 1 and not np.array_equal(own, rank_0s) and not process.of(_Noted):
-            name = found[int(np.flatnonzero(own != rank_0s)[0])].name
-            process.of(_Noted).append(name)
-            failure.print_line(
-                f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
-                "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
-            )
-
-    return Slot("(places)", own.dtype, own.shape, None, lambda out: np.copyto(out, own), compare)
-
-
-class _Noted(list[str]):
-    """The array whose place differs, once that was printed."""
-
-
-class _Model(Exchange):
-    """A model to send. Its weights are looked up within the agreement, so that an error there reaches all ranks.
-
-    The exchange compares the models on the barrier page, and sends what is small there.
-    """
-
-    def __init__(self, op: str, model: Any, graph: Any, trainable: bool = False):
-        self.op, self._model, self._graph, self._trainable = op, model, graph, trainable
-
-    @functools.cached_property
-    def plan(self) -> Plan:
-        """How the weights are written and taken."""
-        return derived(slots(self._model, self._graph, trainable=self._trainable), _writable)
-
-    @property
-    def _small(self) -> bool:
-        return self.plan.layout.nbytes <= SMALL
-
-    def describe(self) -> tuple[bytes, int, Any]:
-        layout = self.plan.layout
-        return tree.digest(self.op, layout.signature), 0, layout.kinds[1:]  # without the places
-
-    def write(self, page: Page) -> None:
-        if page.rank == 0 and self._small:
-            self.plan.write_all(page.small(ahead=1)[0])
-
-    def send(self, channel: Channel) -> int:
-        """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
-        if possible(channel):
-            page = self.exchange(channel)
-            if page is not None and self._small:
-                if channel.rank:
-                    self.plan.take(page.small()[0])
-                return channel.version + 1
-
-        def decide(signatures: list[bytes]) -> tuple[int, int]:
-            return (self.plan.layout.nbytes, channel.version + 1) if len(set(signatures)) == 1 else (0, 0)
-
-        version: int = broadcast(
-            channel,
-            self.op,
-            lambda: self.plan.layout.signature,
-            decide,
-            lambda block: self.plan.write(block),
-            lambda block, wait_for: self.plan.take(block, wait_for),
+    if rank_1s and rank_0s != rank_1s and not process.of(_Noted):
+        differ = np.frombuffer(rank_0s, np.int64) != np.frombuffer(rank_1s, np.int64)
+        name = plan.layout.entries[int(np.flatnonzero(differ)[0])].name
+        process.of(_Noted).append(name)
+        failure.print_line(
+            f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
+            "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
         )
-        if not version:
-            self.exchange(channel)  # raises the error that names the first array that differs
-        return version

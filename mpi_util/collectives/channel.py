@@ -184,9 +184,7 @@ class Channel:
                 awaited.remove(source)
         return found
 
-    def _decide(
-        self, found: Mapping[int, Message], decide: Callable[[list[Contribution]], Sequence[Answer]]
-    ) -> Answer:
+    def _decide(self, found: Mapping[int, Message], decide: Callable[[list[Contribution]], Sequence[Answer]]) -> Answer:
         """Rank 0 checks what all contribute, and answers them."""
         each = {k: opened(found[k]) for k in sorted(found)}
         for kind, error in each.values():
@@ -370,6 +368,12 @@ class Channel:
         self.peers.close()
         self.pool.close()
         process.of(OpenChannels).remove(self)
+
+
+def paired(answers: Sequence[Answer], value: Any) -> list[tuple[Answer, Any]]:
+    """Each answer with the same value. Answers that are one object stay one, which is pickled once."""
+    pairs = {id(answer): (answer, value) for answer in answers}
+    return [pairs[id(answer)] for answer in answers]
 
 
 def write_rows(block: Any, arrays: Sequence[np.ndarray], starts: Sequence[int]) -> None:
