@@ -22,6 +22,7 @@ from ..arrays.layout import Layout
 from ..errors import MpiUtilError
 from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
+from ..host.waiting import WakePipe
 from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, portable
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ class SharedBarrier:
                 break
         if any(bytes(self._asleep)):  # the rank that finds that all have come wakes them
             for k in range(channel.size):
-                if self._asleep[k]:
+                if self._asleep[k] and k in channel.peers.wake_fds:
                     self._asleep[k] = 0
-                    channel.peers.wake(k)
+                    WakePipe.wake(channel.peers.wake_fds[k])
         return bytes(posts) == same
 
     def _wait(self, op: str, posts: memoryview) -> None:

@@ -10,13 +10,14 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import Plan, Slot, derived
-from ..errors import BatchError, WeightsError, rank_mismatch
+from ..errors import BatchError, WeightsError
 from ..ranks import failure
 from ..ranks.identity import Comm
 from ..ranks.old_names import renamed
 from ..ranks.state import process
 from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
+from .mismatch import check_all_same, check_same
 
 T = TypeVar("T")
 
@@ -120,7 +121,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
         return (array.dtype, array.shape) if in_place else None
 
     def decide(described: list[Any]) -> Sequence[Any]:
-        all_same("bcast", described)
+        check_all_same("bcast", described)
         if not in_place:
             return [x] * channel.size
         return channel.spread_sources(array.nbytes, lambda block: np.copyto(view_of(block), array))
@@ -135,32 +136,6 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     if channel.rank:
         np.copyto(array, view_of(block))
     return x
-
-
-def all_same(op: str, found: list[Any]) -> None:
-    if any(f != found[0] for f in found):
-        table = [f"{f[0]} {f[1]}" if f else "no array" for f in found]
-        raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
-
-
-def check_same(op: str, descriptions: Sequence[Sequence[Any]]) -> None:
-    """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
-    other = next((description for description in descriptions if description != descriptions[0]), None)
-    if other is None:
-        return
-    found = [{name: (dtype, shape) for name, dtype, shape in description} for description in descriptions]
-    differ = (entry for entry in (*other, *descriptions[0]) if entry not in other or entry not in descriptions[0])
-    name = (next(differ, None) or other[0])[0]
-
-    def text(one: dict[str, Any]) -> str:
-        dtype, shape = one.get(name, ("missing", ""))
-        with contextlib.suppress(TypeError):  # the name of a dtype that NumPy lacks
-            dtype = dtype and np.dtype(dtype)
-        what = dtype if dtype == "missing" else f"{dtype} {shape}" if dtype else "None"
-        return f"{what} (of {len(one)} arrays)"
-
-    what = f"{op}: '{name}' is not the same on all ranks; they must have the same names, dtypes and shapes"
-    raise rank_mismatch(what, map(text, found))
 
 
 class _Models:

@@ -15,6 +15,7 @@ For ranks on several machines opening.py makes a `cluster.channel.ClusterChannel
 - `counter_kind`: the class of the counter that `deal` shares.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -103,7 +104,9 @@ class Channel:
         self.pool, self.attached = Pool(), Attached()
         self.states = States(self)
         self.version = 0
+        self._pid, self._failure = 0, process.of(failure.Rank)
         if peers:
+            self._pid = os.getpid()  # in a process that was forked from this one `enter` raises an error
             self.comm, request = comm.Idup()
             wait_until(request.Test)
             self.peers = peers
@@ -112,7 +115,10 @@ class Channel:
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
-        failure.enter(op)
+        if os.getpid() == self._pid:
+            self._failure.call = op
+        else:
+            failure.enter(op)
         self.messages.calls += 1
         if self.whole and self.rank == 0:
             threads.beside()

@@ -15,8 +15,8 @@ from ..arrays.adapters import adapter_for, array_of
 from ..arrays.layout import Layout
 from ..errors import BatchError, MpiUtilError
 from ..ranks.identity import Comm
-from .bcast import all_same, check_same
 from .channel import channel_of
+from .mismatch import check_all_same, check_same
 
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
@@ -98,7 +98,7 @@ def _combine(
         return {"x": accepted(array).astype(result_dtype(array.dtype))}
 
     def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
-        all_same(name, [(number.dtype, number.shape) for number in numbers])
+        check_all_same(name, [(number.dtype, number.shape) for number in numbers])
         first, *others = numbers
         dtype = result_dtype(first.dtype)
         total = first.astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
