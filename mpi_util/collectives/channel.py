@@ -17,7 +17,7 @@ For ranks on several machines opening.py makes a `cluster.channel.ClusterChannel
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from ..ranks import failure, threads
 from ..ranks.console import print0_once
 from ..ranks.identity import Comm, world
 from ..ranks.state import States, process
-from .barrier import Reduction, SharedBarrier, add_up
+from .barrier import SharedBarrier, add_up
 from .counter import Counter
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
 from .peers import Peers
+
+if TYPE_CHECKING:
+    from .reduce import Reduction
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
@@ -351,7 +354,7 @@ class Channel:
                 part[:] = self.messages.receive(0, op)
         return block
 
-    def add_up(self, reduction: Reduction) -> np.ndarray:
+    def add_up(self, reduction: "Reduction") -> np.ndarray:
         """Collective: the arrays of all ranks, combined in rank order, as a block of the reduction's layout.
 
         The block is the same on every rank, and is to be read before the next call.
