@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from mpi_util.collectives.moments import Statistics, statistics
 from mpi_util.errors import UsageError
 
 from .logger import Logger
 from .savers import numbers
+from .statistics import Statistics, statistics
 
 
 class EpochLogger(Logger):

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import RANKS, mpi_environment, run
 
-from mpi_util.host.segments import Attached, Pool, Segment, attach
+from mpi_util.host.segments import Attached, BlockAddress, Pool, Segment, attach
 
 
 def test_a_small_dev_shm_is_no_limit(mpi):
@@ -40,16 +40,15 @@ def test_too_little_shared_memory(run_ranks, machines):
 
 def test_a_segment_is_lent_once_and_reused_when_nothing_refers_to_it():
     pool = Pool()
-    first, ticket = pool.lease(1000)
-    second, other = pool.lease(1000)
+    first, (ticket, _) = pool.lease(1000)
+    second, (other, _) = pool.lease(1000)
     assert ticket != other
     view = first[10:20].view("f2").reshape(5, 1)
     del first
-    assert pool.lease(1000)[1] not in (ticket, other)  # the view keeps it
+    assert pool.lease(1000)[1].ticket not in (ticket, other)  # the view keeps it
     del view, second
-    assert pool.lease(1000)[1] in (ticket, other)
-    pool.lease(1 << 23)
-    assert len(pool.live) == 1  # the free ones were too small, and are gone
+    assert pool.lease(1000)[1].ticket in (ticket, other)
+    assert len(pool.lease(1 << 23)[1].live) == 1  # the free ones were too small, and are gone
 
 
 def test_a_segment_is_attached_shared_or_private():
@@ -81,7 +80,7 @@ def test_what_has_come_in_a_segments_place_is_not_attached(wrong):
         segment.close()
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError):
-        Attached().map(ticket, frozenset())
+        Attached().map(BlockAddress(ticket, frozenset()))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     for fd in pipe:
         os.close(fd)

@@ -33,7 +33,6 @@ _ALONG, _TOGETHER = 1 << 16, 1 << 20  # bytes of a rank, of all, that go along w
 _ENTRY = struct.Struct("<q8s")  # number of the round, digest
 _FAILED, _TOO_SMALL = b"failed  ", b"room    "  # in place of a digest
 _QUIET_TESTS = 8  # before a waiting rank looks for messages too
-_LISTEN = 16  # rounds
 _SPINS = 50  # tests, some 10 us, before all that a wait needs is set up
 _NOTICE_S = 10e-3  # after which a waiting rank notifies rank 0, which may wait for it elsewhere
 _LEAST_ROOM, _SPARE = 1 << 18, 1.25
@@ -69,8 +68,6 @@ class SharedBarrier:
         self._number += 1
         posts, own = self._posts[self._number % 2], rank * _ENTRY.size
         entry = _ENTRY.pack(self._number, digest)
-        if rank == 0 and (channel.messages.ended or self._number % _LISTEN == 0):
-            self._check_messages(op)  # so that those of ranks that have waited for long do not pile up
         posts[own + 8 : own + 16] = entry[8:]
         posts[own : own + 8] = entry[:8]  # last: processors of this kind show stores in their order
         same, spins = entry * channel.size, self._spins

@@ -1,18 +1,18 @@
-"""The channel of a communicator: the one interface through which the collective calls reach the other ranks.
+"""The channel of a communicator: the interface through which the collective calls reach the other ranks.
 
-It runs in the process of each rank. `Channel` is for ranks that share one machine: a flat star around rank 0, and memory
-that all of them map. A call first comes to an agreement (`agree`): each rank sends rank 0 what it contributes, rank 0
-checks it, decides, and answers each one. Differences between ranks are found there, so an error is raised on all of them
-and no rank is left waiting. Then the bytes move, by `collect`, `spread` or `add_up`.
+It runs in the process of each rank. `Channel` is for ranks that share one machine: a star around rank 0, and memory that
+all of them map. A call begins with an agreement (`agree`): each rank sends rank 0 what it contributes, rank 0 checks it,
+decides, and answers each one. Differences between ranks are found there, so that all of them raise the error and none is
+left waiting. Then the bytes move, by `collect`, `spread` or `add_up`.
 
-For ranks on several machines opening.py makes a `cluster.channel.ClusterChannel`, a subclass. It overrides:
+Where ranks lie on several machines opening.py makes a subclass instead, cluster/channel.py. It overrides:
 
-- `_receive_calls`, `_send_replies`, `_ask` (rank 0, rank 0, the others): how contributions get to rank 0 and its answers
-  back. Each rank gets one answer to each call, and rank 0 learns of every rank that failed, left or is in another call.
-- `collect_targets`, `collect`: when `collect` returns on rank 0 each piece of every rank lies at its place in the block.
-- `spread_sources`, `spread`: `spread` returns on each rank a block with rank 0's bytes.
-- `add_up`: the same bits as here: rows are combined in rank order, whichever machine they come from.
-- `counter_kind`: the class of the counter that `deal` shares.
+- `_receive_calls`, `_send_replies`, `_ask` (rank 0, rank 0, the others): how contributions reach rank 0, and answers the
+  ranks. Each call is answered once, and rank 0 learns of each rank that failed, left or is in another call.
+- `collect_targets`, `collect`: on return, rank 0's block holds every piece of every rank at its place.
+- `spread_sources`, `spread`: every rank gets a block with rank 0's bytes.
+- `add_up`: the same bits as here, so rows are combined in rank order, whichever machine they come from.
+- `counter_kind`: the class of the counter that `deal` uses.
 """
 
 import os
@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
-from ..host.segments import Attached, Pool, Ticket, private
+from ..host.segments import Attached, BlockAddress, Pool, private
 from ..host.waiting import wait_until
 from ..ranks import failure, threads
 from ..ranks.console import print0_once
 from ..ranks.identity import Comm, world
 from ..ranks.state import States, process
 from .barrier import SharedBarrier, add_up
-from .counter import Counter
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
 from .peers import Peers
 
@@ -43,13 +42,6 @@ Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
 Piece = tuple[int, int]
 """Byte offset in rank 0's block, number of bytes."""
-
-
-class BlockAddress(NamedTuple):
-    """Where another rank finds a block of memory that this one has leased."""
-
-    ticket: Ticket
-    live: frozenset[int]  # the owner's segments that still exist
 
 
 class RowTarget(NamedTuple):
@@ -68,10 +60,6 @@ class BlockSource(NamedTuple):
     address: BlockAddress | None = None  # None: there is no shared memory, so they come by MPI
     block: np.ndarray | None = None  # on rank 0: uint8
     receivers: Sequence[int] = ()  # on rank 0: the ranks to which they are sent by MPI
-
-
-class OpenChannels(list["Channel"]):
-    """The channels of this process that have more than one rank."""
 
 
 class UnreadableReply(Exception):
@@ -94,7 +82,7 @@ class Channel:
 
     barrier: SharedBarrier | None = None
     peers: Peers  # only with more than one rank
-    counter_kind: type[Counter] = Counter
+    counter_kind: Any = None  # on several machines the class of `deal`'s counter
 
     def __init__(self, comm: Any = None, peers: Peers | None = None):
         self.rank: int = comm.Get_rank() if comm else 0
@@ -114,7 +102,6 @@ class Channel:
             wait_until(request.Test)
             self.peers = peers
             self.messages.connect(self.comm, peers)
-            process.of(OpenChannels).append(self)
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
@@ -269,8 +256,7 @@ class Channel:
         """
         if self.size > 1 and nbytes:
             try:
-                block, ticket = self.pool.lease(nbytes)
-                return block, BlockAddress(ticket, self.pool.live)
+                return self.pool.lease(nbytes)
             except OSError as error:
                 slower = "ranks of this machine use MPI instead, which is slower"
                 print0_once(f"mpi_util: no shared memory ({error}); {slower}")
@@ -278,10 +264,10 @@ class Channel:
 
     def map(self, address: BlockAddress) -> Any:
         """The memory of a block that another rank has leased."""
-        return self.attached.map(*address)
+        return self.attached.map(address)
 
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[RowTarget]:
-        """Rank 0, while it decides: each rank's answer, in rank order, for a block in which the rows of all come together.
+        """Rank 0, while it decides: each rank's answer, in rank order, for a block that gets the rows of all ranks.
 
         Args:
             nbytes: size of the block.
@@ -363,10 +349,6 @@ class Channel:
         """
         return add_up(self, reduction)
 
-    def counter(self) -> Counter:
-        """Collective at its first call: what `deal` counts with; the ranks of this machine share it."""
-        return self.states.of(self.counter_kind)
-
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
         if self.comm is None:
@@ -376,7 +358,6 @@ class Channel:
         self.states.close()
         self.peers.close()
         self.pool.close()
-        process.of(OpenChannels).remove(self)
 
 
 def paired(answers: Sequence[Answer], value: Any) -> list[tuple[Answer, Any]]:
