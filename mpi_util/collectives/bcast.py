@@ -1,9 +1,9 @@
-"""Sends, averages and compares the weights of anything that has weights; `bcast` sends any object. In each rank's process."""
+"""Sends, averages and compares weights; `bcast` sends any object. In the process of each rank."""
 
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -165,13 +165,6 @@ class _Models:
         ]
 
 
-class _Answer(NamedTuple):
-    """Rank 0's answer: which of the choices is sent, as which version."""
-
-    choice: int
-    version: int
-
-
 def _send(op: str, channel: Channel, models: _Models) -> int:
     """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
 
@@ -181,16 +174,17 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
                 plan = models.plans[i]
                 _note_alignment(plan, *(alignment for _, alignment in of_ranks[:2]))
                 sources = channel.spread_sources(plan.layout.nbytes, plan.write_all)
-                return paired(sources, _Answer(i, channel.version + 1))
+                return paired(sources, (i, channel.version + 1))
         return [(None, None)] * channel.size
 
-    source, answer = channel.agree(op, models.choices, decide)
-    if answer is None:
+    source, found = channel.agree(op, models.choices, decide)
+    if found is None:
         _compare(op, channel, models)  # raises the error that names the first array that differs
+    choice, version = found
     block = channel.spread(op, source)
     if channel.rank:
-        models.plans[answer.choice].take(block)
-    return answer.version
+        models.plans[choice].take(block)
+    return version
 
 
 def _compare(op: str, channel: Channel, models: _Models) -> None:

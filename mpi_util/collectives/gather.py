@@ -15,8 +15,9 @@ import numpy as np
 
 from ..arrays import pickles, tree
 from ..arrays.adapters import adapter_for, array_of, kind_of
-from ..arrays.layout import Layout, portable
+from ..arrays.layout import portable
 from ..errors import BatchError, rank_mismatch
+from ..host.segments import align
 from ..ranks import threads
 from ..ranks.identity import Comm
 from ..ranks.old_names import renamed
@@ -237,14 +238,16 @@ class Gathered(NamedTuple):
     """The rows of all ranks, leaf after leaf in one block."""
 
     leaves: tuple[Leaf, ...]
-    layout: Layout
+    shapes: list[tuple[int, ...]]  # of each leaf
+    starts: list[int]  # of each leaf, its byte offset
     block: np.ndarray  # uint8
     example: Any  # a batch of the same structure and kinds of leaves
 
     def batch(self) -> Any:
         """The joined leaves, large arrays as views of the block, in the structure of the example, tensors as it has."""
         found: dict[str, Any] = {}
-        for leaf, array in zip(self.leaves, self.layout.views(self.block)):
+        for leaf, shape, start in zip(self.leaves, self.shapes, self.starts):
+            array = np.ndarray(shape, leaf.dtype or np.uint8, self.block, start)
             if leaf.kind in ("list", "none"):
                 found[leaf.path] = pickles.unpack(array) if leaf.kind == "list" else None
             else:
@@ -255,7 +258,7 @@ class Gathered(NamedTuple):
         return tree.rebuild(self.example, found)
 
 
-_NOTHING = Gathered((), Layout(), np.empty(0, np.uint8), {})
+_NOTHING = Gathered((), [], [], np.empty(0, np.uint8), {})
 
 
 class GatherPlan:
@@ -264,7 +267,7 @@ class GatherPlan:
     Leaves lie one after another, each aligned; within a leaf the segments in the order of their index.
 
     Attributes:
-        leaves, layout: what lies in the block.
+        leaves, shapes, starts: what lies where in the block, of `nbytes`.
         pieces: of each rank: (byte offset, number of bytes) of each leaf of each of its segments.
         example_from: the first rank that has a segment. If that is not rank 0 it sends rank 0 an example of a batch.
     """
@@ -284,16 +287,15 @@ class GatherPlan:
             if i == following:
                 raise BatchError(f"{op}: index {i} is given by rank {k} and by rank {other}; each segment has its own")
         rows = [headers[k].rows[j] for _, k, j in order]  # of each segment, in order; of each leaf
-        dtypes = [np.dtype(leaf.dtype or np.uint8) for leaf in self.leaves]
-        shapes = [(sum(column), *leaf.trailing) for leaf, column in zip(self.leaves, zip(*rows))]
-        self.layout = Layout.of(zip([leaf.path for leaf in self.leaves], dtypes, shapes))
+        self.shapes = [(sum(column), *leaf.trailing) for leaf, column in zip(self.leaves, zip(*rows))]
         # plain integers: for some hundred pieces that is twice as fast as arrays of them
-        row_bytes = [dtype.itemsize * math.prod(leaf.trailing) for leaf, dtype in zip(self.leaves, dtypes)]
-        starts = [entry.start for entry in self.layout.entries]
+        row_bytes = [np.dtype(leaf.dtype or np.uint8).itemsize * math.prod(leaf.trailing) for leaf in self.leaves]
+        sizes = [align(shape[0] * nbytes) for shape, nbytes in zip(self.shapes, row_bytes)]
+        *self.starts, self.nbytes = itertools.accumulate(sizes, initial=0)
+        starts = self.starts
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for (_, k, j), ns in zip(order, rows):
-            sizes = [n * nbytes for n, nbytes in zip(ns, row_bytes)]
-            found[k, j] = list(zip(starts, sizes))
+            found[k, j] = [(start, n * nbytes) for start, n, nbytes in zip(starts, ns, row_bytes)]
             starts = [start + size for start, size in found[k, j]]
         self.pieces = [[piece for j in range(len(h.order)) for piece in found[k, j]] for k, h in enumerate(headers)]
 
@@ -311,7 +313,7 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered | None:
 
     def decide(headers: list[Header]) -> list[_Answer]:
         plan = GatherPlan(op, headers)
-        targets = channel.collect_targets(plan.layout.nbytes, plan.pieces)
+        targets = channel.collect_targets(plan.nbytes, plan.pieces)
         first, *others = [_Answer(target, k == plan.example_from) for k, target in enumerate(targets)]
         return [first._replace(plan=plan), *others]
 
@@ -325,7 +327,7 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered | None:
         example = channel.messages.receive(plan.example_from, op)
     else:
         example = rows.segments[0] if rows.segments else {}
-    return Gathered(plan.leaves, plan.layout, target.block, example)
+    return Gathered(plan.leaves, plan.shapes, plan.starts, target.block, example)
 
 
 def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:
@@ -336,12 +338,12 @@ def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:
         return gathered and gathered.batch()
 
     def decide(_: list[None]) -> Sequence[Any]:
-        leaves, layout, block, example = gathered or _NOTHING
+        *where, block, example = gathered or _NOTHING
         sources = channel.spread_sources(len(block), lambda copy: np.copyto(copy, block))
-        return paired(sources, (leaves, layout, rows.example() if rows.segments else example))
+        return paired(sources, (*where, rows.example() if rows.segments else example))
 
-    source, (leaves, layout, example) = channel.agree(op, lambda: None, decide)
+    source, (*where, example) = channel.agree(op, lambda: None, decide)
     block = channel.spread(op, source)
     if gathered is None:
-        gathered = Gathered(leaves, layout, block.copy(), rows.segments[0] if rows.segments else example)
+        gathered = Gathered(*where, block.copy(), rows.segments[0] if rows.segments else example)
     return gathered.batch()

@@ -108,13 +108,15 @@ def _combine(
 
     total: Any
     if array.ndim:
-        total = combine(f"{name} of an array", make, op, divide, comm)["x"]
+        total = average(f"{name} of an array", make, comm=comm, function=op, divide=divide)["x"]
     else:
         total = channel.agree(name, lambda: accepted(array_of(x, numbers=True)), decide)
     return adapter.from_numbers(total, x)
 
 
-def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
+def average(
+    op: str, make: Callable[[], Arrays], *, comm: Comm = None, function: np.ufunc = np.add, divide: bool = True
+) -> Arrays:
     """Collective: arrays become their mean over the ranks, which is the same bits on every rank.
 
     Args:
@@ -122,6 +124,8 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays
         make: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
             for an array that there is not, on any rank. What `make` raises is raised on every rank.
         comm: communicator; None: all ranks.
+        function: of two arrays: how they are combined, instead of added.
+        divide: False: they are not divided by the number of ranks, and may be integers.
 
     Returns:
         What `make` gave.
@@ -129,11 +133,6 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays
     Raises:
         RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """
-    return combine(op, make, np.add, True, comm)
-
-
-def combine(op: str, make: Callable[[], Arrays], function: np.ufunc, divide: bool, comm: Comm) -> Arrays:
-    """Collective: `average`, but with any NumPy function of two arrays, and of integers too if it does not `divide`."""
     channel = channel_of(comm)
     own = Reduction(op, make, function, channel.size if divide else 0)
     if channel.size == 1:

@@ -88,7 +88,7 @@ class Pool:
         self.segments: list[Segment] = []
 
     def lease(self, nbytes: int) -> tuple[np.ndarray, BlockAddress]:
-        """uint8 array of `nbytes`, of a segment to which no array refers, and where others find it. OSError: no room."""
+        """uint8 array of `nbytes`, in a segment to which no array refers, and its address. OSError: no room."""
         free = sorted((s for s in self.segments if not s.lent), key=lambda s: s.ticket.size)
         segment = next((s for s in free if s.ticket.size >= nbytes), None)
         if segment is None:
