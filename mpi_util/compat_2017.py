@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .arrays.adapters.tf1 import slots
-from .collectives.weights import bcast
+from .collectives.bcast import bcast
 
 
 def accum_batches(segs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -32,11 +32,11 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.utils import get_device
 
-from mpi_util.collectives.dealing import share
+from mpi_util.collectives.deal import share
 from mpi_util.collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from mpi_util.collectives.moments import merge_moments
-from mpi_util.collectives.reductions import all_sum
-from mpi_util.collectives.weights import bcast, rank0_bcast_wts
+from mpi_util.collectives.reduce import all_sum
+from mpi_util.collectives.bcast import bcast, rank0_bcast_wts
 from mpi_util.errors import BatchError, UsageError
 from mpi_util.ranks import threads
 from mpi_util.ranks.failure import during

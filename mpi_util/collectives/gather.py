@@ -1,9 +1,14 @@
-"""Gathers batches of every rank to rank 0; each row is copied once, directly to its final place."""
+"""Gathers batches of all ranks to rank 0; each row is copied once, to its final place. In the process of each rank.
 
+Each rank describes its rows (`Header`), rank 0 checks that they fit together and plans where each goes (gather_plan.py),
+and `Channel.collect` brings them there. Rank 0 gets views of that memory.
+"""
+
+import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -13,16 +18,12 @@ from ..errors import BatchError
 from ..ranks import threads
 from ..ranks.identity import Comm
 from ..ranks.old_names import renamed
-from .channel import Channel, channel_of
-from .gather_plan import Header, Joined, Plan, check_segments, pack
-from .gather_transfer import Collection, Share, bring, put
-from .transport import broadcast
+from .channel import Channel, channel_of, paired
+from .gather_plan import GatherPlan, Header, Joined, check_segments, is_plain, pack
 
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
 Index = Sequence[int] | None
-
-_FEW = 1 << 13  # bytes of a rank that go along with what it says of them, which saves a message each way
 
 
 @overload  # the types are those of rank 0's result; the others get `batch` itself
@@ -103,113 +104,121 @@ def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> 
     """
     if index is None and isinstance(batch, dict):
         batch = {key: tree.Objects(leaf) if isinstance(leaf, list) else leaf for key, leaf in batch.items()}
-    return _Gather(channel_of(comm), "all_accum_batches", batch, index).run_for_all()
+    return _to_all(channel_of(comm), "all_accum_batches", batch, index)
 
 
 def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
     """Joins on rank 0, which then has all cores: the others have nothing to do until its next collective call."""
-    joined = _Gather(channel, op, batch, index).run()
+    gathered = _gather(channel, op, Rows(op, channel.rank, batch, index))
     if channel.whole and channel.rank == 0:
         threads.alone()
-    return joined
+    return gathered.batch() if gathered else batch
 
 
-class _Gather:
-    """One gather: all ranks describe what they have, rank 0 plans where it goes, all write it there.
+class Rows:
+    """What a rank gives to a gather. It is looked at when first asked for, in the agreement, so that errors reach all."""
 
-    Attributes:
-        segments: this rank's.
-        plan, block: on rank 0, where the rows lie in which memory.
-        example: the structure, with something small for each leaf, where this rank needs it and has no segment.
-    """
+    def __init__(self, op: str, rank: int, batch: Any, index: Index):
+        self._op, self._rank, self._batch, self._index = op, rank, batch, index
 
-    plan: Plan
-    block = np.empty(0, np.uint8)
+    @functools.cached_property
+    def segments(self) -> list[Any]:
+        """The batches of this rank."""
+        if self._index is None:
+            return [self._batch]
+        if not isinstance(self._batch, Sequence) or isinstance(self._batch, (str, bytes)):
+            found = type(self._batch).__name__
+            raise BatchError(f"{self._op}: with index, give a list of batches, not a {found}")
+        return list(self._batch)
 
-    def __init__(self, channel: Channel, op: str, batch: Any, index: Index):
-        self.op, self._channel, self._batch, self._index = op, channel, batch, index
-        self._listed = isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))
-        self.segments = [batch] if index is None else list(batch) if self._listed else []
-        self.example: Any = {}
+    @functools.cached_property
+    def _packed(self) -> list[Any]:
+        return [pack(self._op, segment, self._index is not None) for segment in self.segments]
 
-    def run(self) -> Any:
-        """Collective. Returns: rank 0: the joined batch; others: their own."""
-        channel = self._channel
-        share, sends_example = channel.agree(self.op, self._describe, self._plan_all)
-        own = list(itertools.chain(*self._arrays))
-        if channel.rank:
-            bring(channel, share, own if self._follow else [])
-            if sends_example:
-                channel.messages.send(0, _skeleton(self.segments[0]))
-            return self._batch
-        self._collection.finish(own)
-        self.block = self._collection.block
-        if self.plan.example_from:
-            self.example = channel.messages.receive(self.plan.example_from, self.op)
-        return self._joined(self.plan.joined)
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The leaves of all segments, one after another."""
+        return [array for _, arrays in self._packed for array in arrays]
 
-    def _describe(self) -> Header:
-        """What this rank has."""
-        op, index, segments = self.op, self._index, self.segments
+    def header(self) -> Header:
+        """What rank 0 is to know of them."""
+        op, index = self._op, self._index
         try:
-            order = [self._channel.rank] if index is None else [operator.index(i) for i in index]
+            order = [self._rank] if index is None else [operator.index(i) for i in index]
         except TypeError:
             raise BatchError(f"{op}: index has a whole number for each item; got {index!r}") from None
-        if index is not None and not self._listed:
-            raise BatchError(f"{op}: with index, give a list of batches, not a {type(self._batch).__name__}")
-        if len(order) != len(segments):
-            found = f"{len(segments)} items but {len(order)} entries in index"
+        if len(order) != len(self.segments):
+            found = f"{len(self.segments)} items but {len(order)} entries in index"
             raise BatchError(f"{op}: {found}; after deal(): index=episodes.taken")
-        packed = [pack(op, segment, index is not None) for segment in segments]
-        check_segments(op, [structure for structure, _ in packed])
-        self._arrays = [arrays for _, arrays in packed]
-        rows = [[len(array) for array in arrays] for arrays in self._arrays]
-        own, data = list(itertools.chain(*self._arrays)), None
-        self._follow = self._channel.rank == 0 or sum(array.nbytes for array in own) > _FEW
-        if not self._follow:
-            data = b"".join(array.tobytes() for array in own)
-        return Header(packed[0][0] if packed else None, index is not None, order, rows, data)
+        check_segments(op, [structure for structure, _ in self._packed])
+        rows = [[len(array) for array in arrays] for _, arrays in self._packed]
+        return Header(self._packed[0][0] if self._packed else None, index is not None, order, rows)
 
-    def _plan_all(self, headers: list[Header]) -> list[tuple[Share, bool]]:
-        """Rank 0: where each rank's rows go to."""
-        self.plan = Plan(self.op, headers)
-        follow = [[] if h.data is not None else own for h, own in zip(headers, self.plan.pieces)]
-        self._collection = Collection(self._channel, self.plan.joined.layout.nbytes, follow)
-        for header, own in zip(headers, self.plan.pieces):
-            if header.data:
-                put(self._collection.block, own, np.frombuffer(header.data, np.uint8))
-        return [(share, k == self.plan.example_from) for k, share in enumerate(self._collection.shares)]
+    def example(self) -> Any:
+        """The structure of a batch with something small for each leaf, from which another rank can build the same."""
+        leaves = {
+            path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in tree.walk(self.segments[0])
+        }
+        return tree.rebuild(self.segments[0], leaves)
 
-    def _joined(self, joined: Joined) -> Any:
-        """The leaves that lie in the block, in the structure of this rank's batch, tensors where that has tensors."""
-        example, leaves = self.segments[0] if self.segments else self.example, joined.leaves(self.block)
-        for path, like in tree.walk(example):
-            if isinstance(leaves[path], np.ndarray):
+
+class Gathered(NamedTuple):
+    """The rows of all ranks in one block."""
+
+    joined: Joined
+    block: np.ndarray
+    example: Any  # a batch of the same structure and kinds of leaves
+
+    def batch(self) -> Any:
+        """The leaves that lie in the block, in the structure of the example, tensors where that has tensors."""
+        leaves = self.joined.leaves(self.block)
+        for path, like, is_leaf in tree.flatten(self.example):
+            if is_leaf and not is_plain(like) and isinstance(leaves[path], np.ndarray):
                 leaves[path] = adapter_for(like).from_array(leaves[path], like)
-        return tree.rebuild(example, leaves)
-
-    def run_for_all(self) -> Any:
-        """Collective. Returns: the joined batch on every rank, in the order of its own keys."""
-        channel, at_rank0 = self._channel, self.run()
-        if channel.size == 1:
-            return at_rank0
-
-        def decide(described: list[None]) -> tuple[int, Any]:
-            return len(self.block), (self.plan.joined, _skeleton(self.segments[0]) if self.segments else self.example)
-
-        def write(block: np.ndarray) -> Iterator[int]:
-            np.copyto(block, self.block)
-            yield len(block)
-
-        def take(block: np.ndarray, wait_for: Callable[[int], None]) -> None:
-            wait_for(len(block))
-            self.block = block.copy()
-
-        joined, self.example = broadcast(channel, self.op, lambda: None, decide, write, take)
-        return self._joined(joined) if channel.rank else at_rank0
+        return tree.rebuild(self.example, leaves)
 
 
-def _skeleton(segment: Any) -> Any:
-    """The structure of a batch with something small for each leaf, from which another rank can build the same."""
-    leaves = {path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in tree.walk(segment)}
-    return tree.rebuild(segment, leaves)
+class _Answer(NamedTuple):
+    """Rank 0's answer."""
+
+    target: Any  # of `Channel.collect`
+    example_from: int  # the rank that sends rank 0 an example of the structure; 0: it needs none
+    plan: GatherPlan | None = None  # on rank 0
+
+
+def _gather(channel: Channel, op: str, rows: Rows) -> Gathered | None:
+    """Collective. Returns: on rank 0 the rows of all ranks."""
+
+    def decide(headers: list[Header]) -> list[_Answer]:
+        plan = GatherPlan(op, headers)
+        targets = channel.collect_targets(plan.joined.layout.nbytes, plan.pieces)
+        return [_Answer(each, plan.example_from, None if k else plan) for k, each in enumerate(targets)]
+
+    target, example_from, plan = channel.agree(op, rows.header, decide)
+    channel.collect("gather", target, rows.arrays)
+    if plan is None:
+        if example_from == channel.rank:
+            channel.messages.send(0, rows.example())
+        return None
+    example = channel.messages.receive(example_from, op) if example_from else rows.segments[0] if rows.segments else {}
+    return Gathered(plan.joined, target.block, example)
+
+
+def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:
+    """Collective. Returns: the joined batch on every rank, in the order of its own keys."""
+    rows = Rows(op, channel.rank, batch, index)
+    gathered = _gather(channel, op, rows)
+    if channel.size == 1:
+        return gathered and gathered.batch()
+
+    def decide(_: list[None]) -> Sequence[Any]:
+        assert gathered is not None
+        example = rows.example() if rows.segments else gathered.example
+        sources = channel.spread_sources(len(gathered.block), lambda block: np.copyto(block, gathered.block))
+        return paired(sources, (gathered.joined, example))
+
+    source, (joined, example) = channel.agree(op, lambda: None, decide)
+    block = channel.spread(op, source)
+    if gathered is None:
+        gathered = Gathered(joined, block.copy(), rows.segments[0] if rows.segments else example)
+    return gathered.batch()

@@ -41,13 +41,12 @@ class Header(NamedTuple):
     indexed: bool  # whether an index is given
     order: list[int]  # each segment's place in the whole
     rows: list[list[int]]  # of each segment, of each leaf
-    data: bytes | None  # the rows themselves where they are few: leaf by leaf; else they follow
 
 
 def pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndarray]]:
     """The structure of a segment, and each leaf as an array with rows."""
     leaves, containers, arrays = [], [], []
-    for path, node, is_leaf in tree.nodes(segment):
+    for path, node, is_leaf in tree.flatten(segment):
         if not is_leaf:
             if isinstance(node, list):
                 raise BatchError(_refused_list(op, path, node, indexed))
@@ -55,7 +54,10 @@ def pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndarr
             name = f"{type(node).__name__}({', '.join(fields)})" if fields else "tuple"
             containers.append((path, "dict" if isinstance(node, dict) else name))
             continue
-        if node is None:
+        if is_plain(node):
+            array = node if node.shape else node[None]
+            leaf = Leaf(path, "array", portable(node.dtype), node.shape[1:], not node.shape)
+        elif node is None:
             leaf, array = Leaf(path, "none", None, (), False), np.empty(0, np.uint8)
         elif isinstance(node, (list, str, bytes)):
             leaf = Leaf(path, "list", None, (), False)
@@ -71,6 +73,11 @@ def pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndarr
         arrays.append(array)
     tree.check_paths([leaf.path for leaf in leaves])
     return (tuple(leaves), tuple(containers)), arrays
+
+
+def is_plain(leaf: Any) -> bool:
+    """True for an array of NumPy's own dtypes, which needs no adapter."""
+    return type(leaf) is np.ndarray and leaf.dtype.isbuiltin == 1 and not leaf.dtype.hasobject
 
 
 def _by_path(structure: Structure) -> dict[str, str]:
@@ -123,7 +130,7 @@ class Joined(NamedTuple):
         return found
 
 
-class Plan:
+class GatherPlan:
     """Rank 0's plan: where each piece of each rank goes in one block.
 
     Leaves lie one after another, each aligned; within a leaf the segments in the order of their index.

@@ -4,8 +4,8 @@ import numpy as np
 from harness import fork, raises, run_checks
 
 import mpi_util
-from mpi_util.collectives import averaging
-from mpi_util.collectives.averaging import average, combine
+from mpi_util.collectives import reduce
+from mpi_util.collectives.reduce import average, combine
 from mpi_util.collectives.channel import channel_of
 
 fork()
