@@ -81,6 +81,8 @@ class Channel:
         rank, size: in the communicator.
         comm: a duplicate of it; None in a single process.
         whole: True if all ranks of the job are in it.
+        above: the rank to which this one sends its messages: rank 0.
+        below: the ranks that send theirs to this one: for rank 0 all others.
         machine: for each rank the lowest rank of its machine.
         states: what other modules keep for this communicator, each made as `kind(channel)`.
         pool, attached: shared memory that this rank owns, and that it maps.
@@ -99,6 +101,7 @@ class Channel:
         self.whole = everyone is None or self.size == everyone.Get_size()
         self.comm: Any = None
         self.messages = Messages(self.rank, self.size)
+        self.above, self.below = 0, [*range(1, self.size)] if self.rank == 0 else list[int]()
         self.machine = peers.machine if peers else [0]
         self.pool, self.attached = Pool(), Attached()
         self.states = States(self)
@@ -147,7 +150,7 @@ class Channel:
             own_error, shown = error, portable(op, self.rank, error, name_rank=True)
             shown.silent = True  # this rank reports it
             mine = packed(ERROR, shown)
-        awaited = set(range(1, self.size)) if self.rank == 0 else set[int]()  # those whose message has not been read
+        awaited = set(self.below)  # those whose message has not been read
         try:
             if self.rank:
                 return self._ask(op, mine)
@@ -163,7 +166,7 @@ class Channel:
 
         Raises: the error of a rank that fails, or RankLeftError, as soon as it is known.
         """
-        messages, found = self.messages, {0: mine}
+        messages, found = self.messages, {self.rank: mine}
         for k in messages.ended:
             raise messages.left_error(op, k)
         while awaited:
@@ -186,7 +189,8 @@ class Channel:
 
     def _decide(self, found: Mapping[int, Message], decide: Callable[[list[Contribution]], Sequence[Answer]]) -> Answer:
         """Rank 0 checks what all contribute, and answers them."""
-        each = {k: opened(found[k]) for k in sorted(found)}
+        read = {message: opened(message) for message in set(found.values())}
+        each = {k: read[found[k]] for k in sorted(found)}
         for kind, error in each.values():
             if kind == ERROR:
                 raise error
@@ -212,11 +216,11 @@ class Channel:
     def _ask(self, op: str, mine: Message) -> Any:
         """Another rank sends its message to rank 0. Returns: the answer."""
         messages = self.messages
-        messages.post_all({0: mine})
+        messages.post_all({self.above: mine})
         if messages.ended:
             raise messages.left_error(op, 0)
         while True:  # what a call that failed or was interrupted has left is dropped
-            _, message = messages.next([0])
+            _, message = messages.next([self.above], [0])
             try:
                 kind, payload = opened(message)
             except Exception as error:  # of a class of the program
@@ -227,7 +231,8 @@ class Channel:
                 raise payload
             if kind == LEAVE:
                 messages.ended[0] = payload
-                raise messages.left_error(op, 0)
+                if payload[2] < messages.calls:  # else the answer is on its way
+                    raise messages.left_error(op, 0)
 
     def call_id(self, op: str) -> tuple[str, int, str]:
         """Where this rank is: the call, its number, `file:line` of the program."""
@@ -293,7 +298,7 @@ class Channel:
 
         Returns: on rank 0, when all rows are in `target.block`; elsewhere, when `arrays` may change again.
         """
-        if self.rank == 0:
+        if target.block is not None:
             write_rows(target.block, arrays, target.starts)
             for k in target.writers:
                 while (found := self.messages.receive(k, op)) != WRITTEN:
@@ -309,10 +314,10 @@ class Channel:
                 for array, start in zip(arrays, target.starts):
                     whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                     for at in range(0, len(whole), _PART_BYTES):
-                        self.messages.send(0, (start + at, whole[at : at + _PART_BYTES]))
-            self.messages.send(0, WRITTEN)
+                        self.messages.send(self.above, (start + at, whole[at : at + _PART_BYTES]))
+            self.messages.send(self.above, WRITTEN)
         except Exception as error:
-            self.messages.fail(op, error, [0])
+            self.messages.fail(op, error, [self.above])
             raise
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[BlockSource]:
@@ -325,7 +330,7 @@ class Channel:
         block, address = self.lease(nbytes)
         fill(block)
         others = [BlockSource(nbytes, address)] * (self.size - 1)
-        return [BlockSource(nbytes, None, block, () if address else range(1, self.size)), *others]
+        return [BlockSource(nbytes, None, block, () if address else self.below), *others]
 
     def spread(self, op: str, source: Any) -> np.ndarray:
         """Collective, after the agreement: rank 0's bytes, uint8, on every rank; to be read before the next call.
@@ -336,13 +341,13 @@ class Channel:
         """
         if source.address:
             return np.ndarray((source.nbytes,), np.uint8, self.map(source.address))
-        block: np.ndarray = source.block if self.rank == 0 else private(source.nbytes)
+        block: np.ndarray = private(source.nbytes) if source.block is None else source.block
         for at in range(0, source.nbytes, _PART_BYTES):
             part = block[at : at + _PART_BYTES]
             for k in source.receivers:
                 self.messages.send(k, part)
-            if self.rank:
-                part[:] = self.messages.receive(0, op)
+            if source.block is None:
+                part[:] = self.messages.receive(self.above, op)
         return block
 
     def add_up(self, reduction: Reduction) -> np.ndarray:
