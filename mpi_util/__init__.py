@@ -27,11 +27,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .cluster.hosts import nslots
+from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .collectives.deal import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from .collectives.moments import merge_moments
 from .collectives.reduce import all_mean, all_sum
-from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .compat_2017 import accum_batches, mpitype, pt_to_pt_bcast, set_wt  # noqa: F401  # not for new programs
 from .errors import (
     BatchError,

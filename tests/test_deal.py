@@ -11,7 +11,7 @@ import pytest
 from conftest import mpi_environment, run
 
 import mpi_util
-from mpi_util.collectives import deal as module
+from mpi_util.collectives import counter as module
 from mpi_util.errors import UsageError
 from mpi_util.ranks.state import process
 

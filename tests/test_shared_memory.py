@@ -1,16 +1,13 @@
 """Shared memory: a small /dev/shm does not matter, and where there is none, MPI serves and one line says so."""
 
 import os
-import random
 import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from conftest import RANKS, mpi_environment, run
 
-from mpi_util.collectives import gather_transfer as collecting
 from mpi_util.host.segments import Attached, Pool, Segment, attach
 
 
@@ -39,35 +36,6 @@ def test_too_little_shared_memory(run_ranks, machines):
     done = run_ranks("fallback.py", 4, "small-files", env={"MPI_UTIL_MACHINES": str(machines)})
     assert f"{4 - machines} ranks share memory" in done.out
     assert len(done.err.splitlines()) == 1 and "no shared memory" in done.err
-
-
-def test_what_a_machine_sends_is_put_together_and_taken_apart():
-    rng = random.Random(1)
-    for largest in (10, 1 << 16, 9 << 20):
-        target = np.random.default_rng(1).integers(0, 256, 30 << 20, np.uint8)
-        cuts, pieces = 0, {k: [] for k in (4, 7, 9)}
-        while cuts < len(target) - largest - 10:
-            n = rng.randrange(largest) * rng.randrange(2)
-            pieces[rng.choice((4, 7, 9))].append((cuts, n))
-            cuts += n + rng.choice((0, 0, 10))
-            if largest == 10 and cuts > 1e5:
-                break
-        starts, runs = collecting._image(pieces)
-        image = np.empty(sum(n for own in pieces.values() for _, n in own), np.uint8)
-        owners = np.full(len(image), -1)
-        for k, own in pieces.items():
-            for (start, n), at in zip(own, starts[k]):
-                image[at : at + n] = target[start : start + n]
-                owners[at : at + n] = k
-        at = 0
-        messages = collecting._in_messages(runs)
-        for message, owner in messages:
-            assert 0 < sum(n for _, n in message) <= 4 << 20
-            for start, n in message:
-                assert (image[at : at + n] == target[start : start + n]).all()
-                assert owner == -1 or (owners[at : at + n] == owner).all()
-                at += n
-        assert at == len(image) and len(messages) < 2 * sum((n >= 1 << 16) + n // (4 << 20) for (_, n), _ in runs) + 9
 
 
 def test_a_segment_is_lent_once_and_reused_when_nothing_refers_to_it():

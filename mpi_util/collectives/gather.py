@@ -5,7 +5,6 @@ and `Channel.collect` brings them there. Rank 0 gets views of that memory.
 """
 
 import functools
-import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
