@@ -121,7 +121,7 @@ class Channel(Agreement):
 
         Returns: on rank 0, when all rows are in `target.block`; elsewhere, when `arrays` may change again.
         """
-        if self.rank == 0:
+        if target.block is not None:
             write_rows(target.block, arrays, target.starts)
             for k in target.writers:
                 while (found := self.messages.receive(k, op)) != WRITTEN:
@@ -137,10 +137,10 @@ class Channel(Agreement):
                 for array, start in zip(arrays, target.starts):
                     whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                     for at in range(0, len(whole), _PART_BYTES):
-                        self.messages.send(0, (start + at, whole[at : at + _PART_BYTES]))
-            self.messages.send(0, WRITTEN)
+                        self.messages.send(self.above, (start + at, whole[at : at + _PART_BYTES]))
+            self.messages.send(self.above, WRITTEN)
         except Exception as error:
-            self.messages.fail(op, error, [0])
+            self.messages.fail(op, error, [self.above])
             raise
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[BlockSource]:
@@ -153,7 +153,7 @@ class Channel(Agreement):
         block, address = self.lease(nbytes)
         fill(block)
         others = [BlockSource(nbytes, address)] * (self.size - 1)
-        return [BlockSource(nbytes, None, block, () if address else range(1, self.size)), *others]
+        return [BlockSource(nbytes, None, block, () if address else self.below), *others]
 
     def spread(self, op: str, source: Any) -> np.ndarray:
         """Collective, after the agreement: rank 0's bytes, uint8, on every rank; to be read before the next call.
@@ -164,13 +164,13 @@ class Channel(Agreement):
         """
         if source.address:
             return np.ndarray((source.nbytes,), np.uint8, self.map(source.address))
-        block: np.ndarray = source.block if self.rank == 0 else private(source.nbytes)
+        block: np.ndarray = private(source.nbytes) if source.block is None else source.block
         for at in range(0, source.nbytes, _PART_BYTES):
             part = block[at : at + _PART_BYTES]
             for k in source.receivers:
                 self.messages.send(k, part)
-            if self.rank:
-                part[:] = self.messages.receive(0, op)
+            if source.block is None:
+                part[:] = self.messages.receive(self.above, op)
         return block
 
     def add_up(self, reduction: "Reduction") -> np.ndarray:
