@@ -31,6 +31,8 @@ class Agreement:
     Attributes:
         rank, size: in the communicator.
         whole: True if all ranks of the job are in it.
+        above: the rank to which this one sends what it contributes: rank 0.
+        below: the ranks that send theirs to this one: for rank 0 all others.
         barrier: the page on which ranks add up gradients (barrier.py), once there is one.
     """
 
@@ -38,6 +40,7 @@ class Agreement:
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size, self.messages = rank, size, Messages(rank, size)
+        self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()
         # in a process that was forked from this one `enter` raises an error, and in one that was started by a rank
@@ -82,7 +85,7 @@ class Agreement:
             own_error, shown = error, portable(op, self.rank, error, name_rank=True)
             shown.silent = True  # this rank reports it
             mine = packed(ERROR, shown)
-        awaited = set(range(1, self.size)) if self.rank == 0 else set[int]()  # those whose message has not been read
+        awaited = set(self.below)  # those whose message has not been read
         try:
             if self.rank:
                 return self._ask(op, mine)
@@ -98,7 +101,7 @@ class Agreement:
 
         Raises: the error of a rank that fails, or RankLeftError, as soon as it is known.
         """
-        messages, found = self.messages, {0: mine}
+        messages, found = self.messages, {self.rank: mine}
         for k in messages.ended:
             raise messages.left_error(op, k)
         while awaited:
@@ -121,7 +124,8 @@ class Agreement:
 
     def _decide(self, found: Mapping[int, Message], decide: Callable[[list[Contribution]], Sequence[Answer]]) -> Answer:
         """Rank 0 checks what all contribute, and answers them."""
-        each = {k: opened(found[k]) for k in sorted(found)}
+        read = {message: opened(message) for message in set(found.values())}
+        each = {k: read[found[k]] for k in sorted(found)}
         for kind, error in each.values():
             if kind == ERROR:
                 raise error
@@ -147,11 +151,11 @@ class Agreement:
     def _ask(self, op: str, mine: Message) -> Any:
         """Another rank sends its message to rank 0. Returns: the answer."""
         messages = self.messages
-        messages.post_all({0: mine})
+        messages.post_all({self.above: mine})
         if messages.ended:
             raise messages.left_error(op, 0)
         while True:  # what a call that failed or was interrupted has left is dropped
-            _, message = messages.next([0])
+            _, message = messages.next([self.above], [0])
             try:
                 kind, payload = opened(message)
             except Exception as error:  # of a class of the program
@@ -162,7 +166,8 @@ class Agreement:
                 raise payload
             if kind == LEAVE:
                 messages.ended[0] = payload
-                raise messages.left_error(op, 0)
+                if payload[2] < messages.calls:  # else the answer is on its way
+                    raise messages.left_error(op, 0)
 
     def call_id(self, op: str) -> tuple[str, int, str]:
         """Where this rank is: the call, its number, `file:line` of the program."""
