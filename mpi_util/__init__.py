@@ -28,11 +28,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .cluster.hosts import nslots
-from .collectives.dealing import deal, share
+from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
+from .collectives.deal import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from .collectives.moments import merge_moments
-from .collectives.reductions import all_mean, all_sum
-from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
+from .collectives.reduce import all_mean, all_sum
 from .errors import (
     BatchError,
     HostError,

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from mpi_util.collectives.moments import Statistics, statistics
 from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import Comm, rank
 
 from .files import lock_folder, replace_file
+from .mpi_tools import Statistics, statistics
 from .savers import load_weights, numbers, restore_tf_graph, save_keras, save_session, save_torch
 from .serialization_utils import convert_json
 from .table import Progress, box, color2num, colored, colorize
@@ -299,7 +299,7 @@ class EpochLogger(Logger):
 
     def _statistics(self, call: str, key: str) -> Statistics:
         samples = np.concatenate([np.ravel(value) for value in self.epoch_dict.get(key) or [[]]])
-        return statistics(call, {key: samples}, self._comm)[key]
+        return statistics(call, key, samples, self._comm)
 
 
 def _print(text: str) -> None:

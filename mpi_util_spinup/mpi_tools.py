@@ -5,17 +5,19 @@ not depend on the MPI library, and one rank needs no MPI. `comm` is a communicat
 than sum and mean are mpi4py's own.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import mpi_util
 from mpi_util import BatchError, MpiUtilError, all_accum_batches, bcast
+from mpi_util.arrays.adapters import adapter_for
 from mpi_util.collectives.channel import channel_of
-from mpi_util.collectives.moments import statistics
+from mpi_util.collectives.moments import Moments, merge
 from mpi_util.errors import rank_mismatch
 from mpi_util.ranks.identity import Comm, nworkers, rank
 
@@ -80,11 +82,61 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
 
     Raises BatchError on every rank: values on one are not real numbers.
     """
-    found = statistics("mpi_statistics_scalar", {"x": x}, comm)["x"]
+    found = statistics("mpi_statistics_scalar", "x", x, comm)
     if not found.n:
         found = found._replace(min=math.inf, max=-math.inf)
     with np.errstate(over="ignore"):
         return tuple(np.float32(value) for value in found[: 4 if with_min_and_max else 2])
+
+
+class Statistics(NamedTuple):
+    """Of `n` samples. All others are NaN if there is none."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    n: float = 0.0
+
+
+def statistics(op: str, key: str, samples: Any, comm: Comm = None) -> Statistics:
+    """Collective: the statistics of the samples of all ranks, the same bits on every rank.
+
+    Args: op: the call that asks. key: names the samples. samples: an array, tensor, list or number of any shape.
+    Raises, on every rank: RankMismatchError: the keys differ. BatchError: values on one rank are not real numbers.
+    """
+
+    def merged(of_ranks: list[tuple[str, tuple[Moments, float, float]]]) -> list[Statistics]:
+        keys = [key for key, _ in of_ranks]
+        if len(set(keys)) > 1:
+            raise rank_mismatch(f"{op}: every rank must ask for the statistics of the same key", keys)
+        return [_merged([summary for _, summary in of_ranks])] * len(of_ranks)
+
+    return channel_of(comm).agree(op, lambda: (key, _summary(key, samples)), merged)
+
+
+def _summary(key: str, x: Any) -> tuple[Moments, float, float]:
+    """(moments, minimum, maximum) of this rank's samples; NaN if there are none."""
+    array = adapter_for(x).to_numbers(x)
+    if array.dtype.kind not in "fiub":
+        raise BatchError(f"'{key}' holds {array.dtype}, which has no mean; give real numbers")
+    array = array.astype(float).ravel()
+    if not array.size:
+        return Moments(0, math.nan, math.nan), math.nan, math.nan
+    with np.errstate(all="ignore"):  # infinite samples are allowed
+        mean = array.mean()
+        if np.isfinite(mean):
+            mean += (array - mean).mean()  # corrects the rounding
+        m2 = np.square(array - mean).sum()
+    return Moments(array.size, float(mean), float(m2)), float(array.min()), float(array.max())
+
+
+def _merged(summaries: list[tuple[Moments, float, float]]) -> Statistics:
+    moments, lowest, highest = zip(*[s for s in summaries if s[0].n] or summaries[:1])
+    whole = functools.reduce(merge, moments)
+    std = math.sqrt(whole.m2 / whole.n) if whole.n else math.nan
+    # extremes are NaN if any sample is
+    return Statistics(whole.mean, std, float(np.min(lowest)), float(np.max(highest)), whole.n)
 
 
 def _buffer(x: Any) -> np.ndarray:
