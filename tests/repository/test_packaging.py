@@ -50,6 +50,7 @@ def test_the_wheel_carries_what_a_user_needs(built):
     assert "# mpi_util" in text and all(link.startswith("https:") for link in links), links
 
 
+@pytest.mark.slow
 def test_the_source_distribution_is_complete(built, tmp_path):
     with tarfile.open(built[1]) as archive:
         archive.extractall(tmp_path, filter="data")

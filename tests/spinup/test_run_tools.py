@@ -282,6 +282,7 @@ def test_a_grid_of_a_script(tmp_path):
         assert problem in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_grid_of_training_runs_goes_on_after_an_interruption(tmp_path):
     command = [*TOOL, "grid", ROOT / "train.py", "Hopper-v4", "--seed", 0, 1, "--total_steps", 20000, "--save_every", 0]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
