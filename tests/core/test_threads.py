@@ -5,8 +5,7 @@ import json
 import sys
 
 import pytest
-from conftest import RANKS, mpi_environment, run
-from launching import FLAGS, LAUNCHER
+from conftest import FLAGS, LAUNCHER, RANKS, mpi_environment, run
 
 import mpi_util
 from mpi_util.errors import UsageError

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
-from launching import FLAGS, LAUNCHER, survivors
+from conftest import FLAGS, LAUNCHER, OPEN_MPI, RANKS, ROOT, mpi_environment, run
+from launching import survivors
 
 import mpi_util
 from mpi_util.host.waiting import wait_until

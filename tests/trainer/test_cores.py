@@ -4,8 +4,7 @@ import os
 import sys
 
 import pytest
-from conftest import mpi_environment, run
-from launching import LAUNCHER
+from conftest import LAUNCHER, mpi_environment, run
 
 CORES = sorted(os.sched_getaffinity(0))
 ON_ONE = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"
