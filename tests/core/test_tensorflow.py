@@ -54,7 +54,7 @@ def test_keras_on_torch(run_ranks):
 )
 def test_without_the_framework_one_line_says_what_to_install(code, line):
     blocked = "import sys; sys.modules |= dict.fromkeys(['tensorflow', 'keras'])"
-    program = f"{blocked}\nimport mpi_util\nfrom mpi_util import mpi_tf\n{code}"
+    program = f"{blocked}\nimport mpi_util\nfrom mpi_util_spinup import mpi_tf\n{code}"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode and done.stderr.splitlines()[-1].endswith(f"MissingFrameworkError: this needs {line}")
     assert mpi_util.MissingFrameworkError.status == 2

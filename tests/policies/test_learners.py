@@ -28,10 +28,10 @@ from learning import (
 
 from policies.actor import init_params
 from policies.backend import as_array, n_threads
+from policies.data_parallel import Part
 from policies.hyper import Hyper
 from policies.learner import n_minibatches, shuffled, stream
 from policies.learners import Learners
-from policies.share import Part
 from trainer.config import parse
 
 

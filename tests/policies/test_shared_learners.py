@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from learning import ALGOS, BOTH, BOX, DISCRETE, FIELDS, Group, a_batch, assert_same_bits, split
 
+from policies.data_parallel import Part
 from policies.learner import shuffled
-from policies.share import Part
 
 SPLITS = {"even": [0.5, 0.5], "uneven": [0.2, 0.7, 0.1], "one without rows": [0.6, 0.0, 0.4]}
 MORE = {"ent_coef": 0.01}

@@ -5,8 +5,8 @@ import pytest
 from learning import BACKENDS, BOTH, BOX, Rank0, a_batch, assert_same_bits, entropy
 
 from policies.backend import as_array
+from policies.data_parallel import Part
 from policies.rules import conjugate_gradients
-from policies.share import Part
 
 
 def test_ppo_stops_at_the_target_divergence():

@@ -15,7 +15,7 @@ from policies.scaler import Pixels, scaler_for  # noqa: E402
 from policies.torch import modules  # noqa: E402
 from trainer.config import Config  # noqa: E402
 from trainer.environment import action_map, image_shape, make_env  # noqa: E402
-from trainer.watch import load_policy  # noqa: E402
+from trainer.play import load_policy  # noqa: E402
 
 FIRST = Spec(3 * 24 * 32, 4, True, (), (), CNN, (3, 24, 32))
 SIDES = ["tests.envs:Sides-v0", "--network", "cnn", "--batch_steps", 256, "--num_envs", 4, "--minibatches", 4]

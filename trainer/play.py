@@ -31,7 +31,7 @@ from trainer.run_folder import BEST, POLICY, load
 PROBE = """
 import sys
 from pathlib import Path
-from trainer.watch import SavedPolicy
+from trainer.play import SavedPolicy
 env = SavedPolicy(Path(sys.argv[1])).make_env(render_mode="rgb_array")
 env.reset(seed=0)
 sys.exit(0 if env.render() is not None else "it makes no pictures")
