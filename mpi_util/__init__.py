@@ -24,9 +24,9 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .collectives.dealing import deal, share
+from .collectives.deal import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
-from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
+from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .errors import (
     BatchError,
     HostError,
@@ -50,7 +50,7 @@ from .ranks.watchdog import watchdog
 if TYPE_CHECKING:
     from .cluster.hosts import nslots
     from .collectives.moments import merge_moments
-    from .collectives.reductions import all_mean, all_sum
+    from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork
     from .launch.restarts import saved
     from .ranks.signals import StopRequest
@@ -86,8 +86,8 @@ _READ = {
 # Loaded when they are first read, because not every rank needs them.
 _LOADED = {
     "StopRequest": "ranks.signals",
-    "all_mean": "collectives.reductions",
-    "all_sum": "collectives.reductions",
+    "all_mean": "collectives.reduce",
+    "all_sum": "collectives.reduce",
     "merge_moments": "collectives.moments",
     "mpi_fork": "launch.api",
     "nslots": "cluster.hosts",

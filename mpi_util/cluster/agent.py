@@ -49,7 +49,7 @@ except OSError:
     print(json.dumps({"wrong": "it has no folder " + start["cwd"]}), flush=True)
     sys.exit(1)
 boot = "import sys; sys.path.insert(0, sys.argv[1])\\n"
-boot += "try:\\n    from mpi_util.launch import agent\\n"
+boot += "try:\\n    from mpi_util.cluster import agent\\n"
 boot += "except Exception as error:\\n    import json\\n"
 boot += "    text = f'it has no working mpi_util in {sys.argv[1]}: {error}'\\n"
 boot += "    print(json.dumps({'wrong': text}), flush=True)\\n"
