@@ -24,9 +24,9 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .collectives.deal import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
-from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .errors import (
     BatchError,
     HostError,
