@@ -26,7 +26,6 @@ docs/architecture.md of the repository has the drawing, one iteration's data, an
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .cluster.hosts import nslots
 from .collectives.dealing import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from .collectives.moments import merge_moments
@@ -49,7 +48,7 @@ from .errors import (
 )
 from .host.cores import usable_cores
 from .launch import restarts as _restarts
-from .launch.api import mpi_fork
+from .launch.api import mpi_fork, nslots
 from .launch.restarts import saved
 from .ranks import identity as _identity
 from .ranks import tensorflow_setup as _tensorflow_setup

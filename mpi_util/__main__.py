@@ -1,12 +1,13 @@
 """python -m mpi_util COMMAND ..., or mpi-util COMMAND ...: training, and the tools around a run."""
 
 import importlib
+import os
 import sys
 
 COMMANDS = {  # name: module with a `main` of the arguments, what it does
     "train": ("train", "train a policy on N processes: train.py"),
     "watch": ("trainer.watch", "play what a run has learned, in a window or as a video"),
-    "doctor": (".launch.doctor", "will a job run on this machine, and if not, what is to be done"),
+    "doctor": (".doctor.checks", "will a job run on this machine, and if not, what is to be done"),
     "plot": (".runs.plot", "curves of runs, their scaling, where their time goes"),
     "grid": (".runs.shell_grid", "run a script once for each combination of options"),
 }
@@ -29,6 +30,12 @@ def main() -> int:
         if name != "train":
             return int(module.main(arguments))
     except ModuleNotFoundError as error:
+        if error.name and f".{name}" in error.name:
+            folder = f"{os.path.dirname(__file__)}/{name}"
+            print(
+                f"mpi_util {name}: this copy of mpi_util is without the folder {folder}; copy it too", file=sys.stderr
+            )
+            return 2
         hint = ours if error.name in ("train", "trainer") else f"pip install {error.name}"
         print(f"mpi_util {name}: {error}; {hint}", file=sys.stderr)
         return 2
