@@ -32,7 +32,7 @@ def main() -> int:
     """One run, on every rank. Returns the exit status."""
     options = {word.split("=")[0] for word in sys.argv}
     if "--watch" in options:
-        from trainer.watch import main as watch
+        from trainer.play import main as watch
 
         return watch()
     if "--seeds" in options:

@@ -6,7 +6,7 @@ import sys
 
 COMMANDS = {  # name: module with a `main` of the arguments, what it does
     "train": ("train", "train a policy on N processes: train.py"),
-    "watch": ("trainer.watch", "play what a run has learned, in a window or as a video"),
+    "watch": ("trainer.play", "play what a run has learned, in a window or as a video"),
     "doctor": (".doctor.checks", "will a job run on this machine, and if not, what is to be done"),
     "plot": (".runs.plot", "curves of runs, their scaling, where their time goes"),
     "grid": (".runs.shell_grid", "run a script once for each combination of options"),

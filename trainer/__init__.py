@@ -16,7 +16,7 @@ def train(env: str, **settings: Any) -> Path:
     """Trains as train.py does, in processes of its own, whose output comes here; returns the folder of the run.
 
         folder = train("Hopper-v4", nprocs=4, total_steps=200_000)
-        policy = load_policy(folder)  # of trainer.watch
+        policy = load_policy(folder)  # of trainer.play
 
     Args: settings: train.py's options, by name; True for an option without a value.
     Raises RuntimeError: it has failed; its own message is on standard error.

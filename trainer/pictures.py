@@ -32,7 +32,7 @@ class Pictures:
             film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
             with contextlib.suppress(OSError):
                 film.parent.mkdir(exist_ok=True)
-                self._start("video", "trainer.watch", self._folder, "--last", "--video", film)
+                self._start("video", "trainer.play", self._folder, "--last", "--video", film)
 
     def end(self) -> dict[str, Path]:
         """Draws the last curve, and waits for what is under way. Returns: where they are: curve, videos."""
