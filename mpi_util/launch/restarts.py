@@ -10,7 +10,7 @@ from ..ranks.failure import print_line, write_record
 from ..ranks.identity import first_number
 from .verdict import Verdict
 
-RESTARTS, _SAVED = "MPI_UTILRESTARTS", "MPI_UTIL_SAVED"
+RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
 
 
 def restarts() -> int:
