@@ -1,7 +1,6 @@
 """python -m mpi_util COMMAND ..., or mpi-util COMMAND ...: training, and the tools around a run."""
 
 import importlib
-import os
 import sys
 
 COMMANDS = {  # name: module with a `main` of the arguments, what it does
@@ -30,11 +29,8 @@ def main() -> int:
         if name != "train":
             return int(module.main(arguments))
     except ModuleNotFoundError as error:
-        if error.name and f".{name}" in error.name:
-            folder = f"{os.path.dirname(__file__)}/{name}"
-            print(
-                f"mpi_util {name}: this copy of mpi_util is without the folder {folder}; copy it too", file=sys.stderr
-            )
+        if f".{name}" in (error.name or ""):
+            print(f"mpi_util {name}: mpi_util/{name}/, which is needed for that, is missing", file=sys.stderr)
             return 2
         hint = ours if error.name in ("train", "trainer") else f"pip install {error.name}"
         print(f"mpi_util {name}: {error}; {hint}", file=sys.stderr)

@@ -31,19 +31,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RECORDS = re.compile(r"(rank|failed|ended|saved)-\d+")
 _PACKAGE = Path(__file__).parent.parent
 
-# Runs on the host before anything is known of it, as `python -c`: takes the agent's start from its input, goes to the
-# program's folder, and becomes the agent, in the ranks' environment. It writes what is wrong as the agent would.
+# Runs on the host before anything is known of it, as `python -c`: reads the first message, goes to the program's
+# folder, and becomes the agent, in the ranks' environment. It reports what is wrong as the agent would.
 BOOT = """
 import json, os, sys
-def read(n):
-    text = b""
-    while len(text) < n:
-        part = os.read(0, n - len(text))
-        if not part:
-            sys.exit(1)
-        text += part
-    return text
-start = json.loads(read(int(read(12))))
+line = b""
+while not line.endswith(b"\\n"):  # no more than that: the rest is for the agent
+    line += os.read(0, 1) or sys.exit(1)
+start = json.loads(line)
 try:
     os.chdir(start["cwd"])
 except OSError:

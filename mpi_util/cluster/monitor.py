@@ -57,7 +57,6 @@ class ClusterMonitor(ProcessMonitor):
         by_host = hosts.ranks_by_host(len(ranks))
         self._environment = environment | dict.fromkeys(FOLDER_VARIABLES, str(folder))
         self._rsh = f"{folder}/rsh.sh"
-        self.lost = dict[str, str]()
         self._asking: list[socket.socket] = []  # for a process on another host
         self._listener = socket.socket(socket.AF_UNIX)
         self._remotes, here = remote.connect(by_host, hosts.shell, str(folder), self._environment, script)
@@ -120,7 +119,8 @@ class ClusterMonitor(ProcessMonitor):
 
     def _close_connections(self) -> None:
         """Without them the agents end by themselves, and so do the launcher's processes that wait for an answer."""
-        for each in (self._listener, *self._asking, *self._remotes.values()):
+        connections: list[Any] = [self._listener, *self._asking, *self._remotes.values()]
+        for each in connections:
             each.close()
 
     def _listen(self) -> None:
@@ -188,7 +188,4 @@ class ClusterMonitor(ProcessMonitor):
         if name.startswith("failed"):
             record = json.loads(text)
             text = json.dumps(record | {"time": each.here(record["time"])})
-        path = self.folder / os.path.basename(name)
-        draft = path.with_name(f".{path.name}")
-        draft.write_text(text)
-        os.replace(draft, path)
+        (self.folder / os.path.basename(name)).write_text(text)

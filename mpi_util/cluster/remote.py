@@ -33,7 +33,9 @@ class Remote:
     """One host's agent.
 
     Attributes:
-        name: of the host. lost: why it cannot be reached; "": it can. done: it has ended what was there.
+        name: of the host.
+        lost: why the host cannot be reached; "": it can.
+        done: the agent has ended what was there, or the host is lost.
         stopped: the lowest rank there is stopped.
     """
 
@@ -52,8 +54,7 @@ class Remote:
         self._heard = time.monotonic()
         self._beat = 0.0
         self._offset, self._trip_s = 0.0, float("inf")  # of its clock; of the shortest trip there and back
-        text = json.dumps(start).encode()
-        self._send(b"%12d" % len(text) + text)
+        self.say(**start)
 
     def receive(self) -> list[dict[str, Any]]:
         """What has arrived; sets `lost` at the end of the connection."""
@@ -100,10 +101,7 @@ class Remote:
 
     def say(self, **message: Any) -> None:
         """Writes the agent a message."""
-        self._send(json.dumps(message).encode() + b"\n")
-
-    def _send(self, data: bytes) -> None:
-        self._unsent += data
+        self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
@@ -111,11 +109,6 @@ class Remote:
         with contextlib.suppress(OSError):  # full; or broken, which `receive` finds out
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._input, self._unsent[: 1 << 16]) :]
-
-    def answer(self) -> dict[str, Any] | None:
-        """Its first message; None: it has not come."""
-        messages = self.receive()
-        return messages[0] if messages else {"wrong": self.lost} if self.lost else None
 
     def _last_words(self) -> str:
         """What its shell said, and with which status it ended."""
@@ -186,10 +179,11 @@ def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) 
             for remote in remotes.values():
                 remote.flush()  # a large environment does not fit into a pipe
             for key, _ in selector.select(min(left, _FLUSH_S)):
-                name, answer = key.data.name, key.data.answer()
-                if answer is None:
+                name, messages = key.data.name, key.data.receive()
+                if not messages and not key.data.lost:
                     continue  # what a login shell prints
                 selector.unregister(key.fd)
+                answer = messages[0] if messages else {"wrong": key.data.lost}
                 found[name] = answer.get("wrong") or _difference(answer["facts"], own, script)
                 if not found[name] and (other := machines.setdefault(answer["machine"], name)) != name:
                     found[name] = f"it is {other}, by another name"

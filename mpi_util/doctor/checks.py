@@ -37,7 +37,8 @@ _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have an
 _LAST_WORDS_S = 1.0
 _OLD_S = 60.0  # what is younger may belong to a job that is starting
 _SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
-_PACKAGE = __package__.rpartition(".")[0]
+_ROOM = __name__.rpartition(".")[0]
+_PACKAGE = _ROOM.rpartition(".")[0]
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
 _FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax")
 _FEW_FILES = 256  # a job of 2 ranks needs 40 in one process, one of 8 ranks 56
@@ -72,7 +73,7 @@ def examine(timeout_s: float = 10.0) -> list[Check]:
         found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
         missing = why or "not looked for: see above", "see above, or try with --timeout 60"
         checks += [found.get(name) or Check(name, *missing) for name in PARTS[part][1:]]
-    return [*checks, _judge_selftest(*_finish(_start("-m", f"{__package__}.selftest"), end))]
+    return [*checks, _judge_selftest(*_finish(_start("-m", f"{_ROOM}.selftest"), end))]
 
 
 def report(checks: list[Check], as_json: bool) -> int:

@@ -186,7 +186,7 @@ def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nes
     except ModuleNotFoundError as error:
         if ".cluster" not in (error.name or ""):
             raise
-        raise LaunchError(f"{by} names hosts, but this copy of mpi_util has no cluster/, which several need") from None
+        raise LaunchError(f"{by} names hosts, but mpi_util/cluster/, which is needed for that, is missing") from None
     return module
 
 

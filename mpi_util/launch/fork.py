@@ -52,8 +52,9 @@ def start(
         check_tasks(lambda: ask_library()[0])
     depth = int(os.environ.get(DEPTH, "0"))
     where = find_hosts() if find_hosts else None
-    n = n or (where and where.n_slots) or usable_cores()
-    others = where is not None and where.are_used_by(n)
+    if n is None:
+        n = int(where.n_slots if where else 0) or usable_cores()
+    others = where if where and where.are_used_by(n) else None
     if n == 1 and not max_restarts and not others:
         return "child"
     if is_multiprocess():
@@ -62,7 +63,7 @@ def start(
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
     program = ["/bin/sh", "-c", _NOTE_PID, "sh", sys.executable, *_own_arguments()]
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
-    stdin, environment[STDIN] = _stdin_for_ranks(others)
+    stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
     log_dir = _made(log_dir)
     sys.stdout.flush()
@@ -70,10 +71,9 @@ def start(
 
     def start_once(more: dict[str, str]) -> tuple[Verdict, str]:
         """Runs the job once."""
-        variables, open_monitor = environment | more, ProcessMonitor
-        if others:
-            open_monitor = functools.partial(where.open_monitor, find_hosts, variables, _script())
-        job, command = Job(n, variables, open_monitor, tag_output, log_dir), program
+        variables = environment | more
+        on_hosts = others and functools.partial(others.open_monitor, find_hosts, variables, _script())
+        job, command = Job(n, variables, on_hosts or ProcessMonitor, tag_output, log_dir), program
         if found:
             family, launcher = found
             options = family.options(bind_to_core, bool(tag_output or log_dir)) + job.monitor.options(family.name)

@@ -28,7 +28,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,12 @@ class ProcessMonitor:
         hosts: {rank: host} if several machines take part, else {}. lost: hosts that cannot be reached any more: why.
     """
 
-    hosts: Mapping[int, str] = {}
-    lost: Mapping[str, str] = {}
-
     def __init__(self, folder: Path, ranks: Iterable[int], on_death: Callable[[Death], object]):
         folder.mkdir(mode=0o700)
         self.folder, self.selector = folder, selectors.DefaultSelector()
         self.refused = 0
+        self.hosts = dict[int, str]()
+        self.lost = dict[str, str]()
         self._on_death = on_death
         self._unregistered = set(ranks)
         self._watched: set[int] = set()  # processes

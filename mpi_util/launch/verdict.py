@@ -155,8 +155,8 @@ def _first_failure(evidence: Evidence) -> Failure | None:
     """
     if recorded := failed_record(evidence.folder):
         return recorded
-    if (evidence.helper.code or 0) < 0:
-        return Failure(evidence.helper.code, who=_HELPER)
+    if (code := evidence.helper.code or 0) < 0:
+        return Failure(code, who=_HELPER)
     if evidence.launcher_code < 0 or evidence.n_ranks == 1:  # one is started without a launcher
         who = "the launcher" if evidence.n_ranks > 1 else "the program"
         return Failure(evidence.launcher_code, who=who) if evidence.launcher_code else None
