@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,7 +62,6 @@ class Job:
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._outputs: list[OutputThread] = []
         self._tag, self._log_dir = tag, log_dir
-        self._descriptors: list[int] = []
         self._signals = -1  # becomes readable when one has come
         self._signalled_at = -math.inf  # the last SIGINT or SIGTERM
         self._notice_at = math.inf  # when to look whether rank 0 does what a signal asks for
@@ -74,21 +74,20 @@ class Job:
 
         Args: stdin: as for subprocess.Popen.
         """
-        try:
-            with self._signals_caught():
+        with self._signals_caught():
+            try:
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=self._environment, stdin=stdin,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
-                return self._supervise()
-        finally:
-            self.close()
+                verdict = self._supervise()
+            finally:
+                self.close()
+            return replace(verdict, cause="") if self._new_signals() else verdict  # the user ends it: no restart
 
     def close(self) -> None:
         """Ends what is left of the job, and removes its folder."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
         self.monitor.close()
 
     def _supervise(self) -> Verdict:
@@ -178,7 +177,6 @@ class Job:
             yield
             return
         self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._descriptors += [self._signals, writer]
         self.monitor.selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         previous_fd = signal.set_wakeup_fd(writer)
         # One that is ignored stays ignored: nohup, and background jobs of a script.
@@ -190,6 +188,8 @@ class Job:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
             signal.set_wakeup_fd(previous_fd)
+            os.close(writer)
+            os.close(self._signals)
 
     def _new_signals(self) -> list[int]:
         new = b""
