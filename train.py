@@ -38,7 +38,7 @@ def main() -> int:
     if "--seeds" in options:
         from trainer.seeds import several_seeds
 
-        several_seeds(sys.argv[0], sys.argv[1:])
+        return several_seeds(sys.argv[0], sys.argv[1:])
     config = parse()
     launch = {name: getattr(config, name) for name in LAUNCH}
     if config.nprocs > mpi_util.nworkers and sys.stdout.isatty():  # their imports take seconds, on few cores

@@ -1,8 +1,8 @@
 """The training program around the algorithms of `policies`: settings, rollouts, run folder, screen, advice.
 
-It imports `policies` and the public names of `mpi_util`; only train.py, the tests and the benchmarks import it. Read
-`config` first, then `run` (what a rank holds), `collect` (episodes on every rank, and which rank learns from which
-rows) and `training` (one update). Ranks that only collect load neither torch nor TensorFlow.
+It imports `policies` and public names of `mpi_util` and its satellites; only train.py, the tests and the benchmarks
+import it. Read `config` first, then `run` (what a rank holds), `collect` (episodes on every rank, and which rank learns
+from which rows) and `training` (one update). Ranks that only collect load neither torch nor TensorFlow.
 """
 
 import os
@@ -28,8 +28,9 @@ def train(env: str, **settings: Any) -> Path:
     words = [env, "--run_dir", str(folder)]
     for name, value in settings.items():
         words += [] if value in (None, False) else [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "mpi_util", "train", *words]
+    root = Path(__file__).parent.parent
+    path = os.pathsep.join([str(root), *filter(None, sys.path)])
+    command = [sys.executable, str(root / "train.py"), *words]
     status = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode  # noqa: S603  # our own program
     if status:
         left = f"; results so far are in {folder}" * folder.exists()

@@ -46,7 +46,7 @@ class Pictures:
         if not (rows.exists() and rows.stat().st_size) or os.environ.get("MPI_UTIL_CURVE") == "0":
             return
         if importlib.util.find_spec("matplotlib") is not None:
-            self._start("curve", "mpi_util", "plot", self._folder, "--out", self._folder / CURVE)
+            self._start("curve", "mpi_util_spinup.plot", self._folder, "--out", self._folder / CURVE)
 
     def _start(self, what: str, module: str, *arguments: Any) -> None:
         if what in self._running and self._running[what].poll() is None:

@@ -54,7 +54,7 @@ def test_several_machines_are_one_clear_line(copy, arguments, environment, by):
 def test_doctor_says_what_is_missing(copy):
     done = run_copy(copy, "mpich", "-m", "vendored.mpi_util", "doctor")
     assert (done.status, done.out) == (2, "")
-    assert done.err == "mpi_util doctor: mpi_util/doctor/, which is needed for that, is missing\n"
+    assert done.err.endswith("; this copy of mpi_util lacks that folder\n") and done.err.count("\n") == 1
 
 
 def test_a_rank_loads_nothing_of_the_waiting_parent():

@@ -14,7 +14,14 @@ from conftest import ROOT, run
 import mpi_util
 from trainer import train
 
-FOLDERS = ("mpi_util", "policies", "trainer")
+PACKAGES = ("mpi_util", "mpi_util_spinup", "mpi_util_weight_sync", "mpi_util_sb3")
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for package in sys.argv[1:]:
+    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if not found.name.endswith("__main__"):
+            print(importlib.import_module(found.name).__file__)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +40,14 @@ def built(tmp_path_factory):
     return next(out.glob("*.whl")), next(out.glob("*.tar.gz"))
 
 
-def test_the_wheel_carries_what_a_user_needs(built):
+def test_the_wheel_holds_mpi_util_and_its_satellites(built):
+    """train.py, trainer/ and policies/, names that every such project has, stay in the repository."""
     with zipfile.ZipFile(built[0]) as wheel:
         names = set(wheel.namelist())
         about = Parser().parsestr(wheel.read(next(name for name in names if name.endswith("/METADATA"))).decode())
-    wanted = {str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-    assert wanted | {"train.py", "mpi_util/py.typed"} <= names
-    assert {name.split("/")[0] for name in names} == {
-        *FOLDERS,
-        "train.py",
-        f"mpi_util-{mpi_util.__version__}.dist-info",
-    }
+    code = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert code | {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, f"mpi_util-{mpi_util.__version__}.dist-info"}
     assert about["Version"] == mpi_util.__version__ in (ROOT / "CHANGELOG.md").read_text()
     text = about.get_payload()
     links = re.findall(r"\]\(([^)]*)\)", text)
@@ -55,7 +59,7 @@ def test_the_source_distribution_is_complete(built, tmp_path):
         archive.extractall(tmp_path, filter="data")
     (root,) = tmp_path.iterdir()
     wanted = """tests/conftest.py tests/cluster/hosts.sh tests/ranks/harness.py examples/core.py docs/train.md
-    constraints.txt benchmarks/record.py benchmarks/results/gather.json policies/rules.py"""
+    constraints.txt benchmarks/record.py benchmarks/results/gather.json policies/rules.py trainer/run.py train.py"""
     for name in wanted.split():
         assert (root / name).exists(), name
     environment = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -68,26 +72,27 @@ def test_the_source_distribution_is_complete(built, tmp_path):
     assert done.status == 0, done.out
 
 
-def test_the_command_works_from_anywhere(built, tmp_path):
+def test_what_is_installed_works_from_anywhere(built, tmp_path):
     """As installed: the files of the wheel, and the function that its command calls."""
     with zipfile.ZipFile(built[0]) as wheel:
         wheel.extractall(tmp_path / "site")
-    command = tmp_path / "mpi-util"
-    command.write_text(f"#!{sys.executable}\nimport sys\nfrom mpi_util.__main__ import main\nsys.exit(main())\n")
-    command.chmod(0o755)
     (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "train.py").write_text("open('executed', 'w')")  # a project's own
 
     def ran(*arguments, status=0):
-        done = run([command, *arguments], 100, {"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path / "else")
+        done = run([sys.executable, *arguments], 100, {"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path / "else")
         assert done.status == status, done.out + done.err
         return done
 
-    out = ran("train", "InvertedPendulum-v4", "--total_steps", 2000, "--nprocs", 2, "--name", "a").out
-    assert "continue: mpi-util train --resume runs/InvertedPendulum-v4/a-s0 --total_steps N" in out
-    assert "mean return" in ran("watch", "runs/InvertedPendulum-v4/a-s0", "--episodes", 2).out
-    assert ran("plot", "runs", "--out", "a.png").out == "a.png\n"
-    ran("train", "--resume", "runs/InvertedPendulum-v4/a-s0", "--total_steps", 3000)
-    assert ran("nix", status=2).err.count("\n") == 1
+    pytest.importorskip("stable_baselines3")
+    pytest.importorskip("torchrl")
+    paths = ran("-c", IMPORT_ALL, *PACKAGES).out.split()
+    assert len(paths) > 70 and all(path.startswith(str(tmp_path / "site")) for path in paths)
+    command = "import sys; from mpi_util.__main__ import main; sys.exit(main())"
+    assert "doctor" in ran("-c", command).out and "usage: " in ran("-m", "mpi_util", "doctor", "--help").out
+    assert ran("-c", command, "train", status=2).err.count("\n") == 1
+    assert not (tmp_path / "else" / "executed").exists()
+    assert "progress.txt" in ran("-m", "mpi_util_spinup.plot", "none", status=2).err
 
 
 def test_training_is_a_call(tmp_path, monkeypatch, capfd):

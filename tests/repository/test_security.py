@@ -34,7 +34,6 @@ from mpi_util.host.segments import Segment
 from mpi_util.launch.supervise import Job
 from mpi_util_spinup.files import read_own, replace_file
 from mpi_util_spinup.logx import Logger, load_weights, restore_tf_graph
-from mpi_util_spinup.own import read_pickle
 from mpi_util_spinup.play_policy import load_policy_and_env
 from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 from mpi_util_weight_sync import publisher as publishing
@@ -589,42 +588,6 @@ def test_no_file_is_unpickled_unasked(tmp_path):
     assert not loaded.exists()
 
 
-def test_a_changed_or_foreign_file_is_not_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run, key = tmp_path / "run", tmp_path / "state" / "mpi_util" / "key"
-    logger = Logger(run)
-    logger.save_state({"env": 1})
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and stat.S_IMODE(key.parent.stat().st_mode) == 0o700
-    assert len(key.read_bytes()) == 32 and os.listdir(key.parent) == ["key"]
-    whole, path = (run / "vars.pkl").read_bytes(), run / "vars.pkl"
-    assert read_pickle(run, path, False) == whole
-
-    def refused():
-        with pytest.raises(UsageError, match="is a pickle, which can run any code"):
-            read_pickle(run, path, False)
-        path.write_bytes(whole)
-        assert read_pickle(run, path, True) == whole
-
-    path.write_bytes(whole + b"x")
-    refused()
-    codes = (run / "own.json").read_text()
-    for text in ("", "[]", "{}", codes.replace("vars", "vers"), '{"vars.pkl": 3}', '{"vars.pkl": "ä"}'):
-        (run / "own.json").write_text(text)
-        refused()
-    (run / "own.json").write_text(codes)
-    assert read_pickle(run, path, False) == whole
-    key.chmod(0o644)  # others could have read it
-    refused()
-    key.write_bytes(bytes(32))
-    key.chmod(0o600)
-    refused()
-    key.unlink()  # as on another machine
-    refused()
-    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/x")  # as without a home folder
-    logger.save_state({"env": 1})
-    refused()
-
-
 # ---- what is kept from logs, what is checked in the code
 
 
@@ -633,12 +596,13 @@ def test_the_key_is_in_no_message(scheme):
     assert repr(scheme._address.key) not in repr(scheme._address) + repr(scheme.__getstate__())
 
 
+PACKAGES = ("mpi_util", "mpi_util_spinup", "mpi_util_weight_sync", "mpi_util_sb3")
 UNPICKLES = {
     "mpi_util/arrays/pickles.py": 1,  # messages of the job
     "mpi_util/collectives/messages.py": 1,  # the same
     "mpi_util_spinup/experiment.py": 2,  # what the launcher hands to its own process
     "mpi_util_spinup/savers.py": 1,  # trust=True
-    "mpi_util_spinup/play_policy.py": 2,  # of the user's own runs, or trust=True
+    "mpi_util_spinup/play_policy.py": 2,  # trust=True
     "examples/adopt_test_policy.py": 2,  # --trust
 }
 
@@ -647,7 +611,7 @@ def test_nothing_else_is_unpickled():
     pattern = r"pickle\.loads?\(|torch\.load\(|joblib\.load|Unpickler|allow_pickle=True|marshal|shelve"
     pattern += r"|(?<!\.)\b(eval|exec)\("
     found = {}
-    for folder in ("mpi_util", "trainer", "policies", "examples", "docs", "."):
+    for folder in (*PACKAGES, "trainer", "policies", "examples", "docs", "."):
         for path in sorted((ROOT / folder).glob("*.py" if folder == "." else "**/*.py")):
             if count := sum(bool(re.search(pattern, line)) for line in path.read_text().splitlines()):
                 found[path.relative_to(ROOT).as_posix()] = count

@@ -14,7 +14,8 @@ from policies.hyper import DEFAULTS
 from trainer.config import Config
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
-CODE = [*sorted(path for name in ("mpi_util", "trainer", "policies") for path in (ROOT / name).rglob("*.py"))]
+PACKAGES = ("mpi_util", "mpi_util_spinup", "mpi_util_weight_sync", "mpi_util_sb3", "trainer", "policies")
+CODE = [*sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))]
 CODE.append(ROOT / "train.py")
 VARIES = "\0"  # stands for what a message puts in
 OPTIONS = {"help", "description", "epilog", "metavar"}  # arguments with texts of --help
@@ -31,7 +32,7 @@ OTHERS = re.compile(
     r"|--batch_steps (1024|2048)"
     r"|--algo (trpo|vpg) |--rew_scale|chosen for it|what a stroke|without it it learns|seed run_dir"
     r"|return in training|environment steps per|seconds of an|\[bold\]|KL \0, entropy|\0 \0 after \0; no limit"
-    r"|instead, or besides|\.\*is out of date|mpi_util (plot|grid)$|mpi-util train$|train\.py --watch$"
+    r"|instead, or besides|\.\*is out of date|mpi_util_spinup\.\w+$|train\.py --watch$"
     r"|train a policy on N|play what a run|will a job run|curves of runs|run a script once|usage: python -m"
     r"|Episode \0 \t"
     # weight_sync's events

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from mpi_util.errors import UsageError
 from mpi_util_spinup import savers
-from mpi_util_spinup.logger import Progress
 from mpi_util_spinup.logx import EpochLogger, Logger, colorize, load_weights
 from mpi_util_spinup.serialization_utils import convert_json
+from mpi_util_spinup.table import Progress
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -171,7 +171,7 @@ def test_a_program_may_go_to_another_folder(tmp_path, monkeypatch):
     logger.dump_tabular()
     logger.save_state({})
     assert not logger.first_row and logger.log_headers == ["Epoch"] and logger.output_dir == str(tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["own.json", "progress.txt", "vars.pkl"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["progress.txt", "vars.pkl"]
 
 
 def test_spinning_up_finds_the_latest_save(tmp_path):
@@ -348,7 +348,7 @@ def test_torch_models_are_saved_whole_and_as_weights(tmp_path):
     assert run([sys.executable, "-c", code], 60).out == "(2, 3) False\n"
     names = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     kinds = [f"pyt_save/{kind}" for itr in ("", "5") for kind in (f"model{itr}.pt", f"weights{itr}.npz")]
-    assert names == sorted(["own.json", "progress.txt", "vars.pkl", "vars5.pkl", *kinds])
+    assert names == sorted(["progress.txt", "vars.pkl", "vars5.pkl", *kinds])
 
 
 def test_what_cannot_be_pickled_is_a_warning_once(tmp_path, capsys):

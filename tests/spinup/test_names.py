@@ -50,12 +50,12 @@ NAMES = {
         "exclude=None estimator=mean",
         "get_datasets": "logdir condition=None", "main": None,
     },
-    "test_policy": {
+    "play_policy": {
         "load_policy_and_env": "fpath itr=last deterministic=False",
         "run_policy": "env get_action max_ep_len=None num_episodes=100 render=True",
     },
     "run": {"main": None},
-    "spinup": {
+    "": {
         "ppo": PPO, "vpg": VPG, "trpo": TRPO,
         "MLPActorCritic": "observation_space action_space hidden_sizes activation",
         "PPOBuffer": "obs_dim act_dim size gamma=0.99 lam=0.95",
@@ -71,7 +71,7 @@ METHODS = {
 
 @pytest.mark.parametrize("module", NAMES)
 def test_the_names_are_there_with_their_arguments(module):
-    found = importlib.import_module(f"mpi_util.{module}".rstrip("."))
+    found = importlib.import_module(module if module == "mpi_util" else f"mpi_util_spinup.{module}".rstrip("."))
     for name, expected in NAMES[module].items():
         thing = getattr(found, name)
         if not expected:
@@ -178,9 +178,9 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
             "mpi_util_spinup.run", "plot", "data/cart_g0-9", "--out", "c.png", "-y", "Performance", "KL", cwd=tmp_path
         )
         assert (tmp_path / "c.png").exists()
-    played = command(
-        "mpi_util_spinup.play_policy", folders[0], "-n", 3, cwd=tmp_path
-    ).out  # her own run: nothing to trust
+    play = ["mpi_util_spinup.play_policy", folders[0], "-n", 3]
+    assert "which can run any code" in command(*play, status=2, cwd=tmp_path).err
+    played = command(*play, "--trust", cwd=tmp_path).out
     assert played.count("Episode ") == 3 and "AverageEpRet" in played and "no display here" in played
 
 
@@ -197,18 +197,17 @@ def test_the_command_lines_own_names(tmp_path):
     assert "clip_ratio" in command("mpi_util_spinup.run", "ppo", "--help", cwd=tmp_path).out
 
 
-def test_a_policy_is_played_in_an_environment_of_ones_own(tmp_path, capsys, monkeypatch):
+def test_a_policy_is_played_in_an_environment_of_ones_own(tmp_path, capsys):
     """As Spinning Up's page on saved runs does where the environment could not be pickled."""
     import gymnasium
 
     from mpi_util_spinup import MLPActorCritic
     from mpi_util_spinup.play_policy import load_policy_and_env, run_policy
 
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     env, logger = gymnasium.make("CartPole-v1"), Logger(tmp_path / "run")
     logger.setup_pytorch_saver(MLPActorCritic(env.observation_space, env.action_space))
     logger.save_state({"env": lambda: 0})
-    none, act = load_policy_and_env(tmp_path / "run")
+    none, act = load_policy_and_env(tmp_path / "run", trust=True)
     assert none is None
     with pytest.raises(UsageError, match="the environment was not saved"):
         run_policy(none, act)
@@ -219,7 +218,7 @@ def test_a_policy_is_played_in_an_environment_of_ones_own(tmp_path, capsys, monk
     assert "Std" not in capsys.readouterr().out  # of one episode
     logger.setup_pytorch_saver(MLPActorCritic(env.observation_space, env.action_space, (8,)))
     logger.save_state({"env": env}, 10)
-    found, act = load_policy_and_env(str(tmp_path / "run"))  # the highest iteration, as there
+    found, act = load_policy_and_env(str(tmp_path / "run"), trust=True)  # the highest iteration, as there
     assert found.spec.id == "CartPole-v1" and act(np.zeros(4)).shape == ()
 
 
@@ -234,11 +233,11 @@ def test_bad_command_lines_get_one_line(tmp_path, capsys, monkeypatch):
         ("run", "ppo", "x"): "'x' is no option",
         ("run", "ppo", "--env", "CartPole-v1", "--cpu", "1", "2"): "--num_cpu takes one value",
         ("run", "ppo", "--env", "CartPol-v1"): "--env CartPol-v1: Environment `CartPol` doesn't exist",
-        ("test_policy", "."): "pyt_save/model3.pt is a pickle, which can run any code",
-        ("test_policy", ".", "-i", "5"): "has neither tf1_save5 nor pyt_save/model5.pt",
+        ("play_policy", "."): "pyt_save/model3.pt is a pickle, which can run any code",
+        ("play_policy", ".", "-i", "5"): "has neither tf1_save5 nor pyt_save/model5.pt",
     }.items():
         with pytest.raises(SystemExit, match="2"):
-            sys.exit(importlib.import_module(f"mpi_util.{module}").main(arguments))
+            sys.exit(importlib.import_module(f"mpi_util_spinup.{module}").main(arguments))
         err = capsys.readouterr().err
         assert problem in err and err.count("\n") == 1, err
     monkeypatch.setitem(sys.modules, "torch", None)

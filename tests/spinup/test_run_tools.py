@@ -1,4 +1,4 @@
-"""What people see of runs: curves, videos, other formats, grids from the shell, settings by name."""
+"""What people see of runs: curves, videos, other formats, several seeds, settings by name."""
 
 import functools
 import json
@@ -23,8 +23,6 @@ from trainer.play import load_policy
 from trainer.presets import plain
 from trainer.seeds import numbers
 
-TOOL = [sys.executable, "-m", "mpi_util"]
-
 
 @functools.cache
 def draws():
@@ -33,8 +31,8 @@ def draws():
     return any(run(command, 60, {"MUJOCO_GL": way}).status == 0 for way in ("egl", "osmesa"))
 
 
-def tool(*arguments, status=0, cwd=None):
-    done = run([*TOOL, *arguments], 120, {"PYTHONPATH": str(ROOT)}, cwd=cwd)
+def plotted(*arguments, status=0, cwd=None):
+    done = run([sys.executable, "-m", "mpi_util_spinup.plot", *arguments], 120, {"PYTHONPATH": str(ROOT)}, cwd=cwd)
     assert done.status == status, done.out + done.err
     return done
 
@@ -95,7 +93,7 @@ def test_what_a_curve_shows_can_be_chosen(tmp_path):
 
 def test_plots_from_the_command_line(tmp_path):
     table(tmp_path / "a")
-    done = tool("plot", "a", "--x", "steps", "--smooth", 2, "--out", "c.png", cwd=tmp_path)
+    done = plotted("a", "--x", "steps", "--smooth", 2, "--out", "c.png", cwd=tmp_path)
     assert done.out == "c.png\n" and (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     for arguments, problem in {
         ("none",): "none: no progress.txt with rows",
@@ -104,9 +102,8 @@ def test_plots_from_the_command_line(tmp_path):
         ("a", "--smooth", 0): "it must be 1 or more",
         ("a", "--legend", "x", "y"): "2 names for 1 folders",
     }.items():
-        done = tool("plot", *arguments, status=2, cwd=tmp_path)
+        done = plotted(*arguments, status=2, cwd=tmp_path)
         assert problem in done.err and done.err.count("\n") == 1
-    assert tool("nix", status=2).err.count("\n") == 1 and "doctor" in tool().out
     with pytest.raises(UsageError, match="no run is left"):
         plot.make_plots([tmp_path / "a"], select=["other"])
 
@@ -249,57 +246,38 @@ def test_presets_are_the_settings_of_the_tables():
     assert (config.minibatches, config.minibatch_rows) == (0, 100)
 
 
-# ---- grids from the shell
-
-SCRIPT = """
-import json, os, sys
-a = dict(zip(sys.argv[2::2], sys.argv[3::2]))
-print(sys.argv[1:])
-if a.get("--fail") == "yes" and not os.path.exists("mended"):
-    sys.exit(3)
-open(a["--out"], "w").write(json.dumps(a))
-"""
+# ---- several seeds
 
 
-def test_a_grid_of_a_script(tmp_path):
-    (tmp_path / "program.py").write_text(SCRIPT)
-    command = ["grid", "program.py", "task", "--seed", 0, 1, "--fail", "no", "yes", "--out", "{dir}/out.json"]
-    done = tool(*command, "--max_parallel", 2, status=1, cwd=tmp_path)
-    assert done.out.startswith("4 runs: --seed 0 1; --fail no yes\n") and "failed (3)" in done.out
-    assert "mpi_util grid: 2 of 4 experiments failed" in done.err
-    folders = sorted(path.parent.name for path in tmp_path.glob("data/*/*/out.json"))
-    assert folders == ["program-task_failno_s0", "program-task_failno_s1"]
-    assert json.loads(next(tmp_path.glob("data/*/*_s1/out.json")).read_text())["--seed"] == "1"
-    (tmp_path / "mended").touch()
-    done = tool(*command, cwd=tmp_path)  # goes on with what has failed
-    assert done.out.count("done before") == 4 and len(list(tmp_path.glob("data/*/*/out.json"))) == 4  # line and table
-    for arguments, problem in {
-        ("nix.py",): "there is no file nix.py",
-        ("program.py", "--a", 1, "--a", 2): "--a is given twice",
-        ("program.py", "--max_parallel", 0): "max_parallel must be",
-    }.items():
-        done = tool("grid", *arguments, status=2, cwd=tmp_path)
-        assert problem in done.err and done.err.count("\n") == 1
-
-
-def test_a_grid_of_training_runs_goes_on_after_an_interruption(tmp_path):
-    command = [*TOOL, "grid", ROOT / "train.py", "Hopper-v4", "--seed", 0, 1, "--total_steps", 20000, "--save_every", 0]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        list(map(str, command)), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    folder = tmp_path / "data" / "train-hopper-v4" / "train-hopper-v4_s0"
+def test_several_seeds_go_on_after_an_interruption(tmp_path):
+    command = [
+        sys.executable,
+        ROOT / "train.py",
+        "Hopper-v4",
+        "--seeds",
+        "0-1",
+        "--total_steps",
+        20000,
+        "--save_every",
+        0,
+    ]
+    process = subprocess.Popen(list(map(str, command)), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    folder = tmp_path / "runs" / "Hopper-v4" / "ppo-s0"
     until = time.monotonic() + 60
     while not (folder / "checkpoint-1.safetensors").exists() and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and re.search(r"_s0 +stopped", out) and re.search(r"_s1 +not run", out)
+    assert process.returncode == 130 and re.search(r"-s0 +stopped", out) and re.search(r"-s1 +not run", out)
     stopped = len((folder / "progress.txt").read_text().splitlines()) - 1
     assert 0 < stopped < 20
-    done = tool(*command[3:], cwd=tmp_path)
-    assert f"--resume {folder}" in done.out
-    assert f"curves: {sys.executable} -m mpi_util plot data/train-hopper-v4" in done.out
+    done = run([*command, "--lr", 0.5], 60, cwd=tmp_path)
+    assert done.status == 1 and "ppo-s0 holds a run with other arguments; remove it, or give another --name" in done.err
+    assert "train.py: 1 of 2 experiments failed: ppo-s0\n" in done.err
+    shutil.rmtree(tmp_path / "runs" / "Hopper-v4" / "ppo-s1")
+    done = run(command, 120, cwd=tmp_path)
+    assert done.status == 0 and f"--resume {folder}" in done.out, done.err
+    assert done.out.endswith("mpi_util_spinup.plot runs/Hopper-v4/ppo-s\n")
     assert len((folder / "progress.txt").read_text().splitlines()) == 21
 
 
@@ -340,17 +318,11 @@ def test_seeds_have_the_folders_of_single_runs(tmp_path):
 def test_plot_without_matplotlib_is_one_line(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError('none', name='matplotlib')")
     table(tmp_path / "run")
-    done = run([*TOOL, "plot", tmp_path / "run"], 60, cwd=tmp_path)
+    done = run([sys.executable, "-m", "mpi_util_spinup.plot", tmp_path / "run"], 60, cwd=tmp_path)
     assert done.status == 2 and done.err.count("\n") == 1
-    assert done.err.startswith("mpi_util plot: this needs matplotlib, which is not installed: pip install matplotlib ")
-
-
-def test_a_copied_folder_says_what_it_lacks(tmp_path):
-    for command, module in {"train": "train", "watch": "trainer"}.items():
-        (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('none', name='{module}')")
-        done = tool(command, status=2, cwd=tmp_path)
-        assert done.err.count("\n") == 1, done.err
-        assert "it comes with the whole repository, not with the folder mpi_util alone" in done.err
+    assert done.err.startswith(
+        "mpi_util_spinup.plot: this needs matplotlib, which is not installed: pip install matplotlib "
+    )
 
 
 def test_an_environment_in_the_users_folder_is_found(tmp_path):
