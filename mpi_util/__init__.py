@@ -48,10 +48,9 @@ from .ranks.seeding import rank_seed, set_global_seeds, stream
 from .ranks.watchdog import watchdog
 
 if TYPE_CHECKING:
-    from .cluster.hosts import nslots
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
-    from .launch.api import mpi_fork
+    from .launch.api import mpi_fork, nslots
     from .launch.restarts import saved
     from .ranks.signals import StopRequest
     from .ranks.tensorflow_setup import setup_tensorflow_for_mpi
@@ -90,7 +89,7 @@ _LOADED = {
     "all_sum": "collectives.reduce",
     "merge_moments": "collectives.moments",
     "mpi_fork": "launch.api",
-    "nslots": "cluster.hosts",
+    "nslots": "launch.api",
     "saved": "launch.restarts",
     "setup_tensorflow_for_mpi": "ranks.tensorflow_setup",
 } | dict.fromkeys(("accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"), "compat_2017")
