@@ -48,13 +48,13 @@ from .errors import (
     WorkerLeftError,
 )
 from .host.cores import usable_cores
-from .launch import restarts as _restarts
 from .launch.api import mpi_fork
-from .launch.restarts import saved
 from .ranks import identity as _identity
+from .ranks import records as _records
 from .ranks import tensorflow_setup as _tensorflow_setup
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
+from .ranks.records import saved
 from .ranks.seeding import rank_seed, set_global_seeds, stream
 from .ranks.signals import StopRequest
 from .ranks.tensorflow_setup import setup_tensorflow_for_mpi
@@ -87,7 +87,7 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one o
         if name in ("rank", "nworkers"):
             return getattr(_identity, name)()
         if name in ("restarts", "last_saved"):
-            return getattr(_restarts, name)()
+            return getattr(_records, name)()
         if name == "tf_config":
             return _tensorflow_setup.tf_config()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,49 +1,12 @@
 """Starts a failed job again, and gives the next start what the last one has saved."""
 
-import json
-import os
 from collections.abc import Callable
-from typing import Any
 
 from ..cluster.hosts import Hosts
-from ..errors import HostError, UsageError
-from ..ranks.failure import print_line, write_record
-from ..ranks.identity import first_number
+from ..errors import HostError
+from ..ranks.failure import print_line
+from ..ranks.records import RESTARTS, SAVED
 from .verdict import Verdict
-
-_RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
-
-
-def restarts() -> int:
-    """How often mpi_fork has started this program again after a failure."""
-    return first_number((_RESTARTS,), 0)
-
-
-def last_saved() -> Any:
-    """What `saved` was given last before the restart; None at the first start, or if nothing was saved."""
-    return json.loads(os.environ.get(_SAVED, "null"))
-
-
-def saved(note: Any) -> None:
-    """Tells `mpi_fork(n, max_restarts=...)` what this program can go on from: see `mpi_util.last_saved`.
-
-    Call it on rank 0 after each checkpoint. Not collective; elsewhere, and without max_restarts, it has no effect. A
-    failure that repeats itself while the note stays the same ends the job.
-
-    Args:
-        note: what JSON can hold, such as {"path": "policy.npz", "iteration": 20}; up to 100 KB. NumPy's numbers and
-            arrays, and paths, become numbers, lists and text; all keys become text.
-
-    Raises UsageError: JSON cannot hold it.
-    """
-
-    def plain(value: Any) -> Any:
-        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
-
-    try:
-        write_record("saved", json.loads(json.dumps(note, default=plain)))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"saved: the note must be what JSON can hold: {error}") from None
 
 
 def run(
@@ -58,7 +21,7 @@ def run(
     last, note, restart = ("", ""), "null", 0
     while True:
         restart += 1
-        more, hosts = {_RESTARTS: str(restart - 1), _SAVED: note}, find_hosts()
+        more, hosts = {RESTARTS: str(restart - 1), SAVED: note}, find_hosts()
         try:
             verdict, saved = start(more, hosts)
         except HostError as error:

@@ -2,7 +2,7 @@
 
     python [flags] runner.py (script | folder | zip | -m module | -c command) [arguments]
 
-An atexit function cannot know the status of `sys.exit(3)`; this file sees it, and calls `on_exit`. All else is as if
+An atexit function cannot know the status of `sys.exit(3)`; this file sees it, and calls `on_end`. All else is as if
 the interpreter ran the program itself: `__main__`, sys.argv, sys.path, sys.orig_argv, tracebacks, the order in which
 the process ends. It is a script that imports nothing of this package and nothing that takes time to import.
 """
@@ -14,7 +14,7 @@ from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader  #
 NAME = "_mpi_util_runner"  # of this module in sys.modules while it runs a program
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # in which a launcher numbers its ranks
 
-on_exit = None  # type: Callable[[SystemExit], object] | None  # set by failure.py
+on_end = None  # what failure.py sets: called with the exception, or SystemExit, that ends the program
 
 
 def write_pid():
@@ -110,7 +110,7 @@ if __name__ == "__main__":
             runpy._run_module_as_main(_what)
         elif _option == "-c":
             set_first_path("")
-            exec(code_of_command(_what), vars(sys.modules["__main__"]))
+            exec(code_of_command(_what), vars(sys.modules["__main__"]))  # noqa: S102
         elif is_package(_what):
             set_first_path(_what, always=True)
             import runpy
@@ -118,9 +118,9 @@ if __name__ == "__main__":
             runpy._run_module_as_main("__main__", alter_argv=False)
         else:
             set_first_path(os.path.dirname(os.path.realpath(_what)))
-            exec(code_of_script(_what), vars(sys.modules["__main__"]))
+            exec(code_of_script(_what), vars(sys.modules["__main__"]))  # noqa: S102
     except BaseException as error:
-        if on_exit and isinstance(error, SystemExit):
-            on_exit(error)
+        if on_end:
+            on_end(error)
         hide_from_tracebacks()
         raise
