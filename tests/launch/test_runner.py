@@ -34,9 +34,9 @@ class Thing:
 def double(x):
     return 2 * x if x else 1 / x
 
-late, number = Late(), 3
-number: int
+number: int = 3
 if __name__ == "__main__":
+    late = Late()
     print(sorted((name, repr(value)) for name, value in globals().items() if name.startswith("__")))
     print(sys.argv, sys.orig_argv, sys.path, sys.flags, sys._xoptions, sys.warnoptions, list(sys.modules))
     print(pickle.dumps(Thing()), vars(sys.modules["__main__"]) is globals(), double.__code__.co_filename)
