@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import HostError, LaunchError
-from ..launch.restarts import RESTARTS
+from ..ranks.records import RESTARTS
 from ..launch.verdict import Death
 from ..ranks.failure import print_line
 from .monitor import ClusterMonitor
