@@ -130,8 +130,10 @@ class Logger:
     def dump_tabular(self) -> None:
         """Writes the row, on rank 0: to progress.txt, where floats keep all digits, and to the terminal."""
         row, self.log_current_row = self.log_current_row, {}
+        if not row:
+            return
         self.first_row, self.log_headers = False, list(dict.fromkeys([*self.log_headers, *row]))
-        if not self._is_root or not row:
+        if not self._is_root:
             return
         self._progress.add(row)
         self.attempt(_ROW, self._progress.write)
