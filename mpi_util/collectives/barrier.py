@@ -45,12 +45,16 @@ class Reduction(Protocol):
 
     Attributes:
         op: name of the collective call.
+        function: of two arrays.
+        divisor: by which the combination is divided; 0: it is not.
         description: (name, dtype, shape) of each array. The first to read it makes the arrays, which may raise.
         digest: eight bytes that are equal where `op` and `description` are.
         layout: of a row: all arrays of a rank in one block, packed.
     """
 
     op: str
+    function: Any
+    divisor: int
 
     @property
     def description(self) -> Any: ...
@@ -284,7 +288,13 @@ def _new_page(channel: "Channel", reduction: Reduction, contributed: Sequence[tu
 
 
 def add_up_on_rank_0(channel: "Channel", reduction: Reduction) -> np.ndarray:
-    """Collective: `Channel.add_up` without a page: all rows come to rank 0, and their combination to all ranks."""
+    """Collective: `Channel.add_up` without a page."""
+    total = add_in_agreement(channel, reduction)
+    return add_through_rank_0(channel, reduction) if total is None else total
+
+
+def add_in_agreement(channel: "Channel", reduction: Reduction) -> np.ndarray | None:
+    """Collective: small rows go along with the agreement, in which rank 0 combines them. None: they are too large."""
 
     def contribute() -> tuple[Any, np.ndarray | None]:
         description = reduction.description
@@ -293,23 +303,30 @@ def add_up_on_rank_0(channel: "Channel", reduction: Reduction) -> np.ndarray:
         reduction.write(row := private(nbytes))
         return description, row
 
-    def decide(contributed: list[tuple[Any, np.ndarray | None]]) -> Sequence[Any]:
+    def decide(contributed: list[tuple[Any, np.ndarray | None]]) -> Sequence[np.ndarray | None]:
         reduction.check([description for description, _ in contributed])
-        nbytes, rows = reduction.layout.nbytes, [row for _, row in contributed if row is not None]
+        rows = [row for _, row in contributed if row is not None]
         if not rows:
-            return channel.collect_targets(channel.size * nbytes, [[(k * nbytes, nbytes)] for k in range(channel.size)])
-        total = private(nbytes)
-        reduction.combine(rows, total)
+            return [None] * channel.size
+        reduction.combine(rows, total := private(reduction.layout.nbytes))
         return [total] * channel.size
 
-    found = channel.agree(reduction.op, contribute, decide)
-    if isinstance(found, np.ndarray):
-        return found
-    reduction.write(own := private(reduction.layout.nbytes))
-    channel.collect(reduction.op, found, [own])
+    return channel.agree(reduction.op, contribute, decide)
 
-    def answer(_: list[None]) -> Sequence[Any]:
-        rows = found.block.reshape(channel.size, -1)
-        return channel.spread_sources(len(own), lambda block: reduction.combine(rows, block))
 
-    return channel.spread(reduction.op, channel.agree(reduction.op, lambda: None, answer))
+def add_through_rank_0(channel: "Channel", reduction: Reduction) -> np.ndarray:
+    """Collective: large rows, which agree, all come to rank 0, and their combination to all ranks."""
+    nbytes = reduction.layout.nbytes
+    own = private(nbytes)
+
+    def targets(_: list[None]) -> Sequence[Any]:
+        return channel.collect_targets(channel.size * nbytes, [[(k * nbytes, nbytes)] for k in range(channel.size)])
+
+    target = channel.agree(reduction.op, lambda: reduction.write(own), targets)
+    channel.collect(reduction.op, target, [own])
+
+    def sources(_: list[None]) -> Sequence[Any]:
+        rows = target.block.reshape(channel.size, -1)
+        return channel.spread_sources(nbytes, lambda block: reduction.combine(rows, block))
+
+    return channel.spread(reduction.op, channel.agree(reduction.op, lambda: None, sources))
