@@ -116,7 +116,7 @@ def test_structure_of_calls(tmp_path, rank):
 
 WITHOUT_CLUSTER = """
 import sys
-sys.modules["mpi_util.cluster"] = None  # as if the folder were not there
+sys.modules["mpi_util.cluster.channel"] = None  # as if the folder were not there
 import mpi_util
 if mpi_util.mpi_fork(3) == "parent":
     sys.exit()
