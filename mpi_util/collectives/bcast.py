@@ -13,7 +13,6 @@ from ..arrays.layout import Plan, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
 from ..ranks.identity import Comm
-from ..ranks.old_names import renamed
 from ..ranks.state import process
 from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
@@ -22,7 +21,6 @@ from .mismatch import check_all_same, check_same
 T = TypeVar("T")
 
 
-@renamed(sess="model")
 def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
@@ -53,7 +51,6 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     return channel.version
 
 
-@renamed(sess="model")
 def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
@@ -77,7 +74,6 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     _send("all_avg_wts", channel, own)
 
 
-@renamed(sess="model")
 def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
 

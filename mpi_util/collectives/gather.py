@@ -20,7 +20,6 @@ from ..errors import BatchError, rank_mismatch
 from ..host.segments import align
 from ..ranks import threads
 from ..ranks.identity import Comm
-from ..ranks.old_names import renamed
 from .channel import Channel, channel_of, paired
 from .mismatch import list_refused, segments_differ, structures_differ
 
@@ -35,7 +34,6 @@ def rank0_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = No
 def rank0_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def rank0_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
-@renamed(segins="batch")
 def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: joins the batches of all ranks, row after row, on rank 0. Waits until all ranks call it.
 
@@ -99,7 +97,6 @@ def all_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = None
 def all_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def all_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
-@renamed(segs="batch")
 def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: `rank0_accum_batches`, but every rank gets the joined rows, in arrays of its own.
 
