@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from mpi_util.collectives.transport import parts, successors
 
 from mpi_util.collectives.channel import Channel
-from mpi_util.collectives.transport import parts, successors
 from mpi_util.errors import SyncTimeoutError
 from mpi_util.host.waiting import wait_until
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arrays.layout import Layout
-from ..collectives.barrier import Reduction, add_in_agreement, add_through_rank_0
+from ..collectives.barrier import add_in_agreement, add_through_rank_0
 from ..host.segments import align
 from .forwarding import tag_of_call, wait_for
 
 if TYPE_CHECKING:
+    from ..collectives.reduce import Reduction
     from .channel import ClusterChannel
 
 _PART_BYTES, _PARTS = (
@@ -26,7 +27,7 @@ _PART_BYTES, _PARTS = (
 _AHEAD = 8  # parts that are awaited at once
 
 
-def add_up(channel: "ClusterChannel", reduction: Reduction) -> np.ndarray:
+def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     """Collective: `Channel.add_up`."""
     total = add_in_agreement(channel, reduction)
     if total is not None:
@@ -72,7 +73,7 @@ class _Chain:
     """What one leader does."""
 
     def __init__(
-        self, channel: "ClusterChannel", reduction: Reduction, rows: dict[int, np.ndarray], result: np.ndarray
+        self, channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.ndarray], result: np.ndarray
     ):
         """Args: rows: of each rank of this machine; they are overwritten."""
         self._channel, self._reduction, self._tag = channel, reduction, tag_of_call(channel)

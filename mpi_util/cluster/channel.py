@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..collectives.barrier import Reduction
-from ..collectives.channel import BlockSource, Channel, Piece, RowTarget, UnreadableReply
+from ..collectives.agreement import UnreadableReply
+from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..errors import MpiUtilError
 from ..host.segments import private
@@ -27,6 +27,7 @@ from .dealing import ClusterCounter
 
 if TYPE_CHECKING:
     from ..collectives.peers import Peers
+    from ..collectives.reduce import Reduction
 
 Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
@@ -213,7 +214,7 @@ class ClusterChannel(Channel):
         if self.leads:
             self.messages.fail(op, error, [*self.below, *self.leaders])
 
-    def add_up(self, reduction: Reduction) -> np.ndarray:
+    def add_up(self, reduction: "Reduction") -> np.ndarray:
         return chain.add_up(self, reduction)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ the others request theirs from rank 0 when they have none left: each time half o
 
 from typing import TYPE_CHECKING, Any
 
-from ..collectives.counter import ALL_DEALT, Counter, Round
+from ..collectives.deal import ALL_DEALT, Counter, Round
 from ..collectives.messages import Background
 from ..errors import RankMismatchError
 from ..ranks.state import process

@@ -1,12 +1,13 @@
 """A page of shared memory on which the ranks of one machine add up gradients; in the process of each rank.
 
 It is for sums and means at every optimizer step, whose cost counts in microseconds: a round takes two stores and a few
-loads, where `Channel.agree` takes two messages for each rank. On any mismatch (no page yet, too small a page, arrays that
-differ) the ranks fall back to `agree`, which finds out what it is, and reports it to all.
+loads, where `Channel.agree` takes two messages for each rank. On any mismatch (no page yet, too small a page, different
+arrays) the ranks fall back to `agree`, which finds out what it is, and reports it to all.
 
-In each round a rank posts the round's number and a digest of what it adds; when all have posted the same, all go on.
-Posts and small data have two rows, which rounds use in turn: a rank that is early in the next round must not overwrite
-what a slow one still reads, and by the round after that the slow one has passed.
+A sum takes two rounds: when all ranks have written their rows each adds up one part of them, and when all parts are
+there each reads the whole. In a round a rank posts the round's number and a digest of what it adds. There are two rows
+of posts, which rounds use in turn: a rank that is early in the next round must not overwrite what a slow one still
+reads.
 """
 
 import math
@@ -14,92 +15,47 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays.layout import Layout
 from ..errors import MpiUtilError
 from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
+from ..host.waiting import WakePipe
 from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, portable
 
 if TYPE_CHECKING:
     from .channel import Channel
+    from .reduce import Reduction
 
-SMALL = 1 << 18  # bytes of each rank that there is always room for
-_FEW = 4  # ranks; among more, that each adds up everything costs more than a second round
-_TINY = 1 << 14  # bytes; but not for so little
 _ALONG, _TOGETHER = 1 << 16, 1 << 20  # bytes of a rank, of all, that go along with an agreement
 _ENTRY = struct.Struct("<q8s")  # number of the round, digest
-_FAILED = b"failed  "  # in place of a digest
+_FAILED, _TOO_SMALL = b"failed  ", b"room    "  # in place of a digest
 _QUIET_TESTS = 8  # before a waiting rank looks for messages too
-_LISTEN = 16  # rounds
 _SPINS = 50  # tests, some 10 us, before all that a wait needs is set up
 _NOTICE_S = 10e-3  # after which a waiting rank notifies rank 0, which may wait for it elsewhere
-_ROOM = 1.25
-
-
-class Reduction(Protocol):
-    """What a rank adds to a sum over the ranks, and how rows of several ranks are combined.
-
-    Attributes:
-        op: name of the collective call.
-        function: of two arrays.
-        divisor: by which the combination is divided; 0: it is not.
-        description: (name, dtype, shape) of each array. The first to read it makes the arrays, which may raise.
-        digest: eight bytes that are equal where `op` and `description` are.
-        layout: of a row: all arrays of a rank in one block, packed.
-    """
-
-    op: str
-    function: Any
-    divisor: int
-
-    @property
-    def description(self) -> Any: ...
-    @property
-    def digest(self) -> bytes: ...
-    @property
-    def layout(self) -> Layout: ...
-
-    def check(self, descriptions: Sequence[Any]) -> None:
-        """Raises the RankMismatchError that says how the ranks' descriptions differ, if they do."""
-
-    def write(self, row: np.ndarray) -> None:
-        """Copies this rank's arrays into a row."""
-
-    def combine(self, rows: Sequence[np.ndarray], total: np.ndarray, part: int = 0, parts: int = 1) -> None:
-        """Combines rows in their order, and for a mean divides, into `total`; or one of so many parts of each."""
+_LEAST_ROOM, _SPARE = 1 << 18, 1.25
 
 
 class SharedBarrier:
     """One rank's view of the page.
 
     Attributes:
-        large: uint8 (ranks, room), and total: uint8 (room,): for more data, in calls that take two rounds.
-        scratch: uint8 (SMALL,), of this rank alone.
-        room: bytes.
+        room: bytes of a row.
+        rows: uint8 (ranks, room), one of each rank. total: uint8 (room,).
     """
 
     def __init__(self, channel: "Channel", memory: Any, room: int):
-        """Args: channel: of the ranks. memory: of `_sizes`, zeros at first. room: bytes for each rank."""
-        self.room, self.scratch = room, private(SMALL)
-        self._channel = channel
+        """Args: memory: of `_sizes` bytes; its first three parts are zeros."""
+        self.room, self._channel, self._number = room, channel, 0
         n, sizes = channel.size, _sizes(channel.size, room)
         parts = np.split(np.ndarray((sum(sizes),), np.uint8, memory), np.cumsum(sizes)[:-1])
         self._posts = [part[: n * _ENTRY.size].data for part in parts[:2]]
         self._asleep = parts[2][:n].data
-        self._small = parts[3].reshape(2, n, SMALL)
-        self.large: np.ndarray = parts[4].reshape(n, room)
-        self.total: np.ndarray = parts[5]
-        self.number = 0
+        self.rows: np.ndarray = parts[3].reshape(n, room)
+        self.total: np.ndarray = parts[4]
         self._spins = _SPINS if n <= usable_cores() else 1
-
-    def small(self, ahead: int = 0) -> np.ndarray:
-        """uint8 (ranks, SMALL): each rank's small data of the last round, or with ahead=1 of the next."""
-        rows: np.ndarray = self._small[(self.number + ahead) % 2]
-        return rows
 
     def wait(self, op: str, digest: bytes) -> bool:
         """Collective: waits until all ranks have come. True if they have the same digest.
@@ -109,11 +65,9 @@ class SharedBarrier:
         """
         channel, rank = self._channel, self._channel.rank
         channel.enter(op)
-        self.number += 1
-        posts, own = self._posts[self.number % 2], rank * _ENTRY.size
-        entry = _ENTRY.pack(self.number, digest)
-        if rank == 0 and (channel.messages.ended or self.number % _LISTEN == 0):
-            self._check_messages(op)  # so that those of ranks that have waited for long do not pile up
+        self._number += 1
+        posts, own = self._posts[self._number % 2], rank * _ENTRY.size
+        entry = _ENTRY.pack(self._number, digest)
         posts[own + 8 : own + 16] = entry[8:]
         posts[own : own + 8] = entry[:8]  # last: processors of this kind show stores in their order
         same, spins = entry * channel.size, self._spins
@@ -124,9 +78,9 @@ class SharedBarrier:
                 break
         if any(bytes(self._asleep)):  # the rank that finds that all have come wakes them
             for k in range(channel.size):
-                if self._asleep[k]:
+                if self._asleep[k] and k in channel.peers.wake_fds:
                     self._asleep[k] = 0
-                    channel.peers.wake(k)
+                    WakePipe.wake(channel.peers.wake_fds[k])
         return bytes(posts) == same
 
     def _wait(self, op: str, posts: memoryview) -> None:
@@ -134,7 +88,7 @@ class SharedBarrier:
         channel, quiet_tests, notice = self._channel, _QUIET_TESTS, time.perf_counter() + _NOTICE_S
 
         def came() -> list[bool]:
-            return [number == self.number for number, _ in _ENTRY.iter_unpack(posts)]
+            return [number == self._number for number, _ in _ENTRY.iter_unpack(posts)]
 
         def over() -> bool:
             nonlocal quiet_tests, notice
@@ -158,142 +112,114 @@ class SharedBarrier:
         channel.messages.wait(over, sleep, by_mpi=False)
 
     def _report_waiting(self, op: str) -> None:
-        """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`."""
+        """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`, or ends."""
         op, number, site = self._channel.call_id(op)
         self._channel.messages.post(0, WAITING, (op + WAITS, number, site))
 
-    def _raise_left(self, op: str, source: int) -> NoReturn:
-        if source == 0:
-            self._report_waiting(op)  # rank 0, where it ends, says so
-        raise self._channel.messages.left_error(op, source)
+    def _check_messages(self, op: str, came: Callable[[], list[bool]]) -> None:
+        """Looks for messages that say why a rank does not come. Rank 0 passes on to all ranks what it finds.
 
-    def _check_messages(self, op: str, arrived: Callable[[], list[bool]] = list) -> None:
-        """Looks for messages that say why a rank does not arrive. Rank 0 passes on to all ranks what it finds.
-
-        Args: arrived: for each rank whether it has. One that has may be further on already; its messages can wait.
+        Args: came: for each rank whether it has. One that has may be further on already; its messages can wait.
 
         Raises:
             RankMismatchError: a rank is in another call. RankLeftError: it has ended.
         """
         channel, messages = self._channel, self._channel.messages
-        unread = set(range(1, channel.size)) if channel.rank == 0 else set[int]()
+        unread = set(channel.below)
         messages.poll()
         # what was early in the last round may be about this one
-        came = [(source, message) for source, queue in messages.inbox.items() for message in queue]
+        found = [(source, message) for source, queue in messages.inbox.items() for message in queue]
         messages.inbox.clear()
         try:
-            for source in messages.ended:
-                self._raise_left(op, source)
-            while came:
-                source, message = came.pop(0)
-                (kind, payload), there = opened(message), arrived()
-                # an error from a rank that has arrived, while others have not, is about this call
-                if there and (all(there) or (there[source] and kind != ERROR)):
+            while found and not messages.ended:
+                source, message = found.pop(0)
+                (kind, payload), there = opened(message), came()
+                # an error from a rank that has come, while others have not, is about this call
+                if all(there) or (there[source] and kind != ERROR):
                     messages.inbox.setdefault(source, []).append(message)
                 elif kind == LEAVE:
                     messages.ended[source] = payload
-                    self._raise_left(op, source)
                 elif kind == ERROR:
                     raise payload
                 elif kind == CALL and not messages.is_late(source, message):
                     unread.discard(source)
                     channel.check_calls([channel.call_id(op), payload[:3]], [channel.rank, source])
+            for source in messages.ended:
+                if channel.rank:
+                    self._report_waiting(op)
+                raise messages.left_error(op, source)
         except MpiUtilError as error:
             channel.fail_all(portable(op, 0, error), unread)
             raise
         finally:
-            for source, message in came:
+            for source, message in found:
                 messages.inbox.setdefault(source, []).append(message)
 
 
 def _sizes(n: int, room: int) -> list[int]:
-    """Bytes of the parts of a page for `n` ranks: posts, who sleeps, small data, large data, its total."""
+    """Bytes of the parts of a page for `n` ranks: two rows of posts, who sleeps, the rows, their total."""
     posts = align(n * _ENTRY.size)
-    return [posts, posts, align(n), 2 * n * SMALL, n * room, room]
+    return [posts, posts, align(n), n * room, room]
 
 
-def add_up(channel: "Channel", reduction: Reduction) -> np.ndarray:
+def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     """Collective: `Channel.add_up`."""
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
         return add_up_on_rank_0(channel, reduction)
-    if _is_small(channel, reduction):
-        reduction.combine(page.small(), page.scratch)
-        return page.scratch
-    reduction.combine(page.large, page.total, channel.rank, channel.size)
-    page.wait(reduction.op, reduction.digest)  # all parts are there when all have come again
+    reduction.combine(page.rows, page.total, channel.rank, channel.size)
+    page.wait(reduction.op, reduction.digest)
     return page.total
 
 
-def _is_small(channel: "Channel", reduction: Reduction) -> bool:
-    """True if each rank combines all rows, rather than a part of each."""
-    return reduction.layout.nbytes <= (SMALL if channel.size <= _FEW else _TINY)
-
-
-def _meet(channel: "Channel", reduction: Reduction) -> SharedBarrier | None:
-    """Collective: the page with the rows of all ranks. It is made and enlarged as needed.
-
-    Returns: None where there is no shared memory; then the descriptions agree.
-    """
-    page: SharedBarrier | None
-    error, digest, room = None, _FAILED, 0
-
-    def fits(page: SharedBarrier) -> bool:
-        """True if this rank's row is on the page."""
-        nonlocal error, digest
-        if error or room > page.room:
-            return False
-        try:
-            rows = page.large if room else page.small(ahead=1)
-            reduction.write(rows[channel.rank])
-        except Exception as caught:
-            error, digest = caught, _FAILED
-        return not error
-
+def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
+    """Collective: the page, with the rows of all ranks. It is made and enlarged as needed. None: there is no memory."""
+    error: Exception | None = None
     try:
-        digest = reduction.digest
-        room = 0 if _is_small(channel, reduction) else reduction.layout.nbytes
+        digest, nbytes = reduction.digest, reduction.layout.nbytes
     except Exception as caught:  # raised in the agreement, and so on all ranks
-        error = caught
+        error, digest, nbytes = caught, _FAILED, 0
+
+    def contribute() -> tuple[int, Any]:
+        if error:
+            raise error
+        return nbytes, reduction.description
+
     while True:
         if page := channel.barrier:
-            written = fits(page)
-            if page.wait(reduction.op, digest if written or error else b"room" + digest[:4]) and written:
+            fits = not error and nbytes <= page.room
+            try:
+                if fits:
+                    reduction.write(page.rows[channel.rank])
+            except Exception as caught:
+                error, digest, fits = caught, _FAILED, False
+            if page.wait(reduction.op, digest if fits or error else _TOO_SMALL) and fits:
                 return page
         channel.barrier = page = None  # its memory is free; if one rank comes to this line, all do
-
-        def contribute() -> tuple[int, Any]:
-            if error:
-                raise error
-            return room, reduction.description
-
-        found = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
-        if found is None:
+        memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
+        if memory is None:
             return None
-        memory, room_there = found
         channel.peers.open_all()
-        channel.barrier = SharedBarrier(channel, channel.map(memory) if channel.rank else memory, room_there)
+        channel.barrier = SharedBarrier(channel, channel.map(memory) if channel.rank else memory, room)
 
 
-def _new_page(channel: "Channel", reduction: Reduction, contributed: Sequence[tuple[int, Any]]) -> list[Any]:
-    """Rank 0: each rank's answer: memory for a page, or its address, and the room on it; None: there is no memory."""
+def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:
+    """Rank 0: for each rank (memory for a page, on others its address; room). None: there is no shared memory."""
     reduction.check([description for _, description in contributed])
-    room = align(int(contributed[0][0] * _ROOM))
+    room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
     sizes = _sizes(channel.size, room)
     memory, address = channel.lease(sum(sizes))
-    if address is None:
-        return [None] * channel.size
     memory[: sum(sizes[:3])] = 0
-    return [(memory, room), *[(address, room)] * (channel.size - 1)]
+    return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
 
 
-def add_up_on_rank_0(channel: "Channel", reduction: Reduction) -> np.ndarray:
+def add_up_on_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     """Collective: `Channel.add_up` without a page."""
     total = add_in_agreement(channel, reduction)
     return add_through_rank_0(channel, reduction) if total is None else total
 
 
-def add_in_agreement(channel: "Channel", reduction: Reduction) -> np.ndarray | None:
+def add_in_agreement(channel: "Channel", reduction: "Reduction") -> np.ndarray | None:
     """Collective: small rows go along with the agreement, in which rank 0 combines them. None: they are too large."""
 
     def contribute() -> tuple[Any, np.ndarray | None]:
@@ -314,10 +240,9 @@ def add_in_agreement(channel: "Channel", reduction: Reduction) -> np.ndarray | N
     return channel.agree(reduction.op, contribute, decide)
 
 
-def add_through_rank_0(channel: "Channel", reduction: Reduction) -> np.ndarray:
+def add_through_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     """Collective: large rows, which agree, all come to rank 0, and their combination to all ranks."""
-    nbytes = reduction.layout.nbytes
-    own = private(nbytes)
+    own = private(nbytes := reduction.layout.nbytes)
 
     def targets(_: list[None]) -> Sequence[Any]:
         return channel.collect_targets(channel.size * nbytes, [[(k * nbytes, nbytes)] for k in range(channel.size)])

@@ -1,27 +1,26 @@
-"""Sends, averages and compares the weights of anything that has weights; `bcast` sends any object. In each rank's process."""
+"""Sends, averages and compares weights; `bcast` sends any object. In the process of each rank."""
 
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import slots
 from ..arrays.layout import Plan, Slot, derived
-from ..errors import BatchError, WeightsError, rank_mismatch
+from ..errors import BatchError, WeightsError
 from ..ranks import failure
 from ..ranks.identity import Comm
-from ..ranks.old_names import renamed
 from ..ranks.state import process
 from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
+from .mismatch import check_all_same, check_same
 
 T = TypeVar("T")
 
 
-@renamed(sess="model")
 def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
@@ -52,7 +51,6 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     return channel.version
 
 
-@renamed(sess="model")
 def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
@@ -76,7 +74,6 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     _send("all_avg_wts", channel, own)
 
 
-@renamed(sess="model")
 def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
 
@@ -120,7 +117,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
         return (array.dtype, array.shape) if in_place else None
 
     def decide(described: list[Any]) -> Sequence[Any]:
-        all_same("bcast", described)
+        check_all_same("bcast", described)
         if not in_place:
             return [x] * channel.size
         return channel.spread_sources(array.nbytes, lambda block: np.copyto(view_of(block), array))
@@ -135,32 +132,6 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     if channel.rank:
         np.copyto(array, view_of(block))
     return x
-
-
-def all_same(op: str, found: list[Any]) -> None:
-    if any(f != found[0] for f in found):
-        table = [f"{f[0]} {f[1]}" if f else "no array" for f in found]
-        raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
-
-
-def check_same(op: str, descriptions: Sequence[Sequence[Any]]) -> None:
-    """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
-    other = next((description for description in descriptions if description != descriptions[0]), None)
-    if other is None:
-        return
-    found = [{name: (dtype, shape) for name, dtype, shape in description} for description in descriptions]
-    differ = (entry for entry in (*other, *descriptions[0]) if entry not in other or entry not in descriptions[0])
-    name = (next(differ, None) or other[0])[0]
-
-    def text(one: dict[str, Any]) -> str:
-        dtype, shape = one.get(name, ("missing", ""))
-        with contextlib.suppress(TypeError):  # the name of a dtype that NumPy lacks
-            dtype = dtype and np.dtype(dtype)
-        what = dtype if dtype == "missing" else f"{dtype} {shape}" if dtype else "None"
-        return f"{what} (of {len(one)} arrays)"
-
-    what = f"{op}: '{name}' is not the same on all ranks; they must have the same names, dtypes and shapes"
-    raise rank_mismatch(what, map(text, found))
 
 
 class _Models:
@@ -190,13 +161,6 @@ class _Models:
         ]
 
 
-class _Answer(NamedTuple):
-    """Rank 0's answer: which of the choices is sent, as which version."""
-
-    choice: int
-    version: int
-
-
 def _send(op: str, channel: Channel, models: _Models) -> int:
     """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
 
@@ -206,16 +170,17 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
                 plan = models.plans[i]
                 _note_alignment(plan, *(alignment for _, alignment in of_ranks[:2]))
                 sources = channel.spread_sources(plan.layout.nbytes, plan.write_all)
-                return paired(sources, _Answer(i, channel.version + 1))
+                return paired(sources, (i, channel.version + 1))
         return [(None, None)] * channel.size
 
-    source, answer = channel.agree(op, models.choices, decide)
-    if answer is None:
+    source, found = channel.agree(op, models.choices, decide)
+    if found is None:
         _compare(op, channel, models)  # raises the error that names the first array that differs
+    choice, version = found
     block = channel.spread(op, source)
     if channel.rank:
-        models.plans[answer.choice].take(block)
-    return answer.version
+        models.plans[choice].take(block)
+    return version
 
 
 def _compare(op: str, channel: Channel, models: _Models) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
-from ..host.waiting import SPIN_S, wait_until
+from ..host.waiting import SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import process
 from ..ranks.watchdog import Watchdog
@@ -84,6 +84,7 @@ class Messages:
         from mpi4py import MPI
 
         self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
+        self._background, self._watchdog = process.of(Background), process.of(Watchdog)
 
     def send(self, dest: int, data: Any) -> None:
         """Sends something small to `dest`, which calls `receive` in the same collective call."""
@@ -131,7 +132,8 @@ class Messages:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
         sent = [self.comm.Isend(message, k, _TAG) for k, message in messages.items()]
         for k in messages:
-            self.peers.wake(k)
+            if k in self.peers.wake_fds:  # else it polls
+                WakePipe.wake(self.peers.wake_fds[k])
         for request in sent:
             if not request.Test():
                 self.wait(request.Test)
@@ -144,7 +146,7 @@ class Messages:
     def left_error(self, op: str, source: int) -> RankLeftError:
         """That this rank waits for one that has ended."""
         status, reason, _ = self.ended[source]
-        text = f" with status {status}{f' ({reason})' if reason else ''}" if status else ""
+        text = f" with status {status}" * bool(status) + f" ({reason})" * bool(reason)
         error = RankLeftError(f"{op}: rank {source} has ended{text} while rank {self.rank} waits for it")
         # that it has ended, and why, is reported by mpi_fork's parent if there is one
         error.silent, error.status = self.rank > 0 or (status > 0 and JOB_VARIABLE in os.environ), status or 1
@@ -157,7 +159,6 @@ class Messages:
 
         Args: others: those who may send that something is wrong.
         """
-        background = process.of(Background)
 
         def first() -> int | None:
             for k, queue in self.inbox.items():
@@ -169,14 +170,14 @@ class Messages:
 
         def arrived() -> bool:
             nonlocal source
-            for call in background:
+            for call in self._background:
                 call()
             self.poll()
             source = first()
             return source is not None or time.perf_counter() > end
 
         if source is None and not arrived():
-            woken = not background and all(k in self.peers.wake_fds for k in awaited)
+            woken = not self._background and all(k in self.peers.wake_fds for k in awaited)
             self.wait(arrived, self.peers.pipe.sleep, by_mpi=not woken)
         return (-1, b"") if source is None else (source, self.take(source))
 
@@ -203,7 +204,7 @@ class Messages:
         spin_s: float = SPIN_S,
     ) -> Any:
         """Waits until `test` comes true. Args: sleep, by_mpi, spin_s: as of `wait_until`."""
-        return wait_until(test, sleep, process.of(Watchdog), by_mpi, spin_s)
+        return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
 
     def announce_end(self, status: int, reason: str) -> None:
         """This rank ends with that exit status."""

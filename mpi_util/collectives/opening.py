@@ -1,4 +1,7 @@
-"""Opens the channel of a communicator at its first collective call, and closes all at the end; in each rank's process."""
+"""Opens the channel of a communicator at its first collective call, and closes all at the end, in each rank's process.
+
+This is the only place that loads `cluster`, where ranks lie on several machines.
+"""
 
 import time
 from typing import Any
@@ -9,8 +12,12 @@ from ..ranks import failure, threads
 from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import process
 from ..ranks.watchdog import Watchdog
-from .channel import Channel, Kept, OpenChannels
+from .channel import Channel, Kept
 from .peers import Peers
+
+
+class _Open(list[Channel]):
+    """The channels of this process that have more than one rank."""
 
 
 def open_channel(comm: Comm) -> Channel:
@@ -31,7 +38,7 @@ def _find_or_open(comm: Comm) -> Channel:
         return kept.alone
     from mpi4py import MPI
 
-    process.of(failure.Rank).leave = _leave_all
+    process.of(failure.FailureState).leave = _leave_all
     if comm == MPI.COMM_WORLD:
         if kept.world is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
@@ -41,7 +48,7 @@ def _find_or_open(comm: Comm) -> Channel:
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise UsageError(f"comm must be a communicator of one group that this rank is in (MPI.Intracomm); got {comm!r}")
     if kept.keyval is None:
-        kept.keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: channel.close())
+        kept.keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: _close(channel))
     channel = comm.Get_attr(kept.keyval)
     if not isinstance(channel, Channel):
         channel = _open(comm)
@@ -59,16 +66,28 @@ def _open(comm: Any) -> Channel:
     if peers.apart and rank == 0:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
         failure.print_line(f"mpi_util: ranks {peers.apart} {slower}")
-    if not any(peers.machine):
-        return Channel(comm, peers)
+    kind = _cluster_channel(rank, peers) if any(peers.machine) else Channel
+    process.of(_Open).append(channel := kind(comm, peers))
+    return channel
+
+
+def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
+    """The class of channels for several machines. LaunchError on every rank: the folder was not copied."""
     try:
         from ..cluster.channel import ClusterChannel
     except ModuleNotFoundError:
         where = "share no memory" if peers.apart else "are on several machines"
-        error = LaunchError(f"the ranks {where}, and mpi_util/cluster/, which is needed for that, is missing")
+        error = LaunchError(f"the ranks {where}, and the folder mpi_util/cluster, which serves them then, is missing")
         error.silent = rank > 0
         raise error from None
-    return ClusterChannel(comm, peers)
+    return ClusterChannel
+
+
+def _close(channel: Channel) -> None:
+    """Collective: the user's communicator is freed."""
+    channel.close()
+    if channel in process.of(_Open):
+        process.of(_Open).remove(channel)
 
 
 def _prepare_rank(world: Channel) -> None:
@@ -84,7 +103,7 @@ def _prepare_rank(world: Channel) -> None:
 def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
     """This process ends: announces it on every channel, and waits for the others there."""
     process.of(Watchdog).at_end()
-    channels = process.of(OpenChannels)
+    channels = process.of(_Open)
     for channel in channels:
         channel.messages.announce_end(status, reason)
     end = None if seconds is None else time.perf_counter() + seconds

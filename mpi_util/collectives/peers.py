@@ -84,11 +84,6 @@ class Peers:
             return False
         return True
 
-    def wake(self, k: int) -> None:
-        """Wakes rank `k`, if it can be woken from here; else it polls."""
-        if k in self.wake_fds:
-            WakePipe.wake(self.wake_fds[k])
-
     def close(self) -> None:
         """Gives memory and file descriptors back."""
         while self.wake_fds:

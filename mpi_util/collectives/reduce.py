@@ -15,8 +15,8 @@ from ..arrays.adapters import adapter_for, array_of
 from ..arrays.layout import Layout
 from ..errors import BatchError, MpiUtilError
 from ..ranks.identity import Comm
-from .bcast import all_same, check_same
 from .channel import channel_of
+from .mismatch import check_all_same, check_same
 
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
@@ -77,7 +77,7 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
 def _combine(
     name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False
 ) -> Any:
-    """A number is sent within an agreement; arrays are combined as gradients are, which takes a third of the time."""
+    """Numbers are combined by rank 0 within the agreement; arrays as gradients are."""
     channel, adapter = channel_of(comm), adapter_for(x)
     try:
         array = array_of(x, numbers=True)
@@ -98,7 +98,7 @@ def _combine(
         return {"x": accepted(array).astype(result_dtype(array.dtype))}
 
     def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
-        all_same(name, [(number.dtype, number.shape) for number in numbers])
+        check_all_same(name, [(number.dtype, number.shape) for number in numbers])
         first, *others = numbers
         dtype = result_dtype(first.dtype)
         total = first.astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
@@ -108,13 +108,15 @@ def _combine(
 
     total: Any
     if array.ndim:
-        total = combine(f"{name} of an array", make, op, divide, comm)["x"]
+        total = average(f"{name} of an array", make, comm=comm, function=op, divide=divide)["x"]
     else:
         total = channel.agree(name, lambda: accepted(array_of(x, numbers=True)), decide)
     return adapter.from_numbers(total, x)
 
 
-def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays:
+def average(
+    op: str, make: Callable[[], Arrays], *, comm: Comm = None, function: np.ufunc = np.add, divide: bool = True
+) -> Arrays:
     """Collective: arrays become their mean over the ranks, which is the same bits on every rank.
 
     Args:
@@ -122,6 +124,8 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays
         make: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
             for an array that there is not, on any rank. What `make` raises is raised on every rank.
         comm: communicator; None: all ranks.
+        function: of two arrays: how they are combined, instead of added.
+        divide: False: they are not divided by the number of ranks, and may be integers.
 
     Returns:
         What `make` gave.
@@ -129,11 +133,6 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None) -> Arrays
     Raises:
         RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """
-    return combine(op, make, np.add, True, comm)
-
-
-def combine(op: str, make: Callable[[], Arrays], function: np.ufunc, divide: bool, comm: Comm) -> Arrays:
-    """Collective: `average`, but with any NumPy function of two arrays, and of integers too if it does not `divide`."""
     channel = channel_of(comm)
     own = Reduction(op, make, function, channel.size if divide else 0)
     if channel.size == 1:

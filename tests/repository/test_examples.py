@@ -1,0 +1,236 @@
+"""The programs of examples/ run as their README says, on several ranks, which stay in step or have the same bits."""
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, mpi_environment, run
+
+from mpi_util_spinup.logx import load_weights
+
+EXAMPLES = ROOT / "examples"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+STEPS, EPOCHS = 201, 2  # shares of different sizes on 2 and 4 ranks
+WEIGHTS = {"torch": "pyt_save/weights.npz", "tf1": "tf1_save/weights.npz"}
+SPINNING_UP = {"ppo_torch", "vpg_torch", "ppo_tf1", "vpg_tf1", "trpo_tf1"}
+COLUMNS = {
+    "Epoch",
+    "AverageEpRet",
+    "MaxEpRet",
+    "EpLen",
+    "TotalEnvInteracts",
+    "LossPi",
+    "LossV",
+    "Entropy",
+    "KL",
+    "Time",
+}
+
+
+def start(program: str, *arguments, mpi: str = "mpich") -> str:
+    """Runs a program of examples/, requires that it ends well, and returns what it printed."""
+    finished = run([sys.executable, EXAMPLES / f"{program}.py", *arguments], 150, {**QUIET, **mpi_environment(mpi)})
+    assert finished.status == 0, f"{finished.out}\n{finished.err}"
+    return finished.out
+
+
+def checksums(out: str, what: str) -> dict[int, str]:
+    """What --check prints, by rank."""
+    return {int(rank): digits for rank, digits in re.findall(rf"\[rank +(\d+)\] {what} chksum (\w{{16}})", out)}
+
+
+def table(folder: Path) -> list[dict[str, float]]:
+    rows = csv.DictReader((folder / "progress.txt").read_text().splitlines(), delimiter="\t")
+    return [{key: float(value) for key, value in row.items()} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "env", "mpi", "n"),
+    [
+        ("ppo_torch", "CartPole-v1", "mpich", 1),
+        ("ppo_torch", "Pendulum-v1", "mpich", 2),  # no rank ends an episode
+        ("ppo_torch", "CartPole-v1", "mpich", 4),
+        ("vpg_torch", "FrozenLake-v1", "mpich", 1),  # Discrete observations
+        ("vpg_torch", "CartPole-v1", "openmpi", 2),
+        ("ppo_tf1", "Pendulum-v1", "mpich", 1),
+        ("ppo_tf1", "CartPole-v1", "mpich", 4),
+        ("vpg_tf1", "CartPole-v1", "mpich", 2),
+        ("trpo_tf1", "CartPole-v1", "mpich", 1),
+        ("trpo_tf1", "Pendulum-v1", "openmpi", 2),
+    ],
+    indirect=["mpi"],
+)
+def test_spinning_up_program(name, env, mpi, n, tmp_path):
+    limits = ("--steps", STEPS, "--epochs", EPOCHS, "--data_dir", tmp_path)
+    out = start(f"adopt_{name}", "--env", env, "--cpu", n, *limits, "--check", mpi=mpi)
+
+    found = checksums(out, "weights")
+    assert set(found) == set(range(n)) and len(set(found.values())) == 1
+    assert out.count("AverageEpRet") == EPOCHS  # one table a row, from rank 0
+
+    folder = tmp_path / name / f"{name}_s0"
+    rows = table(folder)
+    assert [row["TotalEnvInteracts"] for row in rows] == [STEPS * (epoch + 1) for epoch in range(EPOCHS)]
+    assert set(rows[0]) >= COLUMNS
+    assert all(np.isfinite([row["LossPi"], row["LossV"], row["KL"], row["Entropy"]]).all() for row in rows)
+    assert all(row["DeltaLossV"] < 0 for row in rows)
+    if env == "CartPole-v1":
+        assert all(9 <= row["MinEpRet"] <= row["AverageEpRet"] == row["EpLen"] <= row["MaxEpRet"] for row in rows)
+    else:
+        assert all(np.isnan(row["AverageEpRet"]) == (n > 1) for row in rows)
+
+    config = json.loads((folder / "config.json").read_text())
+    assert config["exp_name"] == name and config["steps_per_epoch"] == STEPS
+    weights = load_weights(folder / WEIGHTS[name.partition("_")[2]])
+    assert sum("pi" in key for key in weights) >= 6 and all(np.isfinite(array).all() for array in weights.values())
+    if n == 1 and name in ("ppo_torch", "trpo_tf1"):
+        assert "MaxEpRet" in start("adopt_test_policy", folder, "--episodes", 2, "--trust")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("env", "n"), [("Pendulum-v1", 1), ("CartPole-v1", 2)])
+def test_program_of_2017(env, n):
+    out = start("adopt_2017", env, "--nprocs", n, "-b", 3, "-n", 6, "--check")
+    lines = [line for line in out.splitlines() if line.startswith("episode")]
+    assert [line.split("\t")[0] for line in lines] == ["episode 3", "episode 6"]
+    assert all(
+        re.search(r"\treturn \S+\tsteps \d+\tkl \S+\tentropy \S+\tbeta \S+\tval_loss \d", line) for line in lines
+    )
+    for what in ("policy", "value"):
+        found = checksums(out, what)
+        assert set(found) == set(range(n)) and len(set(found.values())) == 1
+
+
+# Settings with which a program learns something in seconds. All but vector_envs promise the same bits at any size.
+TEACHING = {
+    "same_bits": "--iterations 5",
+    "gather_ppo_torch": "--episodes 12 --stop_at 40",
+    "cross_entropy": "--candidates 30 --iterations 12",
+    "keras_reinforce": "--episodes 20 --iterations 5",
+    "vector_envs": "--iterations 5",
+    "gpu_on_rank0": "--episodes 10 --iterations 6 --hidden 32",
+}
+SLEEPING = "--env benchmarks.sleeping_env:Sleeping-v0"  # actions are Box, and the id names its module
+SHORT = {
+    "same_bits": "--episodes 4 --iterations 1",
+    "gather_ppo_torch": "--episodes 4 --total_steps 80",
+    "cross_entropy": "--candidates 6 --elite 2 --iterations 1",
+    "keras_reinforce": "--episodes 4 --iterations 1",
+    "vector_envs": "--num_envs 3 --num_steps 30 --iterations 2",
+    "gpu_on_rank0": "--episodes 4 --iterations 1 --hidden 8",
+}
+
+
+def read(out: str) -> tuple[list[float], str]:
+    """The mean returns that a program printed, and the checksum of its weights, which is its last line."""
+    returns = [float(x) for x in re.findall(r"^iteration \d+: return (\S+?),? ", out, re.MULTILINE)]
+    return returns, re.fullmatch(r"checksum (\w{16})", out.splitlines()[-1])[1]
+
+
+@pytest.mark.slow_unless(name=["same_bits", "gather_ppo_torch"])
+@pytest.mark.parametrize("name", TEACHING)
+def test_it_learns_and_has_the_same_bits_on_one_rank_and_on_three(name):
+    alone, three = (start(name, "--nprocs", n, *TEACHING[name].split()) for n in (1, 3))
+    returns, weights = read(alone)
+    assert len(returns) >= 3 and returns[-1] > 1.3 * returns[0]
+    if name == "vector_envs":
+        assert read(three)[0][-1] > 1.3 * read(three)[0][0]
+    else:
+        assert read(three) == (returns, weights)
+    if name == "gather_ppo_torch":
+        assert returns[-2] < 40 <= returns[-1]  # rank 0 said stop, and all ranks did
+    if name == "gpu_on_rank0":
+        assert {f"[rank {k}] has CUDA open: False" for k in (1, 2)} <= set(three.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_it_takes_actions_of_any_kind_and_any_environment(name, mpi):
+    runs = [read(start(name, "--nprocs", n, *f"{SLEEPING} {SHORT[name]}".split(), mpi=mpi)) for n in (1, 2)]
+    assert all(returns for returns, _ in runs)
+    assert name == "vector_envs" or runs[0] == runs[1]
+
+
+def code(text: str) -> list[str]:
+    """The lines, without the marks and what follows them."""
+    return [line.partition("  # +")[0].rstrip() for line in text.splitlines()]
+
+
+def adopting() -> tuple[list[str], list[str]]:
+    """The diffs of docs/cleanrl.md, and the lines of code in the recipes, which are those of programs."""
+    pages = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("cleanrl", "adopting", "pitfalls", "gpu")}
+    recipes = pages["adopting"].partition("\n## The quick way")[2] + pages["gpu"]
+    recipes += pages["pitfalls"].partition("\n## Normalisers")[2].partition("\n## Logging")[0]
+    plain = "\n".join(re.findall(r"```python\n(.*?)```", recipes, re.DOTALL))
+    return re.findall(r"```diff\n(.*?)```", pages["cleanrl"], re.DOTALL), plain.splitlines()
+
+
+def before() -> str:
+    """gather_ppo_torch.py as it was for one process, by the diffs of docs/cleanrl.md."""
+    program = "\n".join(code((EXAMPLES / "gather_ppo_torch.py").read_text())) + "\n"
+    for diff in adopting()[0]:
+        old, new = ("".join(f"{x[1:]}\n" for x in diff.splitlines() if x[0] in kept) for kept in ("- ", "+ "))
+        assert program.count(new) == 1, f"not in the program, or twice:\n{new}"
+        program = program.replace(new, old)
+    return program
+
+
+def test_what_the_docs_show_is_in_the_programs():
+    marked = [
+        line.partition("  # +")[0]
+        for line in (EXAMPLES / "gather_ppo_torch.py").read_text().splitlines()
+        if "  # +" in line
+    ]
+    diffs, plain = adopting()
+    assert sorted(marked) == sorted(line[1:] for diff in diffs for line in diff.splitlines() if line[0] == "+")
+    compile(before(), "before", "exec")
+    assert "mpi_util." not in before()
+    everywhere = {line.strip() for name in TEACHING for line in code((EXAMPLES / f"{name}.py").read_text())}
+    assert plain and not {line.strip() for line in plain} - {line.partition("  #")[0] for line in everywhere}
+
+
+@pytest.mark.slow
+def test_the_program_before_adopting_learns_too(tmp_path):
+    program = tmp_path / "before.py"
+    program.write_text(before())
+    done = run([sys.executable, program, *TEACHING["gather_ppo_torch"].split()], 150)
+    assert done.status == 0, done.err
+    returns = [float(x) for x in re.findall(r"return (\S+),", done.out)]
+    assert returns[-1] >= 40 > returns[0]
+
+
+def test_an_evaluator_beside_training_returns_each_result_with_its_version():
+    runs = [start("async_evaluator", "--iterations", 6, "--episodes", 30, "--eval_episodes", n) for n in (5, 5, 200)]
+    found = [
+        re.findall(r"^evaluation of version (\d+): return (\S+); the newest is version (\d+)$", out, re.MULTILINE)
+        for out in runs
+    ]
+    for results in found:
+        versions = [int(version) for version, _, _ in results]
+        assert versions == sorted(set(versions)) and versions[-1] == 7
+        assert all(int(version) <= int(newest) for version, _, newest in results)
+    once, again, slow = ({version: ret for version, ret, _ in results} for results in found)
+    assert all(once[version] == again[version] for version in once.keys() & again.keys())
+    assert len(slow) < 7 and float(slow["7"]) > 100
+
+
+def test_every_program_is_tried_and_in_the_readme():
+    shared = {"core", "core_tf1", "core_torch", "two_branch"}  # test_train_modes.py trains with the last one
+    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo", "async_evaluator"}
+    adopted = {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
+    assert programs == adopted | set(TEACHING) and set(SHORT) == set(TEACHING)
+    readme = (EXAMPLES / "README.md").read_text()
+    assert all(f"`{program}.py`" in readme for program in programs)
+
+
+def test_the_table_of_the_readme_is_the_one_that_the_benchmark_prints():
+    done = run([sys.executable, "-m", "benchmarks.examples", "--table"], 60)
+    readme = (EXAMPLES / "README.md").read_text()
+    rows = done.out.splitlines()[2:]
+    assert len(rows) >= len(TEACHING) and all(row.rsplit("|", 3)[0] in readme for row in rows)  # but for the figures

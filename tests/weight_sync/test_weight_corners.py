@@ -1,0 +1,865 @@
+"""Corners of weight_sync; each test fails where the package is wrong."""
+
+import contextlib
+import functools
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from sync_workers import arrays, keep_error, local_receivers, wait_for
+
+from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
+from mpi_util_weight_sync import MultiProcessWeightSyncScheme
+
+TIMEOUT = 20
+
+
+def scheme_for(n, model=None, **options):
+    scheme = MultiProcessWeightSyncScheme(**{"timeout": TIMEOUT, **options})
+    scheme.init_on_sender(model_id="policy", model=arrays(1.0) if model is None else model, num_workers=n)
+    return scheme
+
+
+def torchrl_scheme(**options):
+    import mpi_util_weight_sync.torchrl  # noqa: F401
+
+    return MultiProcessWeightSyncScheme(**{"timeout": TIMEOUT, **options})
+
+
+def in_thread(call, limit=10.0):
+    """What a call raised in a thread (None: nothing); "hangs" after `limit` seconds."""
+    found = []
+    thread = threading.Thread(target=keep_error, args=(call, found), daemon=True)
+    thread.start()
+    thread.join(limit)
+    return "hangs" if thread.is_alive() else found[0] if found else None
+
+
+def value(model):
+    return float(model["layer"]["w"][0, 0])
+
+
+# ---- 1. versions
+
+
+def test_two_threads_that_send_never_use_one_version():
+    scheme, mine = scheme_for(2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        versions, errors = [], []
+
+        def work():
+            for _ in range(150):
+                versions.append(scheme.send(arrays(2.0)))
+
+        threads = [threading.Thread(target=keep_error, args=(work, errors)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors and len(set(versions)) == len(versions) == 450, (errors, len(versions), len(set(versions)))
+
+
+def test_after_a_race_of_threads_the_last_values_are_in_place():
+    """The one whose number is the highest was sent last: its values are the ones that a worker has."""
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy"):
+        sent, errors, wrong = {}, [], []
+
+        def work(first):
+            for k in range(100):
+                sent.setdefault(scheme.send_async(arrays(float(first + k))), []).append(first + k)
+
+        for _ in range(5):
+            threads = [threading.Thread(target=keep_error, args=(lambda f=f: work(f), errors)) for f in (1000, 2000)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            scheme.wait_async()
+            if value(mine) not in sent[max(sent)] or len(sent[max(sent)]) > 1:
+                wrong.append((max(sent), sent[max(sent)], value(mine)))
+        assert not errors and not wrong, (errors[:2], wrong)
+
+
+@pytest.mark.parametrize("after", ["before the send", "before the socket"])
+def test_a_send_that_is_interrupted_owes_no_answer(monkeypatch, after):
+    """Worker 1 is recorded as told although nothing has been sent to it."""
+    scheme, mine = scheme_for(2, timeout=2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        publisher, worker = scheme._sender.publisher, scheme._sender.workers[1]
+        send = publisher._send
+
+        def interrupted(to, *arguments):
+            if to is worker:
+                raise KeyboardInterrupt
+            send(to, *arguments)
+
+        def cut(data):
+            raise KeyboardInterrupt
+
+        if after == "before the send":
+            monkeypatch.setattr(publisher, "_send", interrupted)
+        else:
+            monkeypatch.setattr(worker.connection, "send_frame", cut)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(arrays(2.0))
+        monkeypatch.undo()
+        assert scheme.send(arrays(3.0)) == 3
+        assert [value(model) for model in mine] == [3.0, 3.0]
+
+
+def test_signals_at_random_times_leave_the_versions_right():
+    """Interrupts `send` by a real signal at a random place, 150 times; the next send brings its values to all."""
+    scheme, mine = scheme_for(2, timeout=5), [arrays(0.0), arrays(0.0)]
+    rng, interrupted, used = np.random.default_rng(0), 0, set()
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    with local_receivers(scheme, mine, "policy"):
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            for k in range(150):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(2e-5, 8e-4)))
+                    scheme.send(arrays(float(2 * k + 2)))
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                try:
+                    version = scheme.send(arrays(float(2 * k + 3)))
+                except WorkerError:  # what was overwritten
+                    version = scheme.send(arrays(float(2 * k + 3)))
+                assert version not in used
+                used.add(version)
+                assert [value(model) for model in mine] == [2 * k + 3] * 2, (k, version)
+                assert set(scheme.versions.values()) == {version}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert interrupted > 20
+
+
+# ---- 2. a sender that is killed while a process forked from it lives
+
+
+def killed_while_writing(theirs, forked):
+    scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
+    scheme.init_on_sender(model_id="policy", model=arrays(1.0), num_workers=1)
+    theirs.send(scheme)
+    scheme.connect()
+    scheme.send_async(arrays(2.0))
+    if forked and os.fork() == 0:
+        time.sleep(8)
+        os._exit(0)
+    publisher = scheme._sender.publisher
+    claim = publisher._claim
+    publisher._claim = lambda *args: (claim(*args), os.kill(os.getpid(), signal.SIGKILL))
+    theirs.send("now")
+    scheme.send_async(arrays(3.0))
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
+def test_a_sender_that_is_killed_while_it_writes_keeps_no_worker(forked):
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(theirs, forked))
+    process.start()
+    receiver = ours.recv()
+    mine = arrays(0.0)
+    receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
+    receiver.connect(background=False)
+    assert ours.recv() == "now"
+    process.join()
+    found = in_thread(lambda: receiver.receive(timeout=1), 5)
+    assert found != "hangs"
+    assert isinstance(found, (WorkerLeftError, WeightsError)), found
+    receiver.shutdown()
+
+
+# ---- 3. the arguments of phase 1
+
+
+@pytest.mark.torchrl
+def test_device_map_fn_gets_weights():
+    import tensordict
+
+    net, mine, seen = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).double(), []
+    scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
+    scheme.init_on_sender(model=net, num_workers=1, device_map_fn=lambda k, w: (seen.append(w), w.to(torch.float64))[1])
+    with local_receivers(scheme, [mine]):
+        pass
+    assert net.weight.dtype == torch.float32, "the trainer's own model was changed"
+    assert isinstance(seen[0], tensordict.TensorDictBase), type(seen[0])
+    assert torch.equal(mine.weight, net.weight.double())
+
+
+@pytest.mark.torchrl
+def test_params_map_by_torchrl_without_model_id():
+    import tensordict
+
+    nets, mine = [torch.nn.Linear(3, 2) for _ in range(2)], [torch.nn.Linear(3, 2) for _ in range(2)]
+    scheme = torchrl_scheme(sync=False, timeout=5)
+    scheme.init_on_sender(params_map={k: tensordict.TensorDict.from_module(net).data for k, net in enumerate(nets)})
+    scheme.connect()
+    receivers = [pickle.loads(pickle.dumps(scheme)) for _ in mine]
+    try:
+        for k, (receiver, net) in enumerate(zip(receivers, mine)):
+            receiver.init_on_receiver(model_id="policy", worker_idx=k, model=net)
+            receiver.connect()
+            assert torch.equal(net.weight, nets[k].weight)
+    finally:
+        for each in (*receivers, scheme):
+            each.shutdown()
+
+
+@contextlib.contextmanager
+def torchrl_pair(scheme, models, model_id="policy"):
+    receivers = [pickle.loads(pickle.dumps(scheme)) for _ in models]
+    threads = []
+    for k, (receiver, net) in enumerate(zip(receivers, models)):
+        receiver.init_on_receiver(model_id=model_id, worker_idx=k, model=net)
+        threads.append(threading.Thread(target=receiver.connect))
+        threads[-1].start()
+    try:
+        scheme.connect()
+        for thread in threads:
+            thread.join()
+        yield receivers
+    finally:
+        for each in (*receivers, scheme):
+            each.shutdown()
+
+
+@pytest.mark.torchrl
+def test_weights_of_each_worker_by_torchrl():
+    """collector.update_policy_weights_({0: ..., 1: ...}) calls scheme.send with that."""
+    import tensordict
+
+    nets, mine = [torch.nn.Linear(3, 2) for _ in range(2)], [torch.nn.Linear(3, 2) for _ in range(2)]
+    own = {k: tensordict.TensorDict.from_module(net).data for k, net in enumerate(nets)}
+    scheme = torchrl_scheme()
+    scheme.init_on_sender(model_id="policy", params_map={k: w.clone().zero_() for k, w in own.items()})
+    with torchrl_pair(scheme, mine):
+        scheme.send(own)
+        assert all(torch.equal(a.weight, b.weight) for a, b in zip(mine, nets))
+        scheme.send({1: own[0]})
+        assert torch.equal(mine[1].weight, nets[0].weight) and scheme.versions == {0: 2, 1: 3}
+
+
+@pytest.mark.torchrl
+def test_a_torchrl_policy_without_weights_is_refused():
+    scheme = torchrl_scheme(per_worker_weights=True)
+    from torchrl.collectors import MultiSyncCollector, RandomPolicy
+    from torchrl.envs import GymEnv
+
+    make_env = functools.partial(GymEnv, "Pendulum-v1")
+    policy = functools.partial(RandomPolicy, make_env().action_spec)
+    with pytest.raises(TypeError, match="a RandomPolicy has no weights to send"):
+        MultiSyncCollector(
+            [make_env], policy_factory=policy, frames_per_batch=10, weight_sync_schemes={"policy": scheme}
+        )
+
+
+def test_weights_of_each_worker_in_the_scheme_itself():
+    scheme, mine = scheme_for(2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        scheme.send({0: arrays(5.0), 1: arrays(6.0)})
+        assert [value(model) for model in mine] == [5.0, 6.0]
+
+
+# ---- 4. two schemes between machines
+
+
+@pytest.mark.parametrize("form", ["same sender", "both ways", "one, then a collective"])
+@pytest.mark.parametrize("machines", [1, 2])
+def test_two_schemes_without_sync(run_ranks, machines, form):
+    env = {"MPI_UTIL_MACHINES": str(machines)} if machines > 1 else {}
+    assert "well" in run_ranks("weight_corners.py", 2, form, env=env, timeout=15).out
+
+
+# ---- 5. extra state
+
+
+class Extra(torch.nn.Module):
+    def __init__(self, **state):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.state, self.sets = state, 0
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        if "bad" in state:
+            raise ValueError("bad state")
+        self.state, self.sets = state, self.sets + 1
+
+
+STATE = {
+    "count": 3,
+    "none": None,
+    "pair": (1.5, [float("inf"), "text\n"]),
+    7: np.arange(6, dtype="f4").reshape(2, 3),
+    "scalar": torch.tensor(2.5),
+    "half": torch.arange(3, dtype=torch.bfloat16),
+    "empty": torch.zeros(0, 4, dtype=torch.int64),
+}
+
+
+def same_state(one, other) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("what", ["model", "state_dict", "device_map_fn", "weights without it"])
+@pytest.mark.parametrize("nested", [False, True], ids=["root", "child"])
+def test_extra_state_travels(nested, what, share):
+    extra, mine = Extra(), Extra()
+    net, model = (torch.nn.Sequential(extra), torch.nn.Sequential(mine)) if nested else (extra, mine)
+    scheme = MultiProcessWeightSyncScheme(timeout=20)
+    more = {"device_map_fn": lambda worker, weights: weights} if what == "device_map_fn" else {}
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=1, **more)
+    with local_receivers(scheme, [model], "policy", share=share):
+        extra.state, before = STATE, mine.sets
+        plain = {name: value for name, value in net.state_dict().items() if not name.endswith("_extra_state")}
+        weights = {"state_dict": net.state_dict(), "weights without it": plain}.get(what)
+        scheme.send(weights)
+        assert same_state(mine.state, STATE) and mine.sets == before + 1
+        mine.state["count"] = 4
+        scheme.send(weights)
+        assert mine.state["count"] == 4  # it has not changed at the sender
+        extra.state = {"count": None}  # another type
+        scheme.send()
+        assert mine.state == {"count": None}
+
+
+def test_extra_state_that_is_refused_leaves_all_as_it_was():
+    net, mine = torch.nn.Sequential(Extra(a=1), Extra(a=2)), torch.nn.Sequential(Extra(), Extra())
+    scheme = MultiProcessWeightSyncScheme(timeout=20)
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=1)
+    with local_receivers(scheme, [mine], "policy"):
+        before = mine[0].layer.weight.clone()
+        net[0].state, net[1].state = {"a": 5}, {"bad": 1}
+        net[0].layer.weight.data += 1
+        with pytest.raises(WorkerError, match="bad state"):
+            scheme.send()
+        assert mine[0].state == {"a": 1} and mine[1].state == {"a": 2} and torch.equal(mine[0].layer.weight, before)
+        net[1].state = {"a": object()}
+        with pytest.raises(WeightsError, match=r"1\._extra_state.*object.*can be sent"):
+            scheme.send()
+        net[1].state = {"a": 3}
+        scheme.send()
+        assert mine[1].state == {"a": 3} and scheme.versions == {0: 3}
+
+
+# ---- 6. refusals, and the end
+
+
+@pytest.mark.parametrize(
+    "given, text", [({"model_id": "other"}, "other"), ({"worker_idx": 7}, "worker 7|num_workers")], ids=["id", "index"]
+)
+def test_a_refusal_reaches_the_sender_at_once(given, text):
+    scheme = scheme_for(1, timeout=6)
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(**{"model_id": "policy", "worker_idx": 0, "model": arrays(0.0), **given})
+    found = []
+    thread = threading.Thread(target=keep_error, args=(receiver.connect, found))
+    thread.start()
+    began = time.perf_counter()
+    with pytest.raises((UsageError, WorkerError), match=text):
+        scheme.connect()
+    took = time.perf_counter() - began
+    thread.join()
+    receiver.shutdown()
+    scheme.shutdown()
+    assert isinstance(found[0], UsageError) and took < 3, took
+
+
+def test_a_receiver_learns_that_its_sender_has_shut_down():
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,):
+        assert not receiver.ended and not receiver.wait_ended(0)
+        scheme.shutdown()
+        assert receiver.wait_ended(5) and receiver.ended
+
+
+def test_on_update_that_ends_its_thread_is_reported_on_both_sides():
+    def leave(version: int) -> None:
+        if version == 2:
+            sys.exit("stop")
+
+    scheme = scheme_for(1, arrays(1.0), timeout=10.0)
+    with contextlib.ExitStack() as stack:
+        (receiver,) = stack.enter_context(local_receivers(scheme, [arrays(0.0)], "policy", on_update=leave))
+        with pytest.raises(WorkerError, match="SystemExit: stop"):
+            scheme.send()
+        assert receiver.wait_ended(10.0) and "has ended the thread that receives" in str(receiver.failure)
+    scheme.shutdown()
+
+
+def test_a_process_forked_from_the_senders_sends_nothing():
+    scheme = scheme_for(1, arrays(1.0))
+    with local_receivers(scheme, [model := arrays(0.0)], "policy"):
+        reader, writer = multiprocessing.get_context("fork").Pipe(False)
+
+        def child() -> None:
+            try:
+                scheme.send(arrays(-1.0))
+            except UsageError as error:
+                writer.send(str(error))
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        assert reader.poll(10.0) and "forked from the sender's" in reader.recv()
+        process.join(10.0)
+        assert value(model) == 1.0 and scheme.send(arrays(2.0)) == 2 and value(model) == 2.0
+    scheme.shutdown()
+
+
+def test_a_receiver_learns_that_its_sender_has_died():
+    """`failure` says that already."""
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,):
+        scheme._sender.workers[0].connection.close()
+        wait_for(lambda: receiver.failure is not None, 5)
+        assert isinstance(receiver.failure, WorkerLeftError)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_loop_of_a_worker_ends_with_its_sender(background):
+    """The one of docs/weight_sync.md, with fewer versions than it waits for; receive() in a loop."""
+    scheme = scheme_for(1)
+    with local_receivers(scheme, [arrays(0.0)], "policy", background=background) as (receiver,):
+
+        def loop():
+            while receiver.version < 10 and not receiver.ended:
+                if background:
+                    with receiver.frozen():
+                        time.sleep(0.01)
+                else:
+                    receiver.receive(timeout=0.1)
+
+        thread = threading.Thread(target=keep_error, args=(loop, []), daemon=True)
+        thread.start()
+        scheme.shutdown()
+        thread.join(3)
+        assert not thread.is_alive(), "nothing tells it"
+
+
+# ---- 7. locks and ends
+
+
+def test_a_thread_started_inside_frozen_may_enter_too():
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy") as (receiver,):
+        entered, versions = threading.Event(), []
+
+        def inner():
+            with receiver.frozen() as version:
+                versions.append(version)
+                entered.set()
+
+        thread = threading.Thread(target=inner, daemon=True)
+        with receiver.frozen() as version:
+            scheme.send_async(arrays(2.0))
+            wait_for(lambda: receiver._receiver.lock._waiting, 5)  # the writer waits
+            thread.start()
+            inside = entered.wait(3)
+        thread.join(5)
+        assert inside, "it waits for the writer, which waits for the one that would wait for it"
+        assert versions == [version]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+def test_an_on_update_that_raises_leaves_both_sides_agreed(first):
+    scheme, mine, fail = scheme_for(1, timeout=5), arrays(0.0), [first]
+
+    def on_update(version):
+        if fail[0]:
+            fail[0] = False
+            raise RuntimeError("on_update failed")
+
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine, on_update=on_update)
+    found = []
+    thread = threading.Thread(target=keep_error, args=(receiver.connect, found))
+    thread.start()
+    if first:
+        with pytest.raises(WorkerError, match="on_update failed"):
+            scheme.connect()
+    else:
+        scheme.connect()
+    thread.join()
+    if not first:
+        fail[0] = True
+        with pytest.raises(WorkerError, match="on_update failed"):
+            scheme.send(arrays(2.0))
+    print(found, scheme.versions, receiver.version, value(mine))
+    try:
+        assert scheme.versions[0] == receiver.version, (scheme.versions, receiver.version, value(mine))
+    finally:
+        receiver.shutdown()
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("why", ["on_update", "model"])
+def test_a_worker_whose_connect_failed_may_try_again(why):
+    scheme, fail = scheme_for(1, timeout=5), [True]
+    mine = {} if why == "model" else arrays(0.0)
+
+    def on_update(version):
+        if why == "on_update" and fail and fail.pop():
+            raise RuntimeError("on_update failed")
+
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(
+        model_id="policy", worker_idx=0, model={"x": np.zeros(1)} if why == "model" else mine, on_update=on_update
+    )
+    found = []
+    thread = threading.Thread(target=keep_error, args=(receiver.connect, found))
+    thread.start()
+    with pytest.raises(WorkerError):
+        scheme.connect()
+    thread.join()
+    try:
+        receiver._receiver.model.clear()
+        receiver._receiver.model.update(arrays(0.0))
+        again = threading.Thread(target=keep_error, args=(receiver.connect, found))
+        again.start()
+        time.sleep(0.3)
+        scheme.send(arrays(4.0))
+        again.join(6)
+        assert len(found) == 1 and value(receiver.model) == 4.0, found
+    finally:
+        receiver.shutdown()
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_another_model_takes_the_place_of_a_receivers(share):
+    net, before, after = (torch.nn.Linear(3, 2) for _ in range(3))
+    with local_receivers(scheme := scheme_for(1, net), [before], "policy", share=share) as (receiver,):
+        receiver.model, first = after, net.weight.detach().clone()
+        for _ in range(4):  # through all memory that the sender uses
+            net.weight.data += 1
+            scheme.send()
+            assert torch.equal(after.weight, net.weight) and torch.equal(before.weight, first)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_shutdown_while_another_thread_sends(background):
+    scheme, mine, found = scheme_for(2, timeout=None), [arrays(0.0), arrays(0.0)], []
+    with contextlib.ExitStack() as stack:
+        receivers = stack.enter_context(local_receivers(scheme, mine, "policy", background=background))
+        if background:
+            stack.enter_context(receivers[0].frozen())
+        sending = threading.Thread(target=keep_error, args=(scheme.send, found), daemon=True)
+        sending.start()
+        time.sleep(0.3)
+        began = time.perf_counter()
+        scheme.shutdown()
+        assert time.perf_counter() - began < 3
+        sending.join(5)
+        assert not sending.is_alive(), "it hangs"
+        assert found and isinstance(found[0], (UsageError, WorkerLeftError)) and "shut" in str(found[0]), repr(found)
+
+
+def test_shutdown_while_another_thread_writes(monkeypatch):
+    """In the middle of a large send."""
+    model = {"w": np.zeros(20_000_000)}
+    scheme, found = scheme_for(1, model, timeout=None), []
+    with local_receivers(scheme, [{"w": np.zeros(20_000_000)}], "policy"):
+
+        def work():
+            while True:
+                scheme.send()
+
+        sending = threading.Thread(target=keep_error, args=(work, found), daemon=True)
+        sending.start()
+        time.sleep(0.2)
+        scheme.shutdown()
+        sending.join(5)
+        assert not sending.is_alive(), "it hangs"
+        assert found and isinstance(found[0], (UsageError, WorkerLeftError)) and "shut" in str(found[0]), repr(found)
+
+
+def held():
+    threads = [t for t in threading.enumerate() if "weight sync" in t.name]
+    return len(threads), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("side", ["sender", "both"])
+def test_a_scheme_that_is_dropped_gives_everything_back(side):
+    gc.collect()
+    before = held()
+
+    def use():
+        scheme = scheme_for(1, sync=False)
+        if side == "both":
+            receiver = pickle.loads(pickle.dumps(scheme))
+            receiver.init_on_receiver(model_id="policy", worker_idx=0, model=arrays(0.0))
+            scheme.connect()
+            receiver.connect()
+            scheme.wait_async()
+        else:
+            scheme.connect()
+
+    use()
+    gc.collect()
+    end = time.perf_counter() + 3
+    while held() > before and time.perf_counter() < end:
+        time.sleep(0.05)
+    assert held() <= before, (before, held())
+
+
+def test_a_scheme_that_was_never_connected_gives_its_descriptors_back():
+    gc.collect()
+    before = held()
+    scheme_for(1)
+    gc.collect()
+    assert held() <= before, (before, held())
+
+
+def test_shutdown_gives_everything_back():
+    gc.collect()
+    before = held()
+    with local_receivers(scheme_for(2), [arrays(0.0), arrays(0.0)], "policy"):
+        pass
+    gc.collect()
+    assert held() <= before, (before, held())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_many_schemes_in_one_job(run_ranks, n):
+    assert "well" in run_ranks("weight_corners.py", n, 2200, timeout=50).out
+
+
+# ---- 8. as torchrl documents
+
+
+def collector_with(scheme, kind="MultiSyncCollector"):
+    from sync_torchrl import make_env, make_policy
+    from torchrl import collectors
+
+    torch.set_num_threads(1)
+    return getattr(collectors, kind)(
+        [make_env] * 2, make_policy(), frames_per_batch=40, total_frames=-1, weight_sync_schemes={"policy": scheme}
+    )
+
+
+@pytest.mark.torchrl
+@pytest.mark.timeout(120)
+def test_the_scheme_itself_in_a_collector_of_torchrl():
+    scheme = MultiProcessWeightSyncScheme()
+    collector = collector_with(scheme)
+    try:
+        next(iter(collector))
+        collector.update_policy_weights_()
+    finally:
+        collector.shutdown()
+
+
+@pytest.mark.torchrl
+@pytest.mark.timeout(120)
+def test_a_collector_that_shuts_down_shuts_its_scheme_down():
+    scheme = torchrl_scheme()
+    collector = collector_with(scheme)
+    next(iter(collector))
+    collector.shutdown()
+    try:
+        assert scheme._closed
+    finally:
+        scheme.shutdown()
+
+
+def test_synchronize_weights_of_the_sender_does_not_wait():
+    scheme, began = scheme_for(1, timeout=3), time.perf_counter()
+    try:
+        scheme.synchronize_weights()
+        assert time.perf_counter() - began < 1
+    finally:
+        scheme.shutdown()
+
+
+def test_there_is_a_default_timeout_that_the_error_names():
+    assert MultiProcessWeightSyncScheme().timeout is not None
+
+
+@pytest.mark.parametrize("call", ["send_weights", "send_weights_async"])
+def test_what_torchrl_calls_a_scheme(call):
+    scheme, mine, context = scheme_for(1, torch.nn.Linear(2, 1)), torch.nn.Linear(2, 1), type("Context", (), {})()
+    assert scheme.initialized_on_sender and not scheme.synchronized_on_sender and scheme.model_id == "policy"
+    assert scheme.context is None and scheme.worker_idx is None
+    with local_receivers(scheme, [mine], "policy") as (receiver,):
+        assert scheme.synchronized_on_sender and not scheme.synchronized_on_receiver
+        assert receiver.initialized_on_receiver and receiver.synchronized_on_receiver and receiver.worker_idx == 0
+        receiver.context = context
+        assert receiver.context is context and receiver.receive() is None
+        scheme.model.weight.data.fill_(7.0)
+        assert set(scheme.weights.keys()) == set(receiver.weights.keys()) == {"weight", "bias"}
+        transport = scheme.create_transport(worker_idx=0)
+        getattr(transport, call)(scheme.weights)
+        transport.wait_ack()
+        assert (mine.weight == 7.0).all() and (receiver.weights["weight"] == 7.0).all()
+
+
+def test_receiver_of_a_transport():
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
+        scheme.send_async(arrays(2.0))
+        assert receiver.create_transport().receive_weights() is receiver.model and value(mine) == 2.0
+        assert receiver.create_transport().receive_weights(timeout=0) is None
+
+
+def test_misuse_is_a_runtime_error_or_a_value_error():
+    scheme = MultiProcessWeightSyncScheme()
+    with pytest.raises(RuntimeError):
+        scheme.send()
+    with pytest.raises(RuntimeError):
+        scheme.connect()
+    with pytest.raises(ValueError):
+        MultiProcessWeightSyncScheme("other")
+    with pytest.raises(ValueError):
+        scheme.init_on_sender(params_map={0: {}}, model={})
+
+
+def test_an_unknown_worker_is_a_value_error():
+    with local_receivers(scheme := scheme_for(1), [arrays(0.0)], "policy"), pytest.raises(ValueError):
+        scheme.send(worker_ids=5)
+
+
+def fail_to_make():
+    raise ValueError("no such environment")
+
+
+@pytest.mark.torchrl
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("which", ["torchrl", "own"])
+def test_an_environment_that_fails_is_named_by_the_collector(which):
+    from sync_torchrl import make_env, make_policy
+    from torchrl.collectors import MultiSyncCollector
+    from torchrl.weight_update import MultiProcessWeightSyncScheme as Theirs
+
+    torch.set_num_threads(1)
+    scheme = Theirs() if which == "torchrl" else torchrl_scheme()
+    with pytest.raises(Exception, match="no such environment"):
+        MultiSyncCollector(
+            [make_env, fail_to_make],
+            make_policy(),
+            frames_per_batch=40,
+            total_frames=-1,
+            weight_sync_schemes={"policy": scheme},
+        )
+
+
+def test_an_interrupted_send_leaves_nothing_to_wait_for(monkeypatch):
+    scheme, mine = scheme_for(2, timeout=2), [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme, mine, "policy"):
+        publisher, worker = scheme._sender.publisher, scheme._sender.workers[1]
+        send = publisher._send
+
+        def interrupted(to, *arguments):
+            if to is worker:
+                monkeypatch.undo()  # a signal comes once
+                raise KeyboardInterrupt
+            send(to, *arguments)
+
+        monkeypatch.setattr(publisher, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(arrays(2.0))
+        scheme.wait_async()
+
+
+def test_an_interrupt_once_a_version_is_written_costs_no_worker(monkeypatch):
+    """Told of version 2, worker 0 finds 3 in its section and answers to that: the sender throws it out."""
+    from mpi_util_weight_sync.sections import Section
+
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
+        scheme.send_async(arrays(2.0))
+        publish = Section.publish
+
+        def interrupted(self, *arguments):
+            publish(self, *arguments)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Section, "publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send_async(arrays(3.0))
+        assert receiver.receive(5) and value(mine) in (2.0, 3.0)
+        scheme.send_async(arrays(4.0))
+        assert receiver.receive(5) and value(mine) == 4.0
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_sender_whose_program_ends_without_shutdown(run_ranks, machines):
+    out = run_ranks("weight_unended.py", 3, env={"MPI_UTIL_MACHINES": str(machines)}, timeout=20).out
+    assert sorted(out.splitlines()) == ["well 0", "well 1", "well 2"]
+
+
+def test_threads_that_collectors_start_inside_frozen_go_on():
+    """Two threads play, each with several that read too, while updates arrive all the time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    scheme, mine = scheme_for(1), arrays(0.0)
+    with local_receivers(scheme, [mine], "policy") as (receiver,):
+        ends, errors, rollouts = time.perf_counter() + 4, [], [0, 0]
+
+        def step(_):
+            with receiver.frozen():
+                time.sleep(1e-3)
+
+        def collect(k):
+            with ThreadPoolExecutor(8) as pool:
+                while time.perf_counter() < ends:
+                    with receiver.frozen():
+                        list(pool.map(step, range(8)))
+                    rollouts[k] += 1
+
+        threads = [threading.Thread(target=keep_error, args=(lambda k=k: collect(k), errors)) for k in range(2)]
+        for thread in threads:
+            thread.start()
+        while time.perf_counter() < ends:
+            scheme.send_async()
+            time.sleep(0.02)
+        for thread in threads:
+            thread.join(30)
+        assert not errors and min(rollouts) > 2, (errors, rollouts)
+        scheme.wait_async()
+
+
+def test_a_model_whose_names_are_numbers():
+    model = {0: np.ones(2), 1: np.zeros(3)}
+    mine = {0: np.zeros(2), 1: np.ones(3)}
+    with local_receivers(scheme := scheme_for(1, model), [mine], "policy"):
+        scheme.send({0: np.full(2, 5.0), 1: np.zeros(3)})
+        assert (mine[0] == 5.0).all()
+
+
+def test_weights_by_worker_that_lack_one():
+    models = [arrays(0.0), arrays(0.0)]
+    with local_receivers(scheme := scheme_for(2), models, "policy"), pytest.raises(UsageError, match="worker 1"):
+        scheme.send({0: arrays(1.0)}, worker_ids=[0, 1])
+
+
+def test_weights_by_worker_of_which_one_does_not_fit():
+    models, wrong = [arrays(0.0), arrays(0.0)], {"layer": {"w": np.ones(2)}}
+    with local_receivers(scheme := scheme_for(2), models, "policy"):
+        before = [value(model) for model in models]
+        with pytest.raises(WeightsError):
+            scheme.send({0: arrays(5.0), 1: wrong})
+        assert [value(model) for model in models] == before and scheme.version == 1
