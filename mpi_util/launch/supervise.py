@@ -217,7 +217,7 @@ class Job:
             evidence.forwarded = evidence.forwarded or signum
 
     def _look_at_rank_0(self) -> None:
-        """Some seconds after a signal: says that rank 0 works on, or ends the job if rank 0 is stopped and never will."""
+        """Some seconds after a signal: says that rank 0 works on; ends the job if rank 0 is stopped and never will."""
         evidence, pid = self._evidence, self.monitor.record(0).get("pid", 0)
         if self.monitor.is_stopped(0):
             but = f", but rank 0 (process {pid}) is stopped and cannot end in order"
