@@ -44,19 +44,18 @@ from .errors import (
 from .host.cores import usable_cores
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
+from .ranks.records import saved
 from .ranks.seeding import rank_seed, set_global_seeds, stream
 from .ranks.signals import StopRequest
 from .ranks.watchdog import watchdog
 
 if TYPE_CHECKING:
-    from .cluster.hosts import nslots
     from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
     from .collectives.deal import deal, share
     from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
-    from .launch.api import mpi_fork
-    from .launch.restarts import saved
+    from .launch.api import mpi_fork, nslots
     from .ranks.tensorflow_setup import setup_tensorflow_for_mpi
 
 __version__ = "0.1.0"
@@ -79,15 +78,13 @@ if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
 _LOADED_WHEN_READ = {
-    "cluster.hosts": "nslots",
     "collectives.bcast": "all_avg_wts bcast chksum rank0_bcast_wts",
     "collectives.deal": "deal share",
     "collectives.gather": "all_accum_batches rank0_accum_batches rank0_gather",
     "collectives.moments": "merge_moments",
     "collectives.reduce": "all_mean all_sum",
     "compat_2017": "accum_batches mpitype pt_to_pt_bcast set_wt",  # not for new programs
-    "launch.api": "mpi_fork",
-    "launch.restarts": "saved",
+    "launch.api": "mpi_fork nslots",
     "ranks.tensorflow_setup": "setup_tensorflow_for_mpi",
 }
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names.split()}
@@ -95,8 +92,8 @@ _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for na
 _CALLED_WHEN_READ = {
     "rank": "ranks.identity",
     "nworkers": "ranks.identity",
-    "restarts": "launch.restarts",
-    "last_saved": "launch.restarts",
+    "restarts": "ranks.records",
+    "last_saved": "ranks.records",
     "tf_config": "ranks.tensorflow_setup",
 }
 

@@ -1,4 +1,4 @@
-"""A whole job in small, which `python -m mpi_util doctor` runs: two ranks gather and broadcast 62 MB, and check it."""
+"""Two ranks gather and broadcast 62 MB, and check it. Runs in ranks that `python -m mpi_util doctor` starts."""
 
 import json
 import statistics

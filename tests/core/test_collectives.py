@@ -1,19 +1,22 @@
 """The collective calls, each on 1 to 4 ranks, three communicators, both MPIs, and with ranks that share no memory."""
 
+import importlib.util
 import re
 import sys
 
 import pytest
 from conftest import run
 
-PROGRAMS = 5  # that ranks/collectives.py runs
+PROGRAMS = 5 if importlib.util.find_spec("torch") else 2  # that ranks/collectives.py runs
 
 
+@pytest.mark.slow_unless(n=[1, 3])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_collectives(run_ranks, n):
     assert run_ranks("collectives.py", n, timeout=200).out.count("checks on") == PROGRAMS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "machines"), [("mpich", 4), ("openmpi", 2)], indirect=["mpi"])
 def test_ranks_on_several_machines(run_ranks, machines):
     done = run_ranks("collectives.py", 4, timeout=200, env={"MPI_UTIL_MACHINES": str(machines)})
@@ -62,7 +65,7 @@ mpi_util.rank0_bcast_wts(policy)
 """
 
 
-@pytest.mark.parametrize("kind, name", [("numpy", "w"), ("torch", "net/0.bias")])
+@pytest.mark.parametrize("kind, name", [("numpy", "w"), pytest.param("torch", "net/0.bias", marks=pytest.mark.torch)])
 def test_an_array_that_lies_otherwise_on_rank_0_is_named_once(tmp_path, kind, name):
     (tmp_path / "program.py").write_text(ALIGNMENTS)
     done = run([sys.executable, tmp_path / "program.py", kind], 60)

@@ -31,6 +31,7 @@ def test_ranks_that_cannot_reach_each_other_use_mpi(run_ranks, how):
     ]
 
 
+@pytest.mark.slow_if(machines=2)
 @pytest.mark.parametrize("machines", [1, 2])
 def test_too_little_shared_memory(run_ranks, machines):
     done = run_ranks("fallback.py", 4, "small-files", env={"MPI_UTIL_MACHINES": str(machines)})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mpi_util_spinup import statistics
 
 
+@pytest.mark.slow_unless(n=[2, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_tools(run_ranks, n):
     out = run_ranks("spinup_tools.py", n).out
