@@ -78,16 +78,16 @@ if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
 _LOADED_WHEN_READ = {
-    "collectives.bcast": "all_avg_wts bcast chksum rank0_bcast_wts",
-    "collectives.deal": "deal share",
-    "collectives.gather": "all_accum_batches rank0_accum_batches rank0_gather",
-    "collectives.moments": "merge_moments",
-    "collectives.reduce": "all_mean all_sum",
-    "compat_2017": "accum_batches mpitype pt_to_pt_bcast set_wt",  # not for new programs
-    "launch.api": "mpi_fork nslots",
-    "ranks.tensorflow_setup": "setup_tensorflow_for_mpi",
+    "collectives.bcast": ["all_avg_wts", "bcast", "chksum", "rank0_bcast_wts"],
+    "collectives.deal": ["deal", "share"],
+    "collectives.gather": ["all_accum_batches", "rank0_accum_batches", "rank0_gather"],
+    "collectives.moments": ["merge_moments"],
+    "collectives.reduce": ["all_mean", "all_sum"],
+    "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
+    "launch.api": ["mpi_fork", "nslots"],
+    "ranks.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }
-_MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}
 # What these functions return is right whenever it is read: before and after MPI starts, or without it.
 _CALLED_WHEN_READ = {
     "rank": "ranks.identity",
