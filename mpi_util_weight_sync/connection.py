@@ -1,11 +1,11 @@
-"""Messages between two processes of one machine, over an abstract Unix socket that keeps them apart (SEQPACKET).
+"""The messages of a scheme, and the socket between two processes of one machine; used by both sides.
 
 Nothing is unpickled: a message has a header, fixed items, and a text or numbers, each of a length that is checked.
 Before a byte is sent or read each end asks the kernel whose process the other one is: both must be of one user, and a
-subscriber tells its key, in HELLO, only to the process that made it.
+subscriber sends its key, in HELLO, only to the process that made it.
 
-The kernel reports at once when the other process has died. A forked child would keep its parent's end open, so it
-closes the sockets that it inherits.
+The socket is an abstract one that keeps messages apart (SEQPACKET). The kernel reports at once when the other process
+has died. A forked child would keep its parent's end open, so it closes the sockets that it inherits.
 """
 
 import contextlib
@@ -20,18 +20,23 @@ import weakref
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from mpi_util.host import reap
+
 FRAME_BYTES = 1 << 16
 _PROTOCOL = 3
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
-_TEXT_BYTES = FRAME_BYTES - 256  # of a longer text the end is sent
-_MOST = 256  # messages received at once: one that never stops sending delays no other
+_TEXT_BYTES = FRAME_BYTES - 256  # only the end of a longer text is sent
+_MOST = 256  # messages received at once, so that a peer that never stops sending delays no other
 _FD_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _READ_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # once: such an `|` takes microseconds
 _inherited: Any = None  # sockets that a forked process has to close
 
 
 class Kind(enum.Enum):
-    """Number of a message; its fixed items, as in `struct`; what follows them: "s" (text), "q" (numbers) or nothing."""
+    """Number of a message; its fixed items, as in `struct`; what follows them: "s" (text), "q" (numbers) or nothing.
+
+    The last four travel only over MPI.
+    """
 
     HELLO = 1, "32sq", "s"  # subscriber: key, worker, name of the model; its eventfd comes with it
     REFUSED = 2, "", "s"  # publisher: why
@@ -40,6 +45,10 @@ class Kind(enum.Enum):
     ACK = 5, "q", ""  # subscriber: version
     ERROR = 6, "qq", "s"  # subscriber: version that failed (0: the first), version that the model has, traceback
     BYE = 7, "", ""  # subscriber: shuts down
+    ADDRESS = 8, "32sq", "s"  # publisher: its `Address`
+    FETCH = 9, "", ""  # subscriber: asks for the newest weights
+    DATA = 10, "qqq", ""  # publisher: version, bytes of the weights, bytes that follow
+    ENDED = 11, "", ""  # any rank: its program ends
 
     def __init__(self, number: int, items: str, rest: str):
         self.number, self.items, self.rest = number, struct.Struct("=" + items), rest
@@ -173,13 +182,17 @@ class Connection:
     def wake(self) -> None:
         """Wakes the other end."""
         if self.peer_wakeup is not None:
-            with contextlib.suppress(BlockingIOError):  # it has not looked for long
+            with contextlib.suppress(BlockingIOError):  # 2**64 - 2 wake-ups are waiting for it
                 os.eventfd_write(self.peer_wakeup, 1)
+
+    def is_alive(self) -> bool:
+        """False once the other process has ended, even if a child of it holds the socket open."""
+        return reap.is_alive(self.pid)
 
     def wait(self, timeout: float) -> bool:
         """Sleeps until there is something to receive, or the other end is closed; False after `timeout` seconds."""
-        sleeping = select.poll()  # of this call: two threads may sleep
-        sleeping.register(self.fd, select.POLLIN if self._wakeup is None else 0)  # 0: only its end
+        sleeping = select.poll()  # one for each call, because two threads may sleep
+        sleeping.register(self.fd, select.POLLIN if self._wakeup is None else 0)  # 0: only that it is closed
         if self._wakeup is not None:
             sleeping.register(self._wakeup, select.POLLIN)
         return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))

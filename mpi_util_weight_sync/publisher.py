@@ -1,4 +1,4 @@
-"""How one process gives weights to any number of others of its machine.
+"""In the sender's process: gives versions to any number of processes of its machine.
 
 The bytes are written once, into shared memory; each worker gets a message of some tens of bytes that says where they
 are. Workers connect whenever they are ready; a thread, asleep until then, accepts them.
@@ -17,11 +17,11 @@ import time
 import weakref
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import numpy as np
 
 from mpi_util.errors import UsageError
-from mpi_util.host import reap
 
 from .connection import Address, Connection, Kind, ProtocolError, close_in_forks, frame, new_socket
 from .sections import Section
@@ -33,33 +33,30 @@ _BACKLOG = 4096  # workers that connect before the sender does
 _UNREAD = 64  # messages to one worker; a socket holds some 270
 _SPARE = 2  # sections that are kept besides those in use
 _CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers live
-_ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
+ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
 class Publisher:
-    """Sends one model (`name`) to workers of this machine, and updates their records; others have a relay.
+    """Sends one model (`name`) to its workers, and updates their records."""
 
-    Args: slow: writing takes long: never into a section that a worker is about to read, and would wait for.
-    """
-
-    def __init__(self, workers: dict[int, Worker], name: str, slow: bool = False):
-        self.workers, self.name, self._slow = workers, name, slow
+    def __init__(self, workers: dict[int, Worker], name: str):
+        self.workers, self.name = workers, name
         self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(32), os.getpid())
-        self.turned_away = ""  # the last one that was, and why
+        self.turned_away = ""  # the last process that was, and why
         self._listener = close_in_forks(new_socket())
         self._listener.bind(self.address.name)
         self._listener.listen(_BACKLOG)
         self._lock = threading.RLock()
         self._epoll = select.epoll()
-        self._guests: set[Connection] = set()  # those that have not said who they are
-        self._by_fd: dict[int, Worker] = {}  # those that have connected
+        self._guests: set[Connection] = set()  # connections that have not sent HELLO
+        self._by_fd: dict[int, Worker] = {}  # descriptor of a worker's socket -> the worker
         self._reports: list[Report] = []
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
         self._newest = 0  # version
-        self._checked = 0.0
+        self._checked = 0.0  # when it last checked that the workers live
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
-        self._others = weakref.WeakSet(_processes())  # which existed before
+        self._others = weakref.WeakSet(_processes())  # processes that it had started before
         self.closed = False
 
     def open(self) -> None:
@@ -94,9 +91,9 @@ class Publisher:
         finally:
             self._guests.discard(connection)
 
-    def _admit(self, connection: Connection, index: int, name: str) -> None:
+    def _admit(self, connection: Any, index: int, name: str) -> None:
         with self._lock:
-            if self.closed or connection.receive(0, _ANSWERS):
+            if self.closed or connection.receive(0, ANSWERS):
                 raise EOFError("it has left")
             if refusal := self._refusal(index, name):
                 connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
@@ -104,8 +101,9 @@ class Publisher:
                 raise ProtocolError(refusal)
             worker = self.workers[index]
             worker.pid, worker.connection = connection.pid, connection
-            self._by_fd[connection.fd] = worker
-            self._epoll.register(connection.fd, select.EPOLLIN)
+            if connection.fd is not None:
+                self._by_fd[connection.fd] = worker
+                self._epoll.register(connection.fd, select.EPOLLIN)
             self._report(Report(Event.CONNECTED, index))
             self._receive(worker)
 
@@ -119,21 +117,22 @@ class Publisher:
         return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
 
     def _check(self, worker: Worker) -> None:
-        """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
-        ended = not reap.is_alive(worker.pid)  # asked first: what it has sent until then, its BYE too, is there
+        """Disconnects a worker whose process has ended, or that has shut down."""
+        # asked first: what it has sent until then, its BYE too, is there
+        ended = worker.connection is not None and not worker.connection.is_alive()
         self._receive(worker)
         if ended:
             self._disconnect(worker, f"its process ({worker.pid}) ended")
 
     def _disconnect(self, worker: Worker, died: str = "") -> None:
-        """`died`: how; empty if it has shut down in order."""
+        """Args: died: how it died; "": it has shut down in order."""
         if worker.connection is None:
             return
         connection, worker.connection = worker.connection, None
-        worker.unread, worker.waiting = {}, None  # another process in its place waits for the next
-        del self._by_fd[connection.fd]
-        with contextlib.suppress(OSError, ValueError):
-            self._epoll.unregister(connection.fd)
+        worker.unread, worker.waiting = {}, None  # a process that replaces it waits for the next
+        if self._by_fd.pop(connection.fd, None) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(connection.fd)
         if worker.state is State.READY:
             self._report(Report(Event.DIED if died else Event.LEFT, worker.index, 0, died))
         connection.close()
@@ -145,19 +144,19 @@ class Publisher:
 
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
-    ) -> Section:
+    ) -> None:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
 
-        Args: layout: of its block, as receivers get it. fill: writes the values into a block, uint8, shape (nbytes,).
-
-        Returns: where it is; valid until the next call, or as long as one of its `users` needs it.
+        Args:
+            layout: describes the block to receivers.
+            fill: writes the values into a block, uint8, shape (nbytes,).
         """
         self.open()
         with self._lock:
             self._check_open()
             self._newest = version  # before it can be read
             try:
-                section = self._claim(set() if self._slow else set(workers), nbytes + len(layout))
+                section = self._claim(set(workers), nbytes + len(layout))
                 fill(section.block(nbytes))
                 section.publish(version, nbytes, layout)
             except BaseException:  # also a signal's, anywhere
@@ -170,13 +169,12 @@ class Publisher:
                     if worker.state is State.ABSENT:
                         self._check(worker)
                     self._send(worker, section, message)
-                    worker.sent = version  # not before: where a signal interrupts this it owes no answer
+                    worker.sent = version  # not before: if a signal interrupts this, it owes no answer
             finally:
                 for worker in workers:
                     if worker.connection is not None:
                         worker.connection.wake()
             self._trim(section)
-            return section
 
     def _check_open(self) -> None:
         if self.closed:
@@ -187,7 +185,7 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker; or it waits until that connects, or answers if many are unread."""
+        """Sends an update without waking the worker. It waits while the worker is absent, or has many unread."""
         if worker.connection is None or len(worker.unread) >= _UNREAD:
             worker.waiting = section
             return
@@ -203,7 +201,7 @@ class Publisher:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
 
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
-        """A section that is not being read, and will be read only by some of `workers`, who want the newest."""
+        """A section that nobody reads, and that only some of `workers` will read: these want the newest."""
         for section in self._sections:
             if section.holds(nbytes) and self._readers(section) <= workers and section.claim():
                 return section
@@ -213,7 +211,7 @@ class Publisher:
         return section
 
     def _readers(self, section: Section) -> set[Worker]:
-        """Workers that will read what is there: they know of it, or will when they connect."""
+        """The workers that will read this section: it was announced to them, or will be when they connect."""
         return {w for w in self.workers.values() if section is w.waiting or section in w.unread.values()}
 
     def _trim(self, newest: Section) -> None:
@@ -225,15 +223,13 @@ class Publisher:
     def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
         """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.
 
-        Args: of: wait for this worker: a sender that needs the answers of several is then not woken by each.
+        Args: of: wait only for this worker's answer: the answers of others then do not wake the sender.
         """
-        waits, timeout = timeout > 0, 0 if self._reports else timeout
-        if timeout and of is not None and (connection := of.connection) is not None:
-            connection.wait(timeout)
-            timeout = 0
+        if timeout and not self._reports:
+            self._sleep(timeout, of)
         self._check_open()
         try:
-            events = self._epoll.poll(timeout)
+            events = self._epoll.poll(0)
         except (OSError, ValueError):  # it is closed
             events = []
         self._check_open()
@@ -243,20 +239,28 @@ class Publisher:
                     self._receive(worker)
         with self._lock:
             now = time.perf_counter()
-            if waits and not self._reports and now - self._checked > _CHECK_S:
+            if timeout and not self._reports and now - self._checked > _CHECK_S:
                 self._checked = now
                 for worker in list(self._by_fd.values()):
                     self._check(worker)
             reports, self._reports = self._reports, []
         return reports
 
+    def _sleep(self, timeout: float, of: Worker | None) -> None:
+        """Sleeps up to `timeout` seconds, until one of the workers (or `of`) sends something."""
+        if of is not None and (connection := of.connection) is not None:
+            connection.wait(timeout)
+        else:
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                self._epoll.poll(timeout)
+
     def _receive(self, worker: Worker) -> None:
-        """Takes what a worker has sent; then it gets the update that waits for it."""
+        """Takes what a worker has sent, and sends it the update that waits for it."""
         if (connection := worker.connection) is None:
             return
         self._check_open()
         try:
-            for kind, *answer in connection.receive(0, _ANSWERS):
+            for kind, *answer in connection.receive(0, ANSWERS):
                 if kind is Kind.BYE:
                     return self._disconnect(worker)
                 self._answered(worker, *answer)
@@ -274,15 +278,18 @@ class Publisher:
         worker.unread = {v: section for v, section in worker.unread.items() if v > version}
         if error is None:
             self._report(Report(Event.ACK, worker.index, version))
-        elif worker.answered < (version or worker.sent):  # one for each version: they are kept until they are raised
+        elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
             self._report(Report(Event.ERROR, worker.index, version, error))
             if has:  # on_update has failed: the weights are there
                 self._report(Report(Event.ACK, worker.index, has))
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks workers that have not connected if too few children are left: until one connects none has an index."""
+        """Marks absent workers as dead when fewer child processes are left than workers are absent.
+
+        A process has no index until it connects, so it is not known which of them has ended.
+        """
         connected = {worker.pid for worker in self.workers.values()}
-        # also those that have ended already
+        # `started` has also those that have ended already
         started = [child for child in _processes() if child.pid and child not in self._others]
         self._children |= {child.pid: child for child in (*started, *multiprocessing.active_children())}
         strangers = [child for pid, child in self._children.items() if pid not in connected]
@@ -317,5 +324,5 @@ class Publisher:
 
 
 def _processes() -> set[BaseProcess]:
-    """The Process objects of this program; multiprocessing itself names only those that have not ended."""
+    """The Process objects of this program. `multiprocessing.active_children` names only those that have not ended."""
     return set(getattr(sys.modules["multiprocessing.process"], "_dangling", ()))

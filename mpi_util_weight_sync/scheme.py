@@ -1,4 +1,7 @@
-"""The scheme: one sender, which owns a model, and receivers, which have copies of it."""
+"""The scheme: what programs call, in the process of the sender, which owns a model, and in those of receivers.
+
+Here are the calls common to all schemes, and the scheme between the processes of one machine.
+"""
 
 import contextlib
 import importlib
@@ -12,8 +15,9 @@ from mpi_util.errors import UsageError
 
 from .connection import Address, Deadline
 from .publisher import Publisher
-from .receiver import Receiver, Subscriber
-from .sender import Sender, resolve, values_of, worker_indices
+from .receiver import Receiver
+from .sender import Sender, resolve, worker_indices
+from .subscriber import Subscriber
 from .worker import Worker, name_of
 
 
@@ -110,7 +114,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         worker_idx: int | None = None,
         model: Any = None,
         context: Any = None,
-        share: bool = False,
+        zero_copy: bool = False,
         on_update: Callable[[int], None] | None = None,
     ) -> None:
         """Phase 1 of a receiver: which model of this process gets the weights. UsageError: as in `init_on_sender`.
@@ -121,9 +125,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             model: written in place; of any framework, such as a dict of arrays with the same names. None: attribute
                 `model` becomes such a dict.
             context: has `worker_idx`, and the model (see `init_on_sender`).
-            share: for a torch module on the CPU: no copy, its tensors point into the sender's shared memory. What this
-                process writes into them is its own, and lost at the next update. Not where others hold views of the
-                tensors (`.data`).
+            zero_copy: for a torch module on the CPU: its tensors point into the sender's shared memory. What this
+                process writes into them is private to it, and lost at the next update. Not if other objects hold views
+                of the tensors (`.data`).
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
         """
         self._start_role("init_on_receiver")
@@ -140,7 +144,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if torchrl := _torchrl():
             torchrl.materialise(model)
             on_update = on_update or torchrl.after_update(self)
-        self._receiver = Receiver(index, name, model, share, on_update)
+        self._receiver = Receiver(index, name, model, zero_copy, on_update)
         weakref.finalize(self, self._receiver.close).atexit = False
 
     def _start_role(self, call: str) -> None:
@@ -154,13 +158,13 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     ) -> None:
         """Phase 2, on both sides: sends the first weights to every receiver.
 
-        With `sync=True` the sender waits for all receivers; otherwise, with `context=`, and by `synchronize_weights()`,
-        they get the weights when they connect.
+        With `sync=True` the sender waits for all receivers. Otherwise, and with `context=`, they get the weights when
+        they connect.
 
         Args:
             weights: sender: the first weights, instead of the model's.
             worker_idx: receiver: its index, instead of the one given before.
-            wait: sender: False: as by `synchronize_weights`.
+            wait: sender: False: it does not wait for receivers; some may have yet to start.
             background: receiver: a thread applies updates from now on. False: `receive` does.
 
         Raises:
@@ -180,13 +184,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
         if worker_idx is not None:
             receiver.worker = self.worker_idx = self._worker_index(worker_idx)
-        address = self._find_publisher(receiver.name)
-        receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout, background)
+        receiver.connect(self._subscribe(receiver.worker, receiver.name), self.timeout, background)
         self._connected = True
-
-    def synchronize_weights(self, *, weights: Any = None, worker_idx: int | None = None) -> None:
-        """`connect`, but the sender does not wait for receivers: some may have yet to start."""
-        self.connect(weights=weights, worker_idx=worker_idx, wait=False)
 
     def send(
         self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
@@ -263,12 +262,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             return None
         return receiver.receive(Deadline(timeout))
 
-    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Receiver: sets the model's values, whole or not at all. The version stays. Arguments: as in TorchRL."""
-        if not inplace:
-            raise UsageError("apply_weights: weights are always written in place")
-        self._need_receiver("apply_weights()").apply(weights)
-
     @contextlib.contextmanager
     def frozen(self) -> Iterator[int]:
         """Receiver: the weights do not change inside the block, such as during a rollout. Yields their version.
@@ -314,11 +307,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     # ---- as torchrl's collectors know a scheme
 
     @property
-    def weights(self) -> Any:
-        """The model's weights: of a torch module a TensorDict of its tensors (a dict where tensordict is missing)."""
-        return values_of(self.model)
-
-    @property
     def context(self) -> Any:
         """What was given as `context=`, if it still exists."""
         return self._context and self._context()
@@ -351,10 +339,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         """True after the receiver's `connect`."""
         return self._connected and self._receiver is not None
 
-    def create_transport(self, worker_idx: int | None = None) -> "Transport":
-        """The scheme as one worker's transport."""
-        return Transport(self, worker_idx)
-
     def shutdown(self) -> None:
         """Ends this side in order and within seconds; may be called in any state, and again."""
         if self._closed:
@@ -379,36 +363,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
         return Publisher(workers, name)
 
-    def _find_publisher(self, name: str) -> Address:
-        """Whom this process connects to."""
-        return self._address
-
-
-class Transport:
-    """A scheme with the calls of torchrl's transports; `worker_idx` is whom the sender's go to, None: all.
-
-    `timeout`: seconds, where a call is given none.
-    """
-
-    def __init__(self, scheme: WeightSyncScheme, worker_idx: int | None, timeout: float = 10.0):
-        self._scheme, self._worker, self.timeout = scheme, worker_idx, timeout
-
-    def send_weights(self, weights: Any = None) -> None:
-        """Sends weights and waits for the worker."""
-        self._scheme.send(weights, self._worker, timeout=self.timeout)
-
-    def send_weights_async(self, weights: Any = None, model_id: str | None = None) -> None:
-        """Sends weights; `wait_ack` waits."""
-        self._scheme.send_async(weights, self._worker)
-
-    def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until workers have what was sent last. SyncTimeoutError as `send`."""
-        self._scheme.wait_async(self.timeout if timeout is None else timeout)
-
-    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any:
-        """Receiver: the weights if new ones have come, which are in its model then; else None."""
-        version = self._scheme.receive(self.timeout if timeout is None else timeout)
-        return None if version is None else self._scheme.weights
+    def _subscribe(self, worker: int, name: str) -> Subscriber:
+        """Connects this process to the publisher."""
+        return Subscriber(self._address, worker, name)
 
 
 _ANY = object()

@@ -1,6 +1,6 @@
-"""The sender's side of a scheme: makes each version, has it published, and waits for the answers.
+"""In the sender's process: makes each version, has it published, and waits for the answers.
 
-First the arguments of phase 1: whose weights are sent, and to which workers.
+The functions come first. They check the arguments of phase 1: whose weights are sent, and to which workers.
 """
 
 import functools
@@ -22,9 +22,11 @@ _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
 
 def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
-    """The workers. UsageError: the arguments given to `init_on_sender` exclude each other, or say too little.
+    """The indices of the workers. UsageError: the arguments of `init_on_sender` exclude each other, or one is missing.
 
-    Args: ranks: number of workers where no argument says it.
+    Args:
+        given: the arguments, without those that are None.
+        ranks: number of workers under MPI.
     """
     sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
     if "device_map_fn" in given and given.keys() & {"params_map", "context"}:
@@ -60,7 +62,7 @@ def resolve(context: Any, model_id: str) -> Any:
 
 
 def values_of(model: Any) -> Any:
-    """A torch module's weights, as torchrl gives them to device_map_fn: a TensorDict, or a dict without tensordict."""
+    """A torch module's weights as torchrl gives them to device_map_fn: a TensorDict, or a dict if that is missing."""
     if not hasattr(model, "named_parameters") or not hasattr(model, "named_buffers"):
         return model
     if importlib.util.find_spec("tensordict"):
@@ -73,7 +75,7 @@ class Sender:
     """Sends the weights of one model; the publisher has the workers' records.
 
     Args:
-        given: to `init_on_sender`, without what is None.
+        given: the arguments of `init_on_sender`, without those that are None.
         drop: continue without workers that have died.
     """
 
@@ -85,7 +87,7 @@ class Sender:
         self._refused: list[Report] = []
 
     def model(self) -> Any:
-        """What has the weights now."""
+        """The object that has the weights now."""
         if "context" in self._given:
             return resolve(self._given["context"], self._given["model_id"])
         return self._given.get("model", self._given.get("weights"))
@@ -101,7 +103,7 @@ class Sender:
         return weights if has_numbers(weights) and not has_numbers(self.model()) else {}
 
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
-        """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
+        """See `WeightSyncScheme`. With `sync` and weights by worker, it waits for each worker before the next."""
         self.poll(0)
         self._raise_errors()
         own = self._own(weights)
@@ -110,10 +112,10 @@ class Sender:
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()
         version, plans = 0, self._plans(weights, own, workers)
-        # made one after another, each copy is freed before the next is made; others are compared before any is sent
-        for group, layout, plan, more in plans if "device_map_fn" in self._given else list(plans):
+        # What device_map_fn makes is sent and freed before it makes the next. All else is compared before any is sent.
+        for group, layout, plan in plans if "device_map_fn" in self._given else list(plans):
             with self._lock:  # of several threads that send
-                version = self._publish(group, version, layout, plan, more)
+                version = self._publish(group, version, layout, plan)
             if sync and len(group) < len(workers):
                 self._await(group, deadline)
         if sync:
@@ -122,8 +124,8 @@ class Sender:
 
     def _plans(
         self, weights: Any, own: dict[int, Any], workers: list[Worker]
-    ) -> Iterator[tuple[list[Worker], Layout, Plan, bytes]]:
-        """(workers that get the same, its layout, its values, what else the model has)."""
+    ) -> Iterator[tuple[list[Worker], Layout, Plan]]:
+        """Yields (workers that get the same weights, the layout, the values)."""
         make = self._given.get("device_map_fn")
         groups: dict[tuple[int, Layout | None], list[Worker]] = {}
         for worker in workers:
@@ -132,24 +134,23 @@ class Sender:
             index, model = group[0].index, None if own and weights is None else self.model()
             thing = own.get(index, model if weights is None else weights)
             thing = make(index, values_of(thing)) if make else thing
-            # the model of phase 1 knows what a state dict leaves out and what is tied in it
+            # the model of phase 1 has what a state dict lacks: tied names, buffers that are not saved
             given, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
             layout = group[0].layout or given.layout()  # a worker's first weights determine it
-            plan = given.plan(layout, "the weights given", "the model of init_on_sender", base)
-            yield group, layout, plan, given.extra() or (base.extra() if base else b"")
+            yield group, layout, given.plan(layout, "the weights given", "the model of init_on_sender", base)
 
-    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan, more: bytes) -> int:
-        """Returns the version; 0: a new one. Who has been sent a newer one meanwhile needs no more."""
+    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan) -> int:
+        """Publishes a version (0: a new one), and returns it. Workers that have a newer one by now are left out."""
         if self._publishing:
             raise UsageError("send within send: by a signal's handler, or while the weights are read")
         try:
             self._publishing = True
             version = version or self.version + 1
-            self.version = max(version, self.version)  # it is used up, also if this is interrupted
+            self.version = max(version, self.version)  # it is not used again, even if this is interrupted
             group = [worker for worker in group if worker.sent < version]
             for worker in group:
                 worker.layout = layout
-            self.publisher.publish(group, version, layout.nbytes, packed(layout) + b"\n" + more, plan.write_all)
+            self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
         finally:
             self._publishing = False
         return version
@@ -169,7 +170,7 @@ class Sender:
         return workers
 
     def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
-        """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
+        """Waits until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
         self._await(workers, deadline)
         self._raise_errors()
         try:  # others that have died had answered before
@@ -198,12 +199,12 @@ class Sender:
 
     def poll(self, timeout: float, of: Worker | None = None) -> None:
         """Updates the workers' records. Arguments: `Publisher.poll`."""
-        reports = self.publisher.poll(timeout, of)  # meanwhile another thread may take the errors
+        reports = self.publisher.poll(timeout, of)  # another thread may take the errors meanwhile
         self._errors += [report for report in reports if report.event is Event.ERROR]
         self._refused += [report for report in reports if report.event is Event.REFUSED]
 
     def _raise_errors(self) -> None:
-        """What workers have reported, as one error: the first one's, with the text of all."""
+        """Raises the errors that workers have reported, as one."""
         errors, self._errors = self._errors, []
         if errors:
             texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in errors)

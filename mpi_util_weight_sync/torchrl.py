@@ -1,4 +1,4 @@
-"""The scheme in torchrl's own collectors.
+"""The scheme in torchrl's own collectors; in the trainer's process and in those of the collector's workers.
 
     collector = MultiSyncCollector(..., weight_sync_schemes={"policy": MultiProcessWeightSyncScheme()})
     ...
@@ -18,6 +18,7 @@ from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
 from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
+from .sender import values_of
 
 framework("torchrl")  # where it is missing, one line says so
 base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
@@ -63,7 +64,8 @@ def after_update(scheme: Any) -> Callable[[int], None]:
 
     def updated(version: int) -> None:
         if (scheme := ref()) is not None and hasattr(collector := scheme.context, "update_policy_weights_"):
-            collector.update_policy_weights_(model_id=scheme.model_id or "policy", policy_or_weights=scheme.weights)
+            weights = values_of(scheme.model)
+            collector.update_policy_weights_(model_id=scheme.model_id or "policy", policy_or_weights=weights)
 
     return updated
 

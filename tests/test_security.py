@@ -49,7 +49,7 @@ from mpi_util_weight_sync.connection import (
     parse,
 )
 from mpi_util_weight_sync.layout import Weights, packed, unpacked
-from mpi_util_weight_sync.receiver import Subscriber
+from mpi_util_weight_sync.subscriber import Subscriber
 
 NOBODY = 65534
 NAME = "the model 'policy'"
