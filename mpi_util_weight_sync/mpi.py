@@ -153,11 +153,10 @@ class RankPublisher(Publisher):
                 self._report(Report(Event.DIED, worker.index, 0, why))
         elif link is not None and worker.connection is link:
             if kind is Kind.FETCH:
-                if section := worker.waiting or next(reversed(worker.unread.values()), None):
-                    link.deliver(section)
+                link.asked = True
             else:
                 link.inbox.append(message)
-                self._receive(worker)
+            self._receive(worker)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""

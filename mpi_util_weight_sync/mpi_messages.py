@@ -1,8 +1,7 @@
 """The messages of a scheme over MPI; in the sender's rank, and in receivers' ranks on other machines.
 
-They are those of connection.py, and the bytes of weights. The publisher announces each version (UPDATE), as it does on
-its own machine. A receiver that is ready asks for it (FETCH), and gets the newest one (DATA, then the bytes). So
-nothing large is sent to a rank that does not look for it.
+They are those of connection.py. A receiver that is ready asks (FETCH), and gets the newest version, or the next one as
+soon as there is one: UPDATE, then its bytes. So nothing large is sent to a rank that does not look for it.
 
 Nobody is woken, because only MPI knows what has come: both sides look, with the pauses of `wait_until`.
 """
@@ -96,7 +95,7 @@ def _parts(block: np.ndarray) -> list[Any]:
 class _Link:
     """One end of the messages between the sender and a rank of another machine; it has the calls of a `Connection`."""
 
-    fd = None
+    fds = ()
     pid = 0  # it is another machine's
 
     def __init__(self, tags: TagSpace, rank: int, tag: int):
@@ -107,35 +106,35 @@ class _Link:
         if kind.rest == "s":
             *items, text = items  # type: ignore[assignment]
             items = (*items, text.encode(errors="replace")[-_EAGER_BYTES:].decode(errors="replace"))
-        self.send_frame(frame(kind, *items))
-
-    def send_frame(self, data: bytes) -> None:
-        """Sends what `frame` made."""
-        self._tags.post(data, self._rank, self._tag)
+        self._tags.post(frame(kind, *items), self._rank, self._tag)
 
 
 class WorkerLink(_Link):
-    """The sender's end. What the rank has sent is put into `inbox`."""
+    """The sender's end. What the rank has sent is put into `inbox`.
+
+    Attributes: asked: True if the rank has asked for an update, and has not got it.
+    """
 
     def __init__(self, tags: TagSpace, rank: int):
         super().__init__(tags, rank, TO_RECEIVER)
         self.inbox: list[tuple[Any, ...]] = []
+        self.asked = False
 
     def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
         """What is in the inbox."""
         messages, self.inbox = self.inbox, []
         return messages
 
-    def deliver(self, section: Section) -> None:
+    def has_room(self, unread: int) -> bool:
+        """True if an update can be sent."""
+        return self.asked
+
+    def send_update(self, data: bytes, section: Section) -> None:
         """Sends what a section contains, which stays as it is until that is done."""
-        content = section.content()
-        self.send(Kind.DATA, section.version, section.nbytes, len(content))
+        self.asked, content = False, section.content()
+        self.send(Kind.UPDATE, section.version, section.nbytes, 0, len(content), [])
         requests = self._tags.send_bulk(content, self._rank)
         section.users.append(lambda: unfinished(requests) > 0)
-
-    def is_alive(self) -> bool:
-        """True: a rank that dies ends the job, and one that ends its program sends ENDED."""
-        return True
 
     def wake(self) -> None:
         """Does nothing: the receiver looks."""
@@ -145,20 +144,18 @@ class WorkerLink(_Link):
 
 
 class SenderLink(_Link):
-    """A receiver's end, and its `Reader`: delivers an UPDATE once its weights have been fetched."""
+    """A receiver's end, and its `Reader`: asks for the next update, and delivers it once its weights are here."""
 
     def __init__(self, tags: TagSpace, rank: int):
         super().__init__(tags, rank, TO_SENDER)
-        self._closed = False
-        self._announced: tuple[Any, ...] | None = None  # the newest UPDATE that was neither fetched nor delivered
-        self._fetched: tuple[Any, ...] | None = None  # the UPDATE whose weights are being fetched
-        self._coming: Content | None = None  # these weights, once DATA has come
+        self._closed = self._asked = False
+        self._update: tuple[Any, ...] = ()  # the message whose weights are arriving; (): none
         self._transfer: list[Any] = []  # the requests by which they arrive
-        self._content = Content(0, private(0), private(0))  # those fetched last
+        self._coming = self._content = Content(0, private(0), private(0))  # these weights, and those delivered last
 
     def send_hello(self, key: bytes, worker: int, name: str) -> None:
         """Sends HELLO; also after `close`, when the receiver tries again."""
-        self._closed = False
+        self._closed = self._asked = False
         self.send(Kind.HELLO, key, worker, name)
 
     def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
@@ -173,38 +170,32 @@ class SenderLink(_Link):
 
     def _step(self, messages: list[tuple[Any, ...]], expected: Collection[Kind]) -> bool:
         """Takes the next step, if there is one: adds to `messages` what is to be delivered. True: it has."""
-        if self._coming is not None:
+        if self._update:
             before = len(self._transfer)
             if left := unfinished(self._transfer):
                 return left < before
-            self._content, self._coming = self._coming, None
-            messages += [self._fetched] if self._fetched else []
-            self._fetched = None
+            messages.append(self._update)
+            self._update, self._content = (), self._coming
+            self._asked = False
         elif found := self._tags.take(TO_RECEIVER, self._rank):
-            kind, *items = message = parse(found[1], (*expected, Kind.DATA))
-            if kind is Kind.UPDATE:
-                self._announced = message
-            elif kind is Kind.DATA:
-                version, nbytes, size = items
-                memory = private(size)  # each version gets new memory: that of the last one may still be in use
-                self._coming = Content(version, memory[:nbytes], memory[nbytes:])
-                self._transfer = self._tags.receive_bulk(memory, self._rank)
-            else:
+            kind, *items = message = parse(found[1], expected)
+            if kind is not Kind.UPDATE:
                 messages.append(message)
-        elif self._announced is not None and self._fetched is None:
-            update, self._announced = self._announced, None
-            if update[1] > self._content.version:
-                self._fetched = update
-                self.send(Kind.FETCH)
-            else:  # the last transfer has brought it already
-                messages.append(update)
+                return True
+            version, nbytes, _, size, _ = items
+            memory = private(size)  # each version gets new memory: that of the last one may still be in use
+            self._update, self._coming = message, Content(version, memory[:nbytes], memory[nbytes:])
+            self._transfer = self._tags.receive_bulk(memory, self._rank)
+        elif not self._asked:
+            self._asked = True
+            self.send(Kind.FETCH)
         else:
             return False
         return True
 
     @contextlib.contextmanager
     def reading(self, ticket: Any, discard: bool = False) -> Iterator[Content]:
-        """What was fetched last; it is this process's own."""
+        """What was delivered last; it is this process's own."""
         yield self._content
 
     def keep(self, live: Any) -> None:

@@ -23,16 +23,14 @@ import numpy as np
 
 from mpi_util.errors import UsageError
 
-from .connection import Address, Connection, Kind, ProtocolError, close_in_forks, frame, new_socket
+from .connection import Address, Connection, Kind, ProtocolError, frame, new_socket
 from .sections import Section
 from .worker import Event, Report, State, Worker, name_of
 
 _ACCEPT_AGAIN_S = 0.05
 _HELLO_S = 10.0  # for a process that connects and sends nothing; others are accepted meanwhile
 _BACKLOG = 4096  # workers that connect before the sender does
-_UNREAD = 64  # messages to one worker; a socket holds some 270
 _SPARE = 2  # sections that are kept besides those in use
-_CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers live
 ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
@@ -43,7 +41,7 @@ class Publisher:
         self.workers, self.name = workers, name
         self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(32), os.getpid())
         self.turned_away = ""  # the last process that was, and why
-        self._listener = close_in_forks(new_socket())
+        self._listener = new_socket()
         self._listener.bind(self.address.name)
         self._listener.listen(_BACKLOG)
         self._lock = threading.RLock()
@@ -54,7 +52,6 @@ class Publisher:
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
         self._newest = 0  # version
-        self._checked = 0.0  # when it last checked that the workers live
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
         self._others = weakref.WeakSet(_processes())  # processes that it had started before
         self.closed = False
@@ -101,9 +98,9 @@ class Publisher:
                 raise ProtocolError(refusal)
             worker = self.workers[index]
             worker.pid, worker.connection = connection.pid, connection
-            if connection.fd is not None:
-                self._by_fd[connection.fd] = worker
-                self._epoll.register(connection.fd, select.EPOLLIN)
+            for fd in connection.fds:
+                self._by_fd[fd] = worker
+                self._epoll.register(fd, select.EPOLLIN)
             self._report(Report(Event.CONNECTED, index))
             self._receive(worker)
 
@@ -113,16 +110,8 @@ class Publisher:
         if (worker := self.workers.get(index)) is None:
             known = f"0 to {max(self.workers)}" if self.workers else "none"
             return f"the sender knows the workers {known}; give it num_workers={index + 1} or more"
-        self._check(worker)
-        return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
-
-    def _check(self, worker: Worker) -> None:
-        """Disconnects a worker whose process has ended, or that has shut down."""
-        # asked first: what it has sent until then, its BYE too, is there
-        ended = worker.connection is not None and not worker.connection.is_alive()
         self._receive(worker)
-        if ended:
-            self._disconnect(worker, f"its process ({worker.pid}) ended")
+        return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
 
     def _disconnect(self, worker: Worker, died: str = "") -> None:
         """Args: died: how it died; "": it has shut down in order."""
@@ -130,9 +119,10 @@ class Publisher:
             return
         connection, worker.connection = worker.connection, None
         worker.unread, worker.waiting = {}, None  # a process that replaces it waits for the next
-        if self._by_fd.pop(connection.fd, None) is not None:
+        for fd in connection.fds:
+            del self._by_fd[fd]
             with contextlib.suppress(OSError, ValueError):
-                self._epoll.unregister(connection.fd)
+                self._epoll.unregister(fd)
         if worker.state is State.READY:
             self._report(Report(Event.DIED if died else Event.LEFT, worker.index, 0, died))
         connection.close()
@@ -167,7 +157,7 @@ class Publisher:
             try:
                 for worker in workers:
                     if worker.state is State.ABSENT:
-                        self._check(worker)
+                        self._receive(worker)
                     self._send(worker, section, message)
                     worker.sent = version  # not before: if a signal interrupts this, it owes no answer
             finally:
@@ -185,18 +175,18 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker. It waits while the worker is absent, or has many unread."""
-        if worker.connection is None or len(worker.unread) >= _UNREAD:
-            worker.waiting = section
+        """Sends an update without waking the worker. It waits while the worker is absent, or has no room for it."""
+        worker.waiting = section
+        if worker.connection is None:
             return
-        worker.waiting = None
         if worker.state is State.ABSENT:
             self._report(Report(Event.STARTED, worker.index))
+        if not worker.connection.has_room(len(worker.unread)):
+            return
+        worker.waiting = None
         worker.unread[section.version] = section
         try:
-            worker.connection.send_frame(message or self._update(section))
-        except BlockingIOError:
-            self._disconnect(worker, "it is not reading its socket")
+            worker.connection.send_update(message or self._update(section), section)
         except OSError:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
 
@@ -238,11 +228,6 @@ class Publisher:
                 if (worker := self._by_fd.get(fd)) is not None:
                     self._receive(worker)
         with self._lock:
-            now = time.perf_counter()
-            if timeout and not self._reports and now - self._checked > _CHECK_S:
-                self._checked = now
-                for worker in list(self._by_fd.values()):
-                    self._check(worker)
             reports, self._reports = self._reports, []
         return reports
 

@@ -1,4 +1,4 @@
-"""The scheme: what programs call, in the process of the sender, which owns a model, and in those of receivers.
+"""What programs call: in the process of the sender, which owns a model, and in those of receivers.
 
 Here are the calls common to all schemes, and the scheme between the processes of one machine.
 """
@@ -16,7 +16,7 @@ from mpi_util.errors import UsageError
 from .connection import Address, Deadline
 from .publisher import Publisher
 from .receiver import Receiver
-from .sender import Sender, resolve, worker_indices
+from .sender import Sender, worker_indices
 from .subscriber import Subscriber
 from .worker import Worker, name_of
 
@@ -31,8 +31,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
         per_worker_weights: of TorchRL; not needed, as `send` always takes weights by worker.
 
-    A receiver applies the newest version, and leaves out those that came before it was ready for one. One that shuts
-    down in order leaves the scheme: `send` to all continues without it.
+    A receiver applies the newest version, and skips those that came before it was ready. One that shuts down in order
+    leaves the scheme: `send` to all continues without it.
     """
 
     _ranks: int | None = None  # number of workers, where the transport knows it
@@ -66,45 +66,40 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         model_id: str | None = None,
         model: Any = None,
         weights: Any = None,
-        context: Any = None,
         params_map: dict[int, Any] | None = None,
-        device_map_fn: Callable[[int, Any], Any] | None = None,
+        context: Any = None,
         num_workers: int | None = None,
-        devices: Any = None,
         ctx: Any = None,
     ) -> None:
         """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
 
         Args:
-            model_id: names the model; receivers must give the same. Needed with `context`.
+            model_id: names the model; receivers must give the same.
             model: torch module, Keras model, ...: anything that `rank0_bcast_wts` takes.
-            weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; excludes `model`.
-            context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`.
-            params_map: worker -> its own weights. Both exclude all others but `model_id`.
-            device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
-            num_workers: number of receivers.
-            devices: as torchrl gives them; their number is that of workers. A model is where its worker has put it.
-            ctx: as torchrl gives it; not used.
+            weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; instead of `model`.
+            params_map: worker -> its own weights; instead of `model`.
+            context: collector of torchrl, in which `model_id` says where the model is; instead of `model`.
+            num_workers: number of receivers; not with `params_map` and `context`, which say it.
+            ctx: of torchrl; not used.
 
         Raises:
             UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
         """
         self._start_role("init_on_sender")
-        num_workers = len(devices) if num_workers is None and devices is not None else num_workers
-        given = {"model_id": model_id, "model": model, "weights": weights, "context": context}
-        given |= {"params_map": params_map, "device_map_fn": device_map_fn, "num_workers": num_workers}
+        given = {"model_id": model_id, "model": model, "weights": weights, "params_map": params_map, "context": context}
         given = {name: value for name, value in given.items() if value is not None}
-        if (torchrl := _torchrl(context)) and model_id is not None:
-            del given["context"]
+        workers = {index: Worker(index) for index in worker_indices(given, num_workers, self._ranks)}
+        torchrl = None if context is None else _torchrl("context=")
+        if torchrl is not None:
             given |= torchrl.sender_arguments(context, model_id)
-        workers = {index: Worker(index) for index in worker_indices(given, self._ranks)}
         self.model_id, self.context = model_id, context
         publisher = self._open_publisher(workers, name_of(model_id))
         self._address = publisher.address
-        self._sender = Sender(given, publisher, self._on_dead == "drop")
+        model = given.get("model", given.get("weights"))
+        self._sender = Sender(model, given.get("params_map", {}), publisher, self._on_dead == "drop")
         # when the scheme is dropped; between ranks also before MPI ends, which may wait for workers that wait for this
         weakref.finalize(self, publisher.close).atexit = self._ranks is not None
-        if torchrl:
+        if torchrl is not None:
             torchrl.shut_down_with(context, self)
 
     def init_on_receiver(
@@ -124,7 +119,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             worker_idx: this worker's index, 0 to num_workers - 1, each used by one process.
             model: written in place; of any framework, such as a dict of arrays with the same names. None: attribute
                 `model` becomes such a dict.
-            context: has `worker_idx`, and the model (see `init_on_sender`).
+            context: collector of torchrl, which has the model and `worker_idx`.
             zero_copy: for a torch module on the CPU: its tensors point into the sender's shared memory. What this
                 process writes into them is private to it, and lost at the next update. Not if other objects hold views
                 of the tensors (`.data`).
@@ -136,8 +131,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
                 raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
             if model_id is None:
                 raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
-            torchrl = _torchrl(context)
-            model = torchrl.receiver_model(context, model_id) if torchrl else resolve(context, model_id)
+            model = _torchrl("context=").receiver_model(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
         self.model_id, self.worker_idx, self.context = model_id, index, context
@@ -298,7 +292,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         """The model of this side. A receiver may be given another one, with the same weights."""
         if self._receiver is not None:
             return self._receiver.model
-        return self._sender.model() if self._sender is not None else None
+        return self._sender.model if self._sender is not None else None
 
     @model.setter
     def model(self, model: Any) -> None:
@@ -368,16 +362,13 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         return Subscriber(self._address, worker, name)
 
 
-_ANY = object()
-
-
-def _torchrl(context: Any = _ANY) -> Any:
-    """torchrl.py, if torchrl is loaded (and what is given is one of its collectors); else None."""
-    loaded = "torchrl.weight_update.weight_sync_schemes" in sys.modules
-    roots = {cls.__module__.partition(".")[0] for cls in type(context).__mro__}
-    if not loaded or (context is not _ANY and "torchrl" not in roots):
-        return None
-    return importlib.import_module(".torchrl", __package__)
+def _torchrl(needed_for: str = "") -> Any:
+    """The module torchrl.py, if torchrl is loaded; else None, or UsageError if something needs it."""
+    if "torchrl.weight_update.weight_sync_schemes" in sys.modules:
+        return importlib.import_module(".torchrl", __package__)
+    if needed_for:
+        raise UsageError(f"{needed_for} is a collector of torchrl, which is not loaded")
+    return None
 
 
 class MultiProcessWeightSyncScheme(WeightSyncScheme):

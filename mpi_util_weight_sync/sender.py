@@ -1,13 +1,7 @@
-"""In the sender's process: makes each version, has it published, and waits for the answers.
+"""In the sender's process: makes each version, has it published, and waits for the answers."""
 
-The functions come first. They check the arguments of phase 1: whose weights are sent, and to which workers.
-"""
-
-import functools
-import importlib.util
-import itertools
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from mpi_util.arrays.layout import Layout, Plan
@@ -21,16 +15,14 @@ from .worker import Event, Report, State, Worker, left
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
 
-def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
+def worker_indices(given: dict[str, Any], num_workers: int | None, ranks: int | None) -> list[int]:
     """The indices of the workers. UsageError: the arguments of `init_on_sender` exclude each other, or one is missing.
 
     Args:
-        given: the arguments, without those that are None.
+        given: the arguments that say which weights are sent, without those that are None.
         ranks: number of workers under MPI.
     """
     sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
-    if "device_map_fn" in given and given.keys() & {"params_map", "context"}:
-        sources.append("device_map_fn")
     if not sources:
         raise UsageError("init_on_sender: give model=, weights=, context= or params_map=")
     if len(sources) > 1:
@@ -40,7 +32,7 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
     if not all(isinstance(k, int) and k >= 0 for k in given.get("params_map", ())):
         raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
     said = len(given["params_map"]) if "params_map" in given else getattr(given.get("context"), "num_workers", None)
-    count = given.get("num_workers", ranks if said is None else said)
+    count = num_workers if num_workers is not None else ranks if said is None else said
     if said not in (None, count):
         raise UsageError(f"init_on_sender: num_workers= says {count} workers and {sources[0]}= {said}")
     if count is None or count < 0:
@@ -51,93 +43,58 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
     return indices
 
 
-def resolve(context: Any, model_id: str) -> Any:
-    """The model of that name in a context: the result of its `get_model`, or the attribute at the dotted path."""
-    if hasattr(context, "get_model"):
-        return context.get_model(model_id)
-    try:
-        return functools.reduce(getattr, model_id.split("."), context)
-    except AttributeError as error:
-        raise UsageError(f"no model '{model_id}' in the context: {error}") from None
-
-
-def values_of(model: Any) -> Any:
-    """A torch module's weights as torchrl gives them to device_map_fn: a TensorDict, or a dict if that is missing."""
-    if not hasattr(model, "named_parameters") or not hasattr(model, "named_buffers"):
-        return model
-    if importlib.util.find_spec("tensordict"):
-        return importlib.import_module("tensordict").TensorDict.from_module(model).data
-    named = itertools.chain(model.named_parameters(), model.named_buffers())
-    return {name: tensor.detach() for name, tensor in named}
+def _has_numbers(thing: Any) -> bool:
+    return isinstance(thing, dict) and bool(thing) and all(type(key) is int for key in thing)
 
 
 class Sender:
     """Sends the weights of one model; the publisher has the workers' records.
 
     Args:
-        given: the arguments of `init_on_sender`, without those that are None.
+        model: what has the weights; None: each worker has its own.
+        own: the workers' own weights, by worker.
         drop: continue without workers that have died.
     """
 
-    def __init__(self, given: dict[str, Any], publisher: Publisher, drop: bool):
-        self._given, self.publisher, self.workers, self._drop = given, publisher, publisher.workers, drop
+    def __init__(self, model: Any, own: dict[int, Any], publisher: Publisher, drop: bool):
+        self.model, self._own, self.publisher, self._drop = model, own, publisher, drop
+        self.workers = publisher.workers
         self.version = 0
         self._lock, self._publishing = threading.RLock(), False
         self._errors: list[Report] = []  # not raised yet
         self._refused: list[Report] = []
 
-    def model(self) -> Any:
-        """The object that has the weights now."""
-        if "context" in self._given:
-            return resolve(self._given["context"], self._given["model_id"])
-        return self._given.get("model", self._given.get("weights"))
-
-    def _own(self, weights: Any) -> dict[int, Any]:
-        """The workers' own weights, by worker; {}: all get the same."""
-
-        def has_numbers(thing: Any) -> bool:
-            return isinstance(thing, dict) and bool(thing) and all(type(key) is int for key in thing)
-
-        if weights is None:
-            return dict(self._given.get("params_map", {}))
-        return weights if has_numbers(weights) and not has_numbers(self.model()) else {}
-
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
-        """See `WeightSyncScheme`. With `sync` and weights by worker, it waits for each worker before the next."""
+        """See `WeightSyncScheme`."""
         self.poll(0)
         self._raise_errors()
-        own = self._own(weights)
-        workers = self._addressed(list(own) if own and weights is not None and worker_ids is None else worker_ids)
+        by_worker = _has_numbers(weights) and not _has_numbers(self.model)
+        own = weights if by_worker else self._own if weights is None else {}
+        workers = self._addressed([*weights] if by_worker and worker_ids is None else worker_ids)
         if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()
-        version, plans = 0, self._plans(weights, own, workers)
-        # What device_map_fn makes is sent and freed before it makes the next. All else is compared before any is sent.
-        for group, layout, plan in plans if "device_map_fn" in self._given else list(plans):
+        version, thing = 0, self.model if weights is None else weights
+        for group, layout, plan in self._plans([(worker, own.get(worker.index, thing)) for worker in workers]):
             with self._lock:  # of several threads that send
                 version = self._publish(group, version, layout, plan)
-            if sync and len(group) < len(workers):
-                self._await(group, deadline)
         if sync:
             self.wait(workers, deadline)
         return version or self.version
 
-    def _plans(
-        self, weights: Any, own: dict[int, Any], workers: list[Worker]
-    ) -> Iterator[tuple[list[Worker], Layout, Plan]]:
-        """Yields (workers that get the same weights, the layout, the values)."""
-        make = self._given.get("device_map_fn")
+    def _plans(self, things: list[tuple[Worker, Any]]) -> list[tuple[list[Worker], Layout, Plan]]:
+        """[(workers that get the same weights, the layout, the values)]. Args: things: workers with their weights."""
         groups: dict[tuple[int, Layout | None], list[Worker]] = {}
-        for worker in workers:
-            groups.setdefault((worker.index if make else id(own.get(worker.index)), worker.layout), []).append(worker)
-        for group in groups.values():
-            index, model = group[0].index, None if own and weights is None else self.model()
-            thing = own.get(index, model if weights is None else weights)
-            thing = make(index, values_of(thing)) if make else thing
+        for worker, thing in things:
+            groups.setdefault((id(thing), worker.layout), []).append(worker)
+        by_id, found = {id(thing): thing for _, thing in things}, []
+        for (number, layout), group in groups.items():
+            given = Weights.of(thing := by_id[number])
             # the model of phase 1 has what a state dict lacks: tied names, buffers that are not saved
-            given, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
-            layout = group[0].layout or given.layout()  # a worker's first weights determine it
-            yield group, layout, given.plan(layout, "the weights given", "the model of init_on_sender", base)
+            base = None if self.model is None or self.model is thing else Weights.of(self.model)
+            layout = layout or given.layout()  # a worker's first weights determine it
+            found.append((group, layout, given.plan(layout, "the weights given", "the model of init_on_sender", base)))
+        return found
 
     def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan) -> int:
         """Publishes a version (0: a new one), and returns it. Workers that have a newer one by now are left out."""

@@ -189,18 +189,6 @@ def test_a_sender_that_is_killed_while_it_writes_keeps_no_worker(forked):
 # ---- 3. the arguments of phase 1
 
 
-def test_device_map_fn_gets_weights():
-    tensordict = pytest.importorskip("tensordict")
-    net, mine, seen = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).double(), []
-    scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
-    scheme.init_on_sender(model=net, num_workers=1, device_map_fn=lambda k, w: (seen.append(w), w.to(torch.float64))[1])
-    with local_receivers(scheme, [mine]):
-        pass
-    assert net.weight.dtype == torch.float32, "the trainer's own model was changed"
-    assert isinstance(seen[0], tensordict.TensorDictBase), type(seen[0])
-    assert torch.equal(mine.weight, net.weight.double())
-
-
 def test_params_map_by_torchrl_without_model_id():
     tensordict = pytest.importorskip("tensordict")
     nets, mine = [torch.nn.Linear(3, 2) for _ in range(2)], [torch.nn.Linear(3, 2) for _ in range(2)]

@@ -76,24 +76,11 @@ def scheme_for(n, model=None, **options):
 # ---- phase 1
 
 
-class Context:
-    num_workers, worker_idx = 2, 1
-
-    def __init__(self, model):
-        self.deep = type("Deep", (), {"policy": model})()
-
-
-def scaled(worker, weights):
-    return {"w": weights["w"] * (worker + 1)}
-
-
 FORMS = {
     "model, num_workers": lambda w: {"model": w, "num_workers": 2},
     "weights, num_workers": lambda w: {"weights": w, "num_workers": 2},
-    "weights, device_map_fn": lambda w: {"weights": w, "device_map_fn": scaled, "num_workers": 2},
     "params_map": lambda w: {"params_map": {0: w, 1: {"w": w["w"] * 2}}},
     "params_map, shared": lambda w: {"params_map": {0: w, 1: w}},
-    "context": lambda w: {"context": Context(w), "model_id": "deep.policy"},
 }
 
 
@@ -105,7 +92,7 @@ def test_every_form_of_phase_1(form):
     scheme.init_on_sender(**keep)
     models = [{"w": np.zeros(6)}, {"w": np.zeros(6)}]
     with local_receivers(scheme, models, keep.get("model_id")) as receivers:
-        factor = 2 if "map" in form and "shared" not in form else 1
+        factor = 2 if form == "params_map" else 1
         assert models[0]["w"].tolist() == weights["w"].tolist()
         assert models[1]["w"].tolist() == (weights["w"] * factor).tolist()
         weights["w"] += 1
@@ -118,14 +105,11 @@ CLASHES = {
     "params_map= and model=": {"params_map": {0: 1}, "model": 1},
     "params_map= and weights=": {"params_map": {0: 1}, "weights": 1},
     "params_map= and context=": {"params_map": {0: 1}, "context": 1},
-    "params_map= and device_map_fn=": {"params_map": {0: 1}, "device_map_fn": scaled},
     "context= and model=": {"context": 1, "model": 1, "model_id": "x"},
     "context= and weights=": {"context": 1, "weights": 1, "model_id": "x"},
-    "context= and device_map_fn=": {"context": 1, "device_map_fn": scaled, "model_id": "x"},
     "context= needs model_id=": {"context": 1},
     "model= and weights=": {"model": 1, "weights": 1, "num_workers": 1},
     "num_workers= says 3 workers and params_map= 1": {"params_map": {0: 1}, "num_workers": 3},
-    "num_workers= says 3 workers and context= 2": {"context": Context(0), "model_id": "deep.policy", "num_workers": 3},
     "how many workers": {"model": 1},
     "give model=": {"num_workers": 2},
 }
@@ -139,17 +123,13 @@ def test_arguments_that_exclude_each_other(text):
 
 def test_arguments_of_the_receiver():
     scheme = scheme_for(2)
-    context = Context({"w": np.zeros(2)})
     for text, given in {
-        "context= and model=": {"context": context, "model": {}, "model_id": "deep.policy"},
-        "needs model_id": {"context": context},
+        "context= and model=": {"context": 1, "model": {}, "model_id": "policy"},
+        "needs model_id": {"context": 1},
         "worker_idx": {"model": {"w": np.zeros(1)}},
     }.items():
         with pytest.raises(UsageError, match=text):
             pickle.loads(pickle.dumps(scheme)).init_on_receiver(**given)
-    receiver = pickle.loads(pickle.dumps(scheme))
-    receiver.init_on_receiver(context=context, model_id="deep.policy")
-    assert receiver.model is context.deep.policy
     scheme.shutdown()
 
 
