@@ -32,13 +32,13 @@ def main() -> int:
     """One run, on every rank. Returns the exit status."""
     options = {word.split("=")[0] for word in sys.argv}
     if "--watch" in options:
-        from trainer.watch import main as watch
+        from trainer.play import main as watch
 
         return watch()
     if "--seeds" in options:
         from trainer.seeds import several_seeds
 
-        several_seeds(sys.argv[0], sys.argv[1:])
+        return several_seeds(sys.argv[0], sys.argv[1:])
     config = parse()
     launch = {name: getattr(config, name) for name in LAUNCH}
     if config.nprocs > mpi_util.nworkers and sys.stdout.isatty():  # their imports take seconds, on few cores

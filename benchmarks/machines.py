@@ -2,8 +2,8 @@
 
     python -m benchmarks.machines
 
-The machines are network namespaces of this one (tests/hosts.sh: root, iproute2, openssh-server), so all share its cores
-and its memory: figures of bandwidth are the kernel's, and ratios are what counts. Each sample is the time from when the
+The machines are network namespaces of this one (tests/cluster/hosts.sh: root, iproute2, openssh-server), so all share its
+cores and its memory: figures of bandwidth are the kernel's, and ratios are what counts. Each sample is the time from when the
 last rank begins until the last is done. rank0_accum_batches stands against Gatherv, rank0_bcast_wts against Bcast,
 all_mean against Allreduce of the same bytes. train.py on two machines stands against itself on one.
 
@@ -40,7 +40,7 @@ from mpi_util.collectives.messages import CALL, CALLS, Messages, packed
 from mpi_util.host.waiting import wait_until
 from mpi_util.ranks import failure
 
-HOSTS = record.ROOT / "tests" / "hosts.sh"
+HOSTS = record.ROOT / "tests" / "cluster" / "hosts.sh"
 LAYOUTS = ("h1:2,h2:2", "h1:6,h2:6", "h1:2,h2:2,h3:2")
 MOST = {  # of our time / MPI's
     "gather, 62 MB": 1.0,

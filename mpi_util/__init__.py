@@ -23,6 +23,7 @@ A project that copies this folder may delete what is marked *; runs/ only togeth
 docs/architecture.md of the repository has the drawing, one iteration's data, and where to change what.
 """
 
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,6 @@ from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_ga
 from .collectives.moments import merge_moments
 from .collectives.reductions import all_mean, all_sum
 from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
-from .compat_2017 import accum_batches, mpitype, pt_to_pt_bcast, set_wt  # noqa: F401  # not for new programs
 from .errors import (
     BatchError,
     HostError,
@@ -80,6 +80,8 @@ if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
 
+_OF_2017 = ("accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt")  # not for new programs
+
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
 
     def __getattr__(name: str) -> Any:
@@ -90,4 +92,6 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one o
             return getattr(_restarts, name)()
         if name == "tf_config":
             return _tensorflow_setup.tf_config()
+        if name in _OF_2017 and importlib.util.find_spec(f"{__name__}.compat_2017"):
+            return getattr(importlib.import_module(f"{__name__}.compat_2017"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

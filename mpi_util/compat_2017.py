@@ -1,12 +1,41 @@
-"""What programs for the mpi_util of 2017 call besides the names that are still in use."""
+"""The mpi_util of 2017, for programs written for it: its names and its keywords. Runs in every rank.
 
-from collections.abc import Mapping, Sequence
+    import mpi_util.compat_2017 as mpi_util
+
+Has everything that `mpi_util` has. `accum_batches`, `set_wt`, `pt_to_pt_bcast` and `mpitype` are found in `mpi_util`
+itself too, so a program that uses no keyword of 2017 needs no change. Delete this file if you have no such program, and
+arrays/adapters/tf1.py if you have no tf.compat.v1 session: nothing else uses them.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .arrays.adapters.tf1 import slots
-from .collectives.weights import bcast
+from .arrays.adapters import slots
+from .collectives import gather, weights
+from .ranks import console, seeding
+
+
+def _with_keywords(function: Callable[..., Any], **of_2017: str) -> Callable[..., Any]:
+    """The function, which also takes its arguments by the keywords of 2017. Args: of_2017: today's name of each."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{of_2017.get(key, key): value for key, value in kwargs.items()})
+
+    return call
+
+
+rank0_accum_batches = _with_keywords(gather.rank0_accum_batches, segins="batch")
+all_accum_batches = _with_keywords(gather.all_accum_batches, segs="batch")
+rank0_bcast_wts = _with_keywords(weights.rank0_bcast_wts, sess="model")
+all_avg_wts = _with_keywords(weights.all_avg_wts, sess="model")
+chksum = _with_keywords(weights.chksum, sess="model")
+steps_sec = _with_keywords(console.steps_sec, stepcnt="n_steps")
+set_global_seeds = _with_keywords(seeding.set_global_seeds, i="seed")
 
 
 def accum_batches(segs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -22,8 +51,11 @@ def accum_batches(segs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def pt_to_pt_bcast(x: Any) -> Any:
-    """Collective: `bcast`, which was slower than messages from rank to rank under one MPI of that time."""
-    return bcast(x)
+    """Collective: `bcast`. A rank that does not call it is waited for.
+
+    In 2017 it sent messages from rank to rank, which was quicker than the MPI_Bcast of one MPI.
+    """
+    return weights.bcast(x)
 
 
 def set_wt(sess: Any, graph: Any, var: Any, val: Any) -> None:
@@ -39,3 +71,8 @@ def mpitype(typ: Any) -> Any:
     from mpi4py import MPI
 
     return {np.dtype(np.float64): MPI.DOUBLE, np.dtype(np.float32): MPI.FLOAT}.get(np.dtype(typ))
+
+
+def __getattr__(name: str) -> Any:
+    """What is not of 2017 alone, such as `rank` and `nworkers`, which are right whenever they are read."""
+    return getattr(importlib.import_module(__package__ or ""), name)

@@ -1,7 +1,4 @@
-"""Stable-Baselines3's on-policy algorithms on N ranks, in one line: `model = parallel(PPO)("MlpPolicy", make_env)`.
-
-Read first: `parallel` in model.py.
-"""
+"""For programs that train with Stable-Baselines3's PPO, A2C, or sb3-contrib's TRPO or MaskablePPO; `parallel(PPO)`."""
 
 from .model import parallel
 

@@ -1,17 +1,17 @@
-"""Stable-Baselines3's on-policy algorithms (PPO, A2C; sb3-contrib's TRPO, MaskablePPO) on N ranks.
+"""Stable-Baselines3's on-policy algorithms on N ranks; this runs in each of them.
 
     import mpi_util
     if mpi_util.mpi_fork(4) == "parent":
         sys.exit()
     from stable_baselines3 import PPO
-    from mpi_util_sb3.model import parallel
+    from mpi_util_sb3 import parallel
 
     model = parallel(PPO)("MlpPolicy", make_env, n_steps=2048, seed=1)
     model.learn(1_000_000)
 
-Every rank runs the whole program, with its own environments and copy of the policy, so every rank loads torch. The
-ranks collect in parallel, rank 0 gets all rows and calls SB3's `train()` with all cores, and the others get its
-weights. With one rank everything is SB3's own code, and results are bit-identical.
+Every rank has its own environments and a copy of the policy, so every rank loads torch. The ranks collect in parallel;
+rank 0 gets all rows and calls SB3's `train()` with all cores; the other ranks get its weights. With one rank only SB3's
+own code runs, and results are bit-identical to it.
 """
 
 import copy
@@ -32,23 +32,16 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.utils import get_device
 
-from mpi_util.collectives.dealing import share
-from mpi_util.collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
-from mpi_util.collectives.moments import merge_moments
-from mpi_util.collectives.reductions import all_sum
-from mpi_util.collectives.weights import bcast, rank0_bcast_wts
+import mpi_util
 from mpi_util.errors import BatchError, UsageError
 from mpi_util.ranks import threads
-from mpi_util.ranks.failure import during
-from mpi_util.ranks.identity import nworkers, rank
-from mpi_util.ranks.seeding import rank_seed
 
 Model = TypeVar("Model", bound=OnPolicyAlgorithm)
 Model_co = TypeVar("Model_co", covariant=True)
 
 
 class ParallelClass(Protocol[Model_co]):
-    """What `parallel` returns: a subclass of the algorithm that accepts a function as `env`, and `divide`."""
+    """What `parallel` returns: a subclass of the algorithm, with `divide`, whose `env` may be a function."""
 
     def __call__(self, policy: Any, env: Any, *args: Any, divide: bool = True, **settings: Any) -> Model_co: ...
     def load(self, path: Any, env: Any = None, *args: Any, **settings: Any) -> Model_co: ...
@@ -57,10 +50,9 @@ class ParallelClass(Protocol[Model_co]):
 def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
     """A subclass of an on-policy algorithm whose models collect on all ranks and train on rank 0. Not collective.
 
-    Differences from the algorithm's own interface:
-
+    What differs from the algorithm itself:
     - Every rank creates the model, with the same settings, and calls `learn` and `load`, which are collective. `save`
-      and the logger write on rank 0 and do nothing elsewhere, without waiting.
+      and the logger write on rank 0, and return at once elsewhere.
     - env: also a function that returns an environment or a VecEnv, called on every rank; what it builds may depend on
       `mpi_util.rank`. All ranks have the same number of environments and the same spaces.
     - n_steps: of each environment, all ranks together: rows per rollout = n_steps * n_envs, as without mpi_util. The
@@ -68,10 +60,10 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
     - seed: rank 0 uses it itself, the others `mpi_util.rank_seed(seed)`, so the first weights are SB3's.
     - device "auto": rank 0's accelerator; the other ranks use the CPU.
     - num_timesteps, the schedules and total_timesteps count the steps of all ranks.
-    - Callbacks run on rank 0, and may be None elsewhere; False stops all ranks at the end of the rollout. A call of
-      on_step stands for a step of every rank, as if rank 0 had all environments: divide `eval_freq` and `save_freq`
-      by the number of ranks. `locals` and `training_env` are rank 0's own; in on_rollout_end `rollout_buffer` and
-      `ep_info_buffer` hold what all ranks have collected.
+    - Callbacks run on rank 0, and may be None elsewhere; one that returns False stops all ranks at the end of the
+      rollout. A call of on_step stands for a step of every rank: divide `eval_freq` and `save_freq` by the number of
+      ranks. `locals` and `training_env` are rank 0's own; in on_rollout_end `rollout_buffer` and `ep_info_buffer` hold
+      what all ranks have collected.
     - SubprocVecEnv imports the script again in its processes: call mpi_fork inside `if __name__ == "__main__"`.
     - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward are merged after each rollout, by
       `mpi_util.merge_moments`.
@@ -101,9 +93,9 @@ class _Parallel(OnPolicyAlgorithm):
     def __init__(self, policy: Any, env: Any, *args: Any, divide: bool = True, **settings: Any):
         if not divide:
             default = inspect.signature(super().__init__).parameters["n_steps"].default
-            settings["n_steps"] = nworkers() * settings.get("n_steps", default)
+            settings["n_steps"] = mpi_util.nworkers * settings.get("n_steps", default)
         with warnings.catch_warnings():
-            if rank():
+            if mpi_util.rank:
                 warnings.simplefilter("ignore")  # rank 0 shows them
                 settings |= {"verbose": 0} if "verbose" in settings else {}
                 if settings.get("device", "auto") == "auto" and get_device("auto").type != "cpu":
@@ -111,21 +103,21 @@ class _Parallel(OnPolicyAlgorithm):
             super().__init__(policy, _made(env), *args, **settings)
 
     def _setup_model(self) -> None:
-        if self.n_steps < nworkers():
-            raise UsageError(f"n_steps={self.n_steps} is less than a step for each of {nworkers()} ranks")
-        if rank() == 0:
+        if self.n_steps < mpi_util.nworkers:
+            raise UsageError(f"n_steps={self.n_steps} is less than a step for each of {mpi_util.nworkers} ranks")
+        if mpi_util.rank == 0:
             threads.alone()  # as SB3: with another number of threads the first weights differ in the last bit
         super()._setup_model()
         self._ended: list[tuple[int, Any, Any]] = []  # (num_timesteps, infos, dones) of steps at which episodes ended
-        if nworkers() > 1:
+        if mpi_util.nworkers > 1:
             self._own_buffer = copy.copy(self.rollout_buffer)
-            self._own_buffer.buffer_size = len(share(self.n_steps))  # its arrays are allocated by the next reset()
+            self._own_buffer.buffer_size = len(mpi_util.share(self.n_steps))  # the next reset() allocates its arrays
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        super().set_random_seed(rank_seed(seed) if rank() and seed is not None else seed)
+        super().set_random_seed(mpi_util.rank_seed(seed) if mpi_util.rank and seed is not None else seed)
 
     def set_logger(self, logger: Logger) -> None:
-        super().set_logger(Logger(None, []) if rank() else logger)
+        super().set_logger(Logger(None, []) if mpi_util.rank else logger)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         super().set_env(_made(env), force_reset)
@@ -133,25 +125,25 @@ class _Parallel(OnPolicyAlgorithm):
     def learn(self, *args: Any, **settings: Any) -> Any:
         """Collective: trains, with SB3's arguments. All ranks get the final weights, num_timesteps and _n_updates."""
         super().learn(*args, **settings)
-        if nworkers() > 1:
-            rank0_bcast_wts(self.policy)
-            self._n_updates = bcast(self._n_updates)
+        if mpi_util.nworkers > 1:
+            mpi_util.rank0_bcast_wts(self.policy)
+            self._n_updates = mpi_util.bcast(self._n_updates)
         return self
 
     def _setup_learn(self, *args: Any, **settings: Any) -> tuple[int, BaseCallback]:
-        if rank():
+        if mpi_util.rank:
             self.set_logger(Logger(None, []))
-        if nworkers() > 1:
+        if mpi_util.nworkers > 1:
             _check_monitors(self.env)
             try:
-                merge_moments(self.env)  # before the reset: a state that all ranks have loaded counts once
+                mpi_util.merge_moments(self.env)  # before the reset: a state that all ranks have loaded counts once
                 self._has_moments = True
             except BatchError:
                 self._has_moments = False
         return super()._setup_learn(*args, **settings)
 
     def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:
-        if rank():
+        if mpi_util.rank:
             return super()._init_callback(None)
         whole = super()._init_callback(callback, progress_bar)
         parts = [whole]
@@ -163,24 +155,24 @@ class _Parallel(OnPolicyAlgorithm):
 
     def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any) -> bool:
         """Collective: runs this rank's steps; rank 0 then has all ranks' rows. False if rank 0's callback stops all."""
-        if nworkers() == 1:
+        if mpi_util.nworkers == 1:
             threads.alone()
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
         callback.on_rollout_start()
-        rank0_bcast_wts(self.policy)  # after the callback, which may have changed them
+        mpi_util.rank0_bcast_wts(self.policy)  # after the callback, which may have changed them
         steps, episodes = _Steps(self, callback), [copy.copy(b) for b in (self.ep_info_buffer, self.ep_success_buffer)]
-        with during("rollout"):
+        with mpi_util.during("rollout"):
             own = self._own_buffer
             going = super().collect_rollouts(env, steps, own, own.buffer_size, *more)
-        stopped, taken = all_sum(np.array([not going, steps.n_calls * env.num_envs]))
+        stopped, taken = mpi_util.all_sum(np.array([not going, steps.n_calls * env.num_envs]))
         self.num_timesteps = steps.start + int(taken)
         self._gather_episodes(*episodes)
         if self._has_moments:
-            merge_moments(env)
+            mpi_util.merge_moments(env)
         if stopped:
             return False
-        rows = rank0_accum_batches(_rows(own))  # the last call before train(): rank 0 has all cores until the next
-        if rank() == 0:
+        rows = mpi_util.rank0_accum_batches(_rows(own))  # the last call: rank 0 has all cores until the next one
+        if mpi_util.rank == 0:
             size = len(rows["advantages"])
             state = {"buffer_size": size, "n_envs": 1, "pos": size, "full": True, "generator_ready": False}
             vars(rollout_buffer).update(rows | state)
@@ -190,23 +182,23 @@ class _Parallel(OnPolicyAlgorithm):
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         super()._update_info_buffer(infos, dones)
-        if nworkers() > 1 and np.any(dones):
+        if mpi_util.nworkers > 1 and np.any(dones):
             kept = [{key: info[key] for key in ("episode", "is_success") if key in info} for info in infos]
             self._ended.append((self.num_timesteps, kept, dones))
 
     def _gather_episodes(self, infos_before: Any, successes_before: Any) -> None:
         """Fills rank 0's buffers as if it had all environments: with all ranks' episodes, in the order of steps."""
-        all_ended = rank0_gather(self._ended)
+        all_ended = mpi_util.rank0_gather(self._ended)
         self._ended = []
-        if rank() == 0:
+        if mpi_util.rank == 0:
             self.ep_info_buffer, self.ep_success_buffer = infos_before, successes_before
             for _, infos, dones in sorted(itertools.chain(*all_ended), key=lambda ended: ended[0]):
                 super()._update_info_buffer(infos, dones)
 
     def train(self) -> None:
         """SB3's update, on rank 0; the others continue to the next collective call and sleep there."""
-        if rank() == 0:
-            with during("update"):
+        if mpi_util.rank == 0:
+            with mpi_util.during("update"):
                 super().train()
 
     def save(self, path: Any, *args: Any, **settings: Any) -> None:
@@ -214,7 +206,7 @@ class _Parallel(OnPolicyAlgorithm):
 
         `PPO.load` can read the file as well. A rank that reads it must wait for rank 0, as `load` of this class does.
         """
-        if rank() == 0 or not isinstance(path, (str, pathlib.Path)):
+        if mpi_util.rank == 0 or not isinstance(path, (str, pathlib.Path)):
             super().save(path, *args, **settings)
 
     def _excluded_save_params(self) -> list[str]:
@@ -223,12 +215,12 @@ class _Parallel(OnPolicyAlgorithm):
     @classmethod
     def load(cls, path: Any, env: Any = None, *args: Any, **settings: Any) -> Any:
         """Collective: every rank gets the model that rank 0 reads. Args: SB3's; env: also a function."""
-        if nworkers() > 1:
-            found: Any = bcast(_read(path) if rank() == 0 else None)
+        if mpi_util.nworkers > 1:
+            found: Any = mpi_util.bcast(_read(path) if mpi_util.rank == 0 else None)
             if isinstance(found, Exception):
                 raise found
             path = io.BytesIO(found)
-        if rank():
+        if mpi_util.rank:
             settings["custom_objects"] = {**(settings.get("custom_objects") or {}), "verbose": 0}
         return super().load(path, _made(env), *args, **settings)
 
@@ -247,7 +239,7 @@ class _Steps(BaseCallback):
         self.callback.update_locals(locals_)
 
     def _on_step(self) -> bool:
-        steps = min(self.n_calls * nworkers(), self.model.n_steps)  # some ranks may have no last step
+        steps = min(self.n_calls * mpi_util.nworkers, self.model.n_steps)  # some ranks may have no last step
         self.model.num_timesteps = self.start + steps * self.model.n_envs
         return self.callback.on_step()
 
@@ -272,7 +264,7 @@ def _check_monitors(env: Any) -> None:
         if members.get("results_writer"):
             files.append(os.path.realpath(members["results_writer"].file_handler.name))
         inside += [members[key] for key in ("venv", "env") if members.get(key)] + list(members.get("envs", []))
-    for path, n in Counter(all_accum_batches(files)).items():
+    for path, n in Counter(mpi_util.all_accum_batches(files)).items():
         if n > 1:
             raise UsageError(
                 f"{n} environments write the Monitor file {path}; each needs its own, on every rank: Monitor(env, "

@@ -1,7 +1,347 @@
-"""Spinning Up's loggers under their own names: `spinup.utils.logx` becomes `mpi_util_spinup.logx`."""
+"""Spinning Up's loggers: a run's table of diagnostics, configuration, state and models, which rank 0 writes.
 
-from .epoch_logger import EpochLogger
-from .logger import Logger, color2num, colorize
-from .savers import load_weights, restore_tf_graph
+`spinup.utils.logx` becomes `mpi_util_spinup.logx`. Every rank makes the same calls.
+"""
+
+import atexit
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpi_util.collectives.moments import Statistics, statistics
+from mpi_util.errors import UsageError
+from mpi_util.ranks import failure
+from mpi_util.ranks.identity import Comm, rank
+
+from .files import FolderLock, lock_folder, replace_file
+from .savers import load_weights, numbers, restore_tf_graph, save_keras, save_session, save_torch
+from .serialization_utils import convert_json
+from .table import Progress, box, color2num, colored, colorize
 
 __all__ = ["EpochLogger", "Logger", "color2num", "colorize", "load_weights", "restore_tf_graph"]
+
+_ROW = "a row"
+_RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # beside the table
+
+
+class Logger:
+    """Writes a run's table of diagnostics, its configuration, its state and its models.
+
+    All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
+
+    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues: rank 0
+    prints a line, and tries again with the next; all rows are kept in memory, and written again if the table was
+    removed. If the last try fails, the program's status is 1.
+
+    Attributes:
+        unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
+        output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
+        log_current_row: the values logged since the last `dump_tabular`, by column.
+        pytorch_saver_elements: what setup_pytorch_saver was given.
+    """
+
+    pytorch_saver_elements: Any = None
+
+    def __init__(
+        self, output_dir: str | os.PathLike[str] | None = None, output_fname: str = "progress.txt",
+        exp_name: str | None = None, *, show: Callable[[dict[str, float]], None] | None = None,
+        keep_rows: int | None = None, numbered_by: str | None = None, comm: Comm = None,
+    ):  # fmt: skip
+        """Opens the run's folder, on rank 0.
+
+        Args:
+            output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
+            output_fname: name of the table in it. exp_name: of the experiment, for config.json.
+            show: called with each row, on rank 0, instead of printing; nothing but warnings is printed then.
+            keep_rows: number of rows to keep of the table that exists, to which rows are then appended; a line names
+                those that are missing or damaged. None: a new run; files of an earlier one in the same folder are
+                renamed, such as progress.txt.1.
+            numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
+
+        Raises UsageError: the folder cannot be written, or another process writes to it.
+        """
+        self.exp_name = exp_name
+        self.output_dir: str | None = None
+        self.log_current_row: dict[str, Any] = {}
+        self.unsaved: dict[str, str] = {}
+        self._comm, self._show, self._config = comm, show, b""
+        self._savers: dict[str, Callable[[Path, str], str | None]] = {}
+        self._warned: set[str] = set()
+        self._is_root = (rank() if comm is None else comm.Get_rank()) == 0
+        if not self._is_root:
+            return
+        try:
+            # not in a folder of a known name, which another user may have made
+            found = output_dir or tempfile.mkdtemp(prefix=time.strftime("experiments-%Y%m%d-%H%M%S-"))
+            self._folder = Path(found).absolute()  # the program may go to another folder
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(self._folder)
+            table = self._folder / output_fname
+            if keep_rows is None and table.exists() and table.stat().st_size:
+                self._rename_results(output_fname)
+            self._progress = Progress(table, keep_rows or 0, numbered_by)
+        except OSError as error:
+            raise UsageError(f"Logger: cannot write to {error.filename or output_dir}: {error.strerror}") from None
+        self.output_dir = str(self._folder)
+        self._warn(self._progress.damage)
+        if not show:
+            self.log(f"Logging data to {table}")
+
+    @staticmethod
+    def lock(folder: Path) -> FolderLock:
+        """Keeps other processes from writing to a folder while the result lives; a logger of this process then has it.
+
+        Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another run has it.
+        """
+        return lock_folder(folder)
+
+    def _rename_results(self, output_fname: str) -> None:
+        """Appends the first free number to the files of an earlier run: progress.txt.1, config.json.1, ..."""
+        number = next(n for n in itertools.count(1) if not any(self._folder.glob(f"*.{n}")))
+        for path in [path for pattern in (*_RESULTS, output_fname) for path in self._folder.glob(pattern)]:
+            if not path.suffix[1:].isdigit():
+                # Spinning Up's test_policy looks for folders with tf1_save in their name
+                path.rename(path.with_name(f"{path.name.replace('tf1_save', 'tf1-save')}.{number}"))
+        self.log(f"{self._folder} holds an earlier run; its files are now {output_fname}.{number} and so on", "yellow")
+
+    def log(self, msg: str, color: str = "green") -> None:
+        """Prints a line on rank 0, in bold colour on a terminal."""
+        if self._is_root:
+            _print(colored(msg, color) + "\n")
+
+    def log_tabular(self, key: str, val: Any) -> None:
+        """Adds a column to the current row, which `dump_tabular` writes; a new one is empty in earlier rows.
+
+        Args: val: a number, bool, or array or tensor of one element; of anything else its text, without line breaks.
+        Raises UsageError: the row has this column already.
+        """
+        if type(val) not in (int, float):  # they print with all their digits
+            array = None if isinstance(val, (str, list, tuple)) else numbers(val)
+            if array is not None and array.size == 1:
+                val = (int if array.dtype.kind in "iub" else float)(array.item())
+            else:
+                val = " ".join(str(val).split()).encode(errors="backslashreplace").decode()  # a file's name may be any
+        if not isinstance(key, str) or not key.isprintable() or not key:
+            raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
+        if key in self.log_current_row:
+            raise UsageError(f"log_tabular: '{key}' is in this row already; call dump_tabular between two rows")
+        self.log_current_row[key] = val
+
+    def dump_tabular(self) -> None:
+        """Writes the row, on rank 0: to progress.txt, where floats keep all digits, and to the terminal."""
+        row, self.log_current_row = self.log_current_row, {}
+        if not self._is_root or not row:
+            return
+        self._progress.add(row)
+        self.attempt(_ROW, self._progress.write)
+        if self._show:
+            self._show(row)
+        else:
+            _print(box(self._progress.columns, row))
+
+    def sync(self) -> None:
+        """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
+        self.attempt(_ROW, lambda: self._progress.write(durably=True))
+
+    def attempt(self, what: str, write: Callable[[], object]) -> None:
+        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program continues."""
+        if not self._is_root:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._config and not (self._folder / "config.json").exists():
+                replace_file(self._folder / "config.json", self._config)
+            write()
+            self.unsaved.pop(what, None)
+        except OSError as error:
+            reason = f"cannot write {what}: {error.filename or self._folder}: {error.strerror or error}"
+            if what != _ROW or what not in self.unsaved:  # there may be many a second
+                self.log(f"{reason}; the next one tries again", "red")
+            self.unsaved[what] = reason
+            atexit.unregister(self._end)
+            atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.unsaved:
+            self.sync()
+        if self.unsaved:
+            failure.fail(f"Logger: {'; '.join(self.unsaved.values())}")
+
+    def save_config(self, config: Any) -> None:
+        """Writes config.json, on rank 0, and prints it, with the `exp_name`.
+
+        Args: config: dict such as `locals()`, dataclass, or object with attributes; values as for `convert_json`.
+        Raises UsageError: it is nothing of the kind, or cannot be written.
+        """
+        if not self._is_root:
+            return
+        plain = hasattr(config, "__dict__") and not hasattr(config, "__dataclass_fields__")
+        content = convert_json(vars(config) if plain else config)
+        if not isinstance(content, dict):
+            raise UsageError(f"save_config takes a dict, a dataclass or an object with attributes; got {config!r:.80}")
+        if self.exp_name is not None:
+            content["exp_name"] = self.exp_name
+        text = json.dumps(content, separators=(",", ":\t"), indent=4, sort_keys=True)
+        if not self._show:
+            self.log("Saving config:\n", "cyan")
+            _print(f"{text}\n")
+        self._config = text.encode()
+        try:
+            replace_file(self._folder / "config.json", self._config)
+        except OSError as error:
+            raise UsageError(f"Logger: cannot write to {self._folder}: {error.strerror}") from None
+
+    def save_state(self, state_dict: dict[str, Any], itr: int | None = None) -> None:
+        """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
+
+        Args:
+            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning takes its place.
+            itr: iteration, to keep one save of each; None: each save replaces the last.
+        """
+        number = "" if itr is None else str(int(itr))
+
+        def write() -> None:
+            try:
+                content = pickle.dumps(state_dict)
+            except Exception as error:  # an environment may raise anything
+                self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
+            else:
+                replace_file(self._folder / f"vars{number}.pkl", content)
+            self._save(number)
+
+        self.attempt("the state and the models", write)
+
+    def _save(self, number: str, only: str = "") -> None:
+        for name, save in self._savers.items():
+            if only in ("", name):
+                self._warn(save(self._folder, number))
+
+    def _pytorch_simple_save(self, itr: int | None = None, kind: str = "torch") -> None:
+        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), kind))
+
+    _tf_simple_save = functools.partialmethod(_pytorch_simple_save, kind="session")
+
+    @property
+    def log_headers(self) -> list[str]:
+        """The columns of the table, in order."""
+        return list(self._progress.columns) if self._is_root else list(self.log_current_row)
+
+    @functools.cached_property
+    def output_file(self) -> Any:
+        """The table, open for appending, on rank 0; None elsewhere. The logger itself opens it for each row."""
+        return open(self._progress.path, "a") if self._is_root else None  # closed with the process
+
+    @property
+    def first_row(self) -> bool:
+        """True until the first row was written."""
+        return not (self._is_root and self._progress.lines)
+
+    def _warn(self, text: str | None) -> None:
+        if text and text not in self._warned:
+            self._warned.add(text)
+            self.log(text, "red")
+
+    def setup_pytorch_saver(self, what_to_save: Any) -> None:
+        """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
+
+        The files are pyt_save/model<itr>.pt, and weights<itr>.npz.
+        """
+        self.pytorch_saver_elements = what_to_save
+        self._savers["torch"] = partial(save_torch, what_to_save)
+
+    def setup_tf_saver(
+        self, sess: Any, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None
+    ) -> None:
+        """From now on `save_state` saves a TensorFlow model.
+
+        Args:
+            sess: a tf.compat.v1 session, saved to tf1_save<itr>, for `restore_tf_graph`; or a Keras model, saved to
+                keras_save/model<itr>.keras, with weights<itr>.npz.
+            inputs: for a session: {name of your choice: placeholder that the outputs need}.
+            outputs: for a session: {name of your choice: tensor to restore}.
+        """
+        if inputs is not None and outputs is not None:
+            self._savers["session"] = partial(save_session, sess, inputs, outputs)
+        elif hasattr(sess, "get_weights"):
+            self._savers["keras"] = partial(save_keras, sess)
+        else:
+            raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
+
+
+class EpochLogger(Logger):
+    """A Logger that collects samples of a quantity, and logs their statistics over all ranks.
+
+        logger.store(EpRet=ep_ret, EpLen=ep_len)        # at the end of each episode
+        ...
+        logger.log_tabular("EpRet", with_min_and_max=True)   # collective
+        logger.log_tabular("EpLen", average_only=True)
+        logger.dump_tabular()
+
+    A rank may have no sample. If no rank has any, the statistics are NaN.
+
+    Attributes: epoch_dict: the samples since a key was last logged, {key: list of floats and arrays}.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.epoch_dict: dict[str, list[Any]] = {}
+
+    def store(self, **kwargs: Any) -> None:
+        """Adds samples, `store(VVals=v, EpRet=ep_ret)`: real numbers, or arrays, tensors or lists, which are copied.
+
+        Not collective. Raises UsageError: a value is something else.
+        """
+        for key, value in kwargs.items():
+            if type(value) not in (float, int):
+                array = numbers(value)
+                if array is None:
+                    raise UsageError(f"store: '{key}' takes real numbers, arrays or tensors; got {value!r:.80}")
+                value = array.flatten()
+            self.epoch_dict.setdefault(key, []).append(value)
+
+    def log_tabular(
+        self, key: str, val: Any = None, with_min_and_max: bool = False, average_only: bool = False
+    ) -> None:
+        """Collective without `val`: adds the statistics of what has been stored under `key` to the current row.
+
+        Args:
+            key: as it was given to `store`, or the column of `val`.
+            val: as for Logger. None: columns Average<key> and Std<key> from the samples, which are then cleared.
+            with_min_and_max: columns Max<key> and Min<key> too.
+            average_only: one column <key> with the mean, without Std<key>.
+
+        Raises RankMismatchError on every rank: they ask for statistics of different keys.
+        """
+        if val is not None:
+            super().log_tabular(key, val)
+        else:
+            found = self._statistics("log_tabular", key)
+            columns = {key: found.mean} if average_only else {f"Average{key}": found.mean, f"Std{key}": found.std}
+            columns |= {f"Max{key}": found.max, f"Min{key}": found.min} if with_min_and_max else {}
+            for column, value in columns.items():
+                super().log_tabular(column, value)
+        self.epoch_dict[key] = []
+
+    def get_stats(self, key: str) -> tuple[float, float]:
+        """Collective: (mean, std) over all ranks of what has been stored under `key`, which stays stored."""
+        return self._statistics("get_stats", key)[:2]
+
+    def _statistics(self, call: str, key: str) -> Statistics:
+        samples = np.concatenate([np.ravel(value) for value in self.epoch_dict.get(key) or [[]]])
+        return statistics(call, {key: samples}, self._comm)[key]
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # standard output goes to a full disk
+        print(text, end="", flush=True)

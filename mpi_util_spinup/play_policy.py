@@ -1,9 +1,9 @@
 """Plays episodes with a policy that a logger has saved, as Spinning Up's test_policy does.
 
-    python -m mpi_util_spinup.play_policy data/ppo/ppo_s0 --episodes 20 --norender
+    python -m mpi_util_spinup.play_policy data/ppo/ppo_s0 --trust --episodes 20 --norender
 
 A folder with pyt_save needs torch, one with tf1_save TensorFlow. The environment in vars.pkl, and torch's model, are
-pickles, which can run any code: those that your own runs have written are played, others only with --trust.
+pickles, which can run any code, so --trust says that you trust the folder: it is a run of yours.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import MpiUtilError, UsageError
 
 from .logx import EpochLogger, restore_tf_graph
-from .own import read_pickle
 
 Act = Callable[[np.ndarray], Any]
 
@@ -36,9 +35,9 @@ def load_policy_and_env(
     Args:
         itr: which save; "last": that of the highest iteration, or the one without.
         deterministic: the most likely action, where a TensorFlow model has it as "mu"; torch's are drawn.
-        trust: True unpickles, and so runs whatever code is in the files; False: only what her own runs have written.
+        trust: True unpickles, and so runs whatever code is in the files; say it of runs of your own.
 
-    Raises UsageError: there is no such save, or it is not trusted.
+    Raises UsageError: there is no such save, or it holds a pickle and is not trusted.
     """
     folder = Path(fpath)
     sessions = {path.name[8:]: path for path in folder.glob("tf1_save*")}
@@ -47,23 +46,31 @@ def load_policy_and_env(
     if number not in saves:
         raise UsageError(f"{folder} has neither tf1_save{number} nor pyt_save/model{number}.pt")
     load = _tf_policy if sessions else _torch_policy
-    return _env(folder, folder / f"vars{number}.pkl", trust), load(folder, saves[number], deterministic, trust)
+    return _env(folder / f"vars{number}.pkl", trust), load(saves[number], deterministic, trust)
 
 
-def _env(folder: Path, path: Path, trust: bool) -> Any:
+def _read_pickle(path: Path, trust: bool) -> bytes:
+    if not trust:
+        raise UsageError(
+            f"{path} is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
+        )
+    return path.read_bytes()
+
+
+def _env(path: Path, trust: bool) -> Any:
     if not path.exists():
         return None
-    content = read_pickle(folder, path, trust)
+    content = _read_pickle(path, trust)
     try:
-        return pickle.loads(content)["env"]  # noqa: S301  # her own, or trusted
+        return pickle.loads(content)["env"]  # noqa: S301  # trusted
     except Exception as error:  # of whatever environment
         print(f"the environment in {path} cannot be loaded: {type(error).__name__}: {error}")
         return None
 
 
-def _torch_policy(folder: Path, path: Path, deterministic: bool, trust: bool) -> Act:
+def _torch_policy(path: Path, deterministic: bool, trust: bool) -> Act:
     torch = framework("torch")
-    model = torch.load(io.BytesIO(read_pickle(folder, path, trust)), weights_only=False)
+    model = torch.load(io.BytesIO(_read_pickle(path, trust)), weights_only=False)
 
     def act(obs: np.ndarray) -> Any:
         with torch.no_grad():
@@ -72,7 +79,7 @@ def _torch_policy(folder: Path, path: Path, deterministic: bool, trust: bool) ->
     return act
 
 
-def _tf_policy(folder: Path, path: Path, deterministic: bool, trust: bool) -> Act:
+def _tf_policy(path: Path, deterministic: bool, trust: bool) -> Act:
     v1 = framework("tensorflow").compat.v1
     session = v1.Session(graph=v1.Graph())
     model = restore_tf_graph(session, path, trust=trust)
@@ -127,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--norender", "-nr", action="store_true", help="do not draw the environment")
     parser.add_argument("--itr", "-i", type=int, default=-1, help="which save (default: the newest)")
     parser.add_argument("--deterministic", "-d", action="store_true", help="the most likely actions, where saved")
-    parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder, whatever its source")
+    parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder: a run of yours")
     args = parser.parse_args(arguments)
     try:
         itr = "last" if args.itr < 0 else args.itr

@@ -1,10 +1,10 @@
 """Curves of runs, from the tables that their loggers wrote: seeds of the same settings as mean and spread.
 
-    python -m mpi_util plot runs/Hopper-v4/20260101-120000-s0
-    python -m mpi_util plot runs/Hopper-v4 runs/Walker2d-v4 --value AverageEpRet KL --smooth 5 --out curves.png
-    python -m mpi_util plot runs --x time            # wall-clock hours instead of steps
-    python -m mpi_util plot runs --kind scaling      # steps per second by number of processes
-    python -m mpi_util plot runs --kind phases       # where the time of an iteration goes
+    python -m mpi_util_spinup.plot runs/Hopper-v4/20260101-120000-s0
+    python -m mpi_util_spinup.plot runs/Hopper-v4 runs/Walker2d-v4 --value AverageEpRet KL --smooth 5 --out curves.png
+    python -m mpi_util_spinup.plot runs --x time            # wall-clock hours instead of steps
+    python -m mpi_util_spinup.plot runs --kind scaling      # steps per second by number of processes
+    python -m mpi_util_spinup.plot runs --kind phases       # where the time of an iteration goes
 
 A folder stands for all runs in it and below it. Spinning Up's `plot` had the same arguments, --legend, --xaxis,
 --count, --select, --exclude and --est among them; `make_plots` and `get_datasets` are its functions.
@@ -15,6 +15,7 @@ import functools
 import importlib
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,7 +223,7 @@ def _phases(axes: Any, runs: list[Run]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="mpi_util plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mpi_util_spinup.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("logdir", nargs="+", metavar="RUN", help="folder of a run, or of several")
     parser.add_argument("--legend", "-l", nargs="*", metavar="NAME", help="a name for each RUN")
@@ -235,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--select", nargs="*", metavar="WORD", help="only runs whose path contains each WORD")
     parser.add_argument("--exclude", nargs="*", metavar="WORD", help="no runs whose path contains a WORD")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), metavar="FILE", help="default: curves.png")
-    parser.error = lambda message: parser.exit(2, f"mpi_util plot: {message} (see --help)\n")  # type: ignore[method-assign]
+    parser.error = lambda message: parser.exit(2, f"mpi_util_spinup.plot: {message} (see --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
     try:
         if args.smooth < 1:
@@ -250,3 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     print(args.out)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

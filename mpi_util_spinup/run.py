@@ -20,9 +20,9 @@ from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import MpiUtilError
 
 from .run_utils import ExperimentError, ExperimentGrid
-from .shell_grid import split
 
 ALGORITHMS = ("ppo", "vpg", "trpo")
+TOOLS = {"plot": "plot", "test_policy": "play_policy"}  # module of each
 SHORT = {
     "env": "env_name", "hid": "ac_kwargs:hidden_sizes", "act": "ac_kwargs:activation", "lr": "pi_lr", "cpu": "num_cpu",
     "dt": "datestamp",
@@ -40,15 +40,31 @@ def value(text: str) -> Any:
         return text
 
 
+def split(words: list[str]) -> dict[str, list[str]]:
+    """The values of each option, as it was written. Raises ValueError: an option is given twice, or a value alone."""
+    options: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for word in words:
+        if re.match(r"-+[a-zA-Z_]", word) and word[1:].lower() not in ("inf", "nan"):  # which are numbers
+            option, equals, first = word.partition("=")
+            if option in options:
+                raise ValueError(f"{option} is given twice; give its values together: {option} A B")
+            values = options[option] = [first] if equals else []
+        elif values is None:
+            raise ValueError(f"{word!r} is no option")
+        else:
+            values.append(word)
+    return options
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help", "help"):
         print(__doc__)
         return 0
-    if name in ("plot", "test_policy"):
-        status: int = importlib.import_module(f".{name}", __package__).main(words)
-        return status
+    if name in TOOLS:
+        return int(importlib.import_module(f".{TOOLS[name]}", __package__).main(words))
     try:
         name = name.removesuffix("_pytorch")
         if name not in ALGORITHMS:
@@ -62,17 +78,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(name: str, words: list[str]) -> None:
     framework("torch")  # which the algorithms import
-    algorithm = getattr(importlib.import_module(".spinup", __package__), name)
+    algorithm = getattr(importlib.import_module(".algorithms", __package__), name)
     signature = inspect.signature(algorithm)
     if {"-h", "--help", "help"} & set(words):
         print(f"{name}{signature}\n\n{algorithm.__doc__}")
         return
-    positional, given = split(words)
-    if positional:
-        raise ValueError(f"{positional[0]!r} is no option")
     shorthands: dict[str, str] = {}
     options: dict[str, list[Any]] = {}
-    for option, texts in given.items():
+    for option, texts in split(words).items():
         key, bracket, short = option.lstrip("-").partition("[")
         key = SHORT.get(key, key)
         if key in options:

@@ -20,7 +20,6 @@ from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
 from .files import publish, replace_file, replace_folder, write_npz
-from .own import note_own
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
@@ -72,7 +71,6 @@ def save_torch(what: Any, folder: Path, itr: str) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that whole objects depend on the code that made them
             replace_file(place / f"model{itr}.pt", lambda file: torch.save(what, file))
-        note_own(folder, f"pyt_save/model{itr}.pt")
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return f"Warning: could not pickle the model, only its weights are saved: {error}"
     except RuntimeError as error:  # torch's own for a file that could not be written

@@ -3,5 +3,5 @@
 Nothing here knows MPI, mpi_util or the training program. `actor`, `mlp`, `returns` and `scaler` need only NumPy: they
 are what every rank imports. `backend` says what a framework provides; the packages `numpy`, `torch` and `tf` provide
 it, and do not import each other. Read `actor` first, then `hyper` (the settings), `rules` and `backend`;
-`share` says how several learners share one batch.
+`data_parallel` says how several learners share one batch.
 """

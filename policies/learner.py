@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from policies.backend import Array, Minibatch, Net, Params, as_array
+from policies.data_parallel import ALONE, LearnerGroup, Part
 from policies.hyper import Hyper
-from policies.share import ALONE, Part, Share
 
 State = tuple[dict[str, Array], dict[str, float]]  # arrays and numbers of a checkpoint, by name
 POLICY_STREAM, VALUE_STREAM = 0, 1
@@ -21,9 +21,9 @@ class Learner:
     net: Net  # of whichever backend
     adaptive: tuple[str, ...] = ()  # names of the attributes that an update rule changes, all numbers
 
-    def __init__(self, net: Net, share: Share = ALONE):
-        """Args: share: of the learners that share the batch."""
-        self.net, self.hyper, self.share = net, net.hyper, share
+    def __init__(self, net: Net, group: LearnerGroup = ALONE):
+        """Args: group: the learners that share the batch."""
+        self.net, self.hyper, self.group = net, net.hyper, group
         self.updates = 0  # so far; selects the random stream of the next one
         self.lr_scale = 1.0  # factor of the step sizes, 0 to 1, set before an update
 
@@ -33,11 +33,11 @@ class Learner:
 
     def n_threads(self, n_rows: int) -> int:
         """Threads that an update uses, the same on each learner. Args: n_rows: rows of the whole batch."""
-        return self.net.n_threads(self.rows_per_step(n_rows) // self.share.n_learners)
+        return self.net.n_threads(self.rows_per_step(n_rows) // self.group.n_learners)
 
     def descend(self, rows: Any, minibatches: Iterable[Minibatch], lr: float) -> None:
         """A step of Adam along the gradient of each minibatch, of all learners. Args: lr: step size."""
-        if self.share.n_learners == 1:
+        if self.group.n_learners == 1:
             self.net.descend(rows, minibatches, lr)
         else:
             for minibatch, n in minibatches:
@@ -45,11 +45,11 @@ class Learner:
 
     def summed(self, vector: Any) -> Any:
         """A vector's sum over the learners. Args: vector: float32 (P,). Returns: the same, or an array."""
-        return vector if self.share.n_learners == 1 else self.share.sum(as_array(vector))
+        return vector if self.group.n_learners == 1 else self.group.sum(as_array(vector))
 
     def means(self, part: Part, sums: Iterable[float]) -> Array:
         """Means over the whole batch. Args: sums: over this learner's rows. Returns: float64 array, one for each."""
-        return self.share.sum(np.array([*sums], np.float64)) / part.total
+        return self.group.sum(np.array([*sums], np.float64)) / part.total
 
     def moments(self, part: Part, *arrays: Array) -> tuple[Array, Array]:
         """Means and standard deviations over the whole batch, float64, one for each array of float32 (len(part),)."""
@@ -58,7 +58,7 @@ class Learner:
 
     def require_finite(self, **arrays: Array) -> None:
         """Raises FloatingPointError on every learner that names those of the arrays that are not finite on any."""
-        sums = self.share.sum(np.array([float(x.sum()) for x in arrays.values()]))
+        sums = self.group.sum(np.array([float(x.sum()) for x in arrays.values()]))
         if bad := [name for name, finite in zip(arrays, np.isfinite(sums)) if not finite]:
             raise FloatingPointError(f"a number in the batch is not finite: of {', '.join(bad)}")
 

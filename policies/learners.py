@@ -8,11 +8,11 @@ import numpy as np
 
 from policies.actor import Spec
 from policies.backend import Array, Params, ValueNet, require_shape
+from policies.data_parallel import ALONE, LearnerGroup, Part
 from policies.forked import Forked
 from policies.hyper import Hyper
 from policies.learner import VALUE_STREAM, Learner, State, n_minibatches, shuffled, stream
 from policies.rules import RULES, Policy
-from policies.share import ALONE, Part, Share
 
 VAR_FLOOR = 1e-12  # constant targets have no variance to explain
 # Least optimizer steps of a fit that is made in a child: to fork, and to copy the pages that either changes, takes as
@@ -25,8 +25,8 @@ class ValueFunction(Learner):
 
     net: ValueNet
 
-    def __init__(self, net: ValueNet, share: Share = ALONE):
-        super().__init__(net, share)
+    def __init__(self, net: ValueNet, group: LearnerGroup = ALONE):
+        super().__init__(net, group)
         # (obs, ret) of the batch that the next fit replays, and which rows of the whole batch these are
         self.last = np.empty((0, net.spec.obs_dim), np.float32), np.empty(0, np.float32)
         self.last_part = Part.whole(0)
@@ -70,15 +70,15 @@ class ValueFunction(Learner):
     def state(self) -> State:
         """Collective among the learners: see Learner; with the whole batch to replay."""
         arrays, scalars = super().state()
-        owner = np.full(len(self.last_part), self.share.index)
+        owner = np.full(len(self.last_part), self.group.index)
         for name, rows in zip(("obs", "ret", "owner"), (*self.last, owner)):
-            arrays[f"value/last_{name}"] = self.last_part.collect(self.share, rows)
+            arrays[f"value/last_{name}"] = self.last_part.collect(self.group, rows)
         return arrays, scalars
 
     def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
         """See Learner; each learner takes its rows of the batch to replay."""
         super().load_state(arrays, scalars)
-        self.last_part = part = Part.of_owners(self.share, arrays["value/last_owner"])
+        self.last_part = part = Part.of_owners(self.group, arrays["value/last_owner"])
         self.last = arrays["value/last_obs"][part.rows], arrays["value/last_ret"][part.rows]
 
 
@@ -92,7 +92,7 @@ class Learners:
 
     def __init__(
         self, backend: ModuleType, spec: Spec, params: Params, hyper: Hyper, threads: int = 1, device: str = "cpu",
-        share: Share = ALONE,
+        group: LearnerGroup = ALONE,
     ):  # fmt: skip
         """Copies the parameters.
 
@@ -103,9 +103,9 @@ class Learners:
         Raises: ValueError: the parameters do not fit `spec`. RuntimeError: there is no such device.
         """
         made = spec, params, hyper, threads, device
-        self.policy: Policy = RULES[hyper.algo](backend.PolicyNet(*made), share)
-        self.value = ValueFunction(backend.ValueNet(*made), share)
-        may_fork = self.value.net.forks and threads > 1 and share.n_learners == 1 and len(os.sched_getaffinity(0)) > 1
+        self.policy: Policy = RULES[hyper.algo](backend.PolicyNet(*made), group)
+        self.value = ValueFunction(backend.ValueNet(*made), group)
+        may_fork = self.value.net.forks and threads > 1 and group.n_learners == 1 and len(os.sched_getaffinity(0)) > 1
         self._forked = Forked(3) if may_fork else None
 
     def learn(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policies.backend import Array, Outcome, PolicyNet, Rows, as_array, require_shape
+from policies.data_parallel import Part
 from policies.learner import POLICY_STREAM, Learner, n_minibatches, shuffled, stream
-from policies.share import Part
 
 ADV_EPS = 1e-8
 Log = dict[str, float]

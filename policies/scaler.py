@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from policies.actor import Spec
-from policies.share import ALONE, Array, Share
+from policies.data_parallel import ALONE, Array, LearnerGroup
 
 CLIP = 10.0  # in standard deviations: keeps a first contact force or a fall from saturating the networks
 VAR_FLOOR = 1e-8  # an observation that never changed scales to 0, not to infinity
@@ -34,16 +34,16 @@ class Scaler:
         """Of `scale`: mean, factor, and the limit of what it returns."""
         return self._mean, self._scale, CLIP
 
-    def update(self, obs: Array, share: Share = ALONE) -> None:
+    def update(self, obs: Array, group: LearnerGroup = ALONE) -> None:
         """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
 
-        Args: obs: float32 or float64 (N, obs_dim), unscaled. share: the learners; merged in their order.
+        Args: obs: float32 or float64 (N, obs_dim), unscaled. group: the learners; merged in their order.
 
         Raises: FloatingPointError: an observation is not finite; the state is unchanged.
         """
-        parts = np.zeros((share.n_learners, 1 + 2 * obs.shape[1]))
-        parts[share.index] = _moments(obs)
-        parts = share.sum(parts)  # each learner's own row; the others' are 0
+        parts = np.zeros((group.n_learners, 1 + 2 * obs.shape[1]))
+        parts[group.index] = _moments(obs)
+        parts = group.sum(parts)  # each learner's own row; the others' are 0
         if not np.isfinite(parts).all():
             bad = int(np.flatnonzero(~np.isfinite(parts[:, 1:]))[0]) % obs.shape[1]
             raise FloatingPointError(f"{self.name}: component {bad} is not finite")
@@ -86,11 +86,11 @@ class Pixels(Scaler):
         self.arrays = {"scaler/mean": mean, "scaler/sum": total, "scaler/count": np.zeros(1)}
         self._mean, self._scale = self.arrays["scaler/mean"], np.array(1.0 / 255.0, np.float32)
 
-    def update(self, obs: Array, share: Share = ALONE) -> None:
-        """Takes a batch into the mean. Args: obs: uint8 (N, obs_dim). share: as of Scaler."""
+    def update(self, obs: Array, group: LearnerGroup = ALONE) -> None:
+        """Takes a batch into the mean. Args: obs: uint8 (N, obs_dim). group: as of Scaler."""
         total, count = self.arrays["scaler/sum"], self.arrays["scaler/count"]
-        total += share.sum(obs.sum(axis=0, dtype=np.uint32).astype(np.float64))
-        count += share.sum(np.array([len(obs)], np.float64))
+        total += group.sum(obs.sum(axis=0, dtype=np.uint32).astype(np.float64))
+        count += group.sum(np.array([len(obs)], np.float64))
         np.divide(total, max(count[0], 1.0), out=self._mean, casting="same_kind")
 
 

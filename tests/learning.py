@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from policies.actor import Actor, Spec, init_params
+from policies.data_parallel import ALONE, Part
 from policies.hyper import DEFAULTS, Hyper
 from policies.learners import Learners
-from policies.share import ALONE, Part
 
 BOX = Spec(obs_dim=6, act_dim=3, discrete=False, policy_hid=(16, 8), valfunc_hid=(12,))
 DISCRETE = Spec(obs_dim=4, act_dim=5, discrete=True, policy_hid=(16,), valfunc_hid=(8, 8))
@@ -175,7 +175,7 @@ class Meeting:
 
 
 class ShareOfThread:
-    """See policies.share.Share."""
+    """See policies.data_parallel.LearnerGroup."""
 
     def __init__(self, meeting, index):
         self._meeting, self.n_learners, self.index = meeting, meeting.n_learners, index

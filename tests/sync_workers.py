@@ -1,4 +1,4 @@
-"""What the workers of tests/test_weight_sync.py run, and the models that they have."""
+"""What the workers of tests/weight_sync/ run, and the models that they have."""
 
 import contextlib
 import os

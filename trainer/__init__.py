@@ -1,8 +1,8 @@
 """The training program around the algorithms of `policies`: settings, rollouts, run folder, screen, advice.
 
-It imports `policies` and the public names of `mpi_util`; only train.py, the tests and the benchmarks import it. Read
-`config` first, then `run` (what a rank holds), `collect` (episodes on every rank, and which rank learns from which
-rows) and `training` (one update). Ranks that only collect load neither torch nor TensorFlow.
+It imports `policies` and public names of `mpi_util` and its satellites; only train.py, the tests and the benchmarks
+import it. Read `config` first, then `run` (what a rank holds), `collect` (episodes on every rank, and which rank learns
+from which rows) and `training` (one update). Ranks that only collect load neither torch nor TensorFlow.
 """
 
 import os
@@ -16,7 +16,7 @@ def train(env: str, **settings: Any) -> Path:
     """Trains as train.py does, in processes of its own, whose output comes here; returns the folder of the run.
 
         folder = train("Hopper-v4", nprocs=4, total_steps=200_000)
-        policy = load_policy(folder)  # of trainer.watch
+        policy = load_policy(folder)  # of trainer.play
 
     Args: settings: train.py's options, by name; True for an option without a value.
     Raises RuntimeError: it has failed; its own message is on standard error.
@@ -28,8 +28,9 @@ def train(env: str, **settings: Any) -> Path:
     words = [env, "--run_dir", str(folder)]
     for name, value in settings.items():
         words += [] if value in (None, False) else [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "mpi_util", "train", *words]
+    root = Path(__file__).parent.parent
+    path = os.pathsep.join([str(root), *filter(None, sys.path)])
+    command = [sys.executable, str(root / "train.py"), *words]
     status = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode  # noqa: S603  # our own program
     if status:
         left = f"; results so far are in {folder}" * folder.exists()

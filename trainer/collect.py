@@ -10,7 +10,7 @@ import numpy as np
 
 import mpi_util
 from policies.actor import Actor, Spec
-from policies.share import Part
+from policies.data_parallel import Part
 from trainer.config import Config
 from trainer.control import DROPPED, Control
 from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, Work, alone, empty_batch, together

@@ -32,7 +32,7 @@ class Pictures:
             film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
             with contextlib.suppress(OSError):
                 film.parent.mkdir(exist_ok=True)
-                self._start("video", "trainer.watch", self._folder, "--last", "--video", film)
+                self._start("video", "trainer.play", self._folder, "--last", "--video", film)
 
     def end(self) -> dict[str, Path]:
         """Draws the last curve, and waits for what is under way. Returns: where they are: curve, videos."""
@@ -46,7 +46,7 @@ class Pictures:
         if not (rows.exists() and rows.stat().st_size) or os.environ.get("MPI_UTIL_CURVE") == "0":
             return
         if importlib.util.find_spec("matplotlib") is not None:
-            self._start("curve", "mpi_util", "plot", self._folder, "--out", self._folder / CURVE)
+            self._start("curve", "mpi_util_spinup.plot", self._folder, "--out", self._folder / CURVE)
 
     def _start(self, what: str, module: str, *arguments: Any) -> None:
         if what in self._running and self._running[what].poll() is None:

@@ -78,8 +78,6 @@ class Record:
 
     def _command(self, option: str) -> str:
         program = f"{python_command()} {shlex.quote(sys.argv[0])}"
-        if os.path.basename(sys.argv[0]) in ("mpi-util", "__main__.py"):
-            program = "mpi-util train"
         command = f"{program} {option} {shlex.quote(str(self.folder.path))}"
         where = {name: getattr(self.config, name) for name in ("hosts", "hostfile") if option == "--resume"}
         return " ".join([command, *(f"--{name} {shlex.quote(value)}" for name, value in where.items() if value)])

@@ -12,8 +12,8 @@ import numpy as np
 import mpi_util
 from mpi_util_spinup.logx import EpochLogger
 from policies.actor import INIT_LOG_STD, Actor, Spec, parse_hid_list
+from policies.data_parallel import ALONE, LearnerGroup
 from policies.scaler import Scaler, scaler_for
-from policies.share import ALONE, Share
 from trainer.advice import PHASES, Advice
 from trainer.collect import NOTHING, EpisodeCollector, Evaluator, Pooled, SegmentCollector, gather, keep_own
 from trainer.config import Config
@@ -254,14 +254,14 @@ def build_training(run: Run) -> None:
         run.note_saved()
 
 
-def one_on_each() -> Share:
+def one_on_each() -> LearnerGroup:
     """Of learners on all ranks."""
 
     def sum_in_place(x: np.ndarray) -> np.ndarray:
         x[...] = mpi_util.all_sum(x)
         return x
 
-    return Share(mpi_util.nworkers, mpi_util.rank, sum_in_place)
+    return LearnerGroup(mpi_util.nworkers, mpi_util.rank, sum_in_place)
 
 
 def all_or_none(build: Callable[[], Any]) -> Any:

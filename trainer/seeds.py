@@ -1,12 +1,22 @@
-"""--seeds: the same command line for several seeds, as a grid."""
+"""--seeds, in the process that the user started: the same command line for several seeds, one run after the other.
+
+What was interrupted, or has failed, continues when the command is given again; what has succeeded is skipped.
+"""
 
 import argparse
+import json
 import os
+import shlex
+import signal
 import sys
-from typing import NoReturn
+from pathlib import Path
 
+import mpi_util
+from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid
 from trainer.config import parse
 from trainer.run_folder import RunFolder
+
+WORDS = "seeds.json"  # in a run's folder: the command line with which it began
 
 
 def numbers(text: str) -> list[int]:
@@ -17,16 +27,54 @@ def numbers(text: str) -> list[int]:
     return [n for ends in ranges for n in range(int(ends[0]), int(ends[-1]) + 1)]
 
 
-def several_seeds(program: str, arguments: list[str]) -> NoReturn:
-    """Runs the command line once for each of its --seeds, one after the other: becomes a grid. Status 2: bad usage."""
+def several_seeds(program: str, arguments: list[str]) -> int:
+    """Runs the command line once for each of its --seeds. Returns the exit status: 1 if a run has failed."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.error = lambda message: parser.exit(2, "train.py: --seeds: give them as 0-4 or 0,1,7\n")  # type: ignore[method-assign]
-    parser.add_argument("--seeds", type=numbers)
-    own, rest = parser.parse_known_args(arguments)
-    config = parse(rest)
+    parser.add_argument("--seeds", type=numbers, required=True)
+    parser.add_argument("--name")  # the runs get its folders as --run_dir
+    own, words = parser.parse_known_args(arguments)
+    config = parse(words + (["--name", own.name] if own.name else []))
     if config.resume or config.run_dir:
         parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
-    folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0") + "{seed}"
-    grid = ["grid", program, *rest, "--seed", *map(str, own.seeds), "--data_dir", folders]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    os.execv(sys.executable, [sys.executable, "-m", "mpi_util", *grid])  # noqa: S606  # this interpreter
+    folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0")
+    grid = Seeds()
+    for key, value in {"program": os.path.abspath(program), "words": tuple(words), "seed": own.seeds}.items():
+        grid.add(key, value)
+    try:
+        grid.run(run_one, data_dir=folders + "{seed}")
+    except (mpi_util.UsageError, ExperimentError) as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ExperimentError) else 2
+    print(f"\ncurves: {shlex.join([sys.executable, '-m', 'mpi_util_spinup.plot', folders])}")
+    return 0
+
+
+class Seeds(ExperimentGrid):
+    """A grid that is announced in one line."""
+
+    def print(self) -> None:
+        """Prints the seeds."""
+        seeds = self.vals[self.keys.index("seed")]
+        print(f"{len(seeds)} runs: --seed {' '.join(map(str, seeds))}", flush=True)
+
+
+def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict[str, str]) -> None:
+    """In a process of its own, which becomes train.py: a new run, or the one in the folder that was interrupted.
+
+    Raises UsageError: the run in the folder has other arguments.
+    """
+    folder = Path(logger_kwargs["output_dir"]).absolute()
+    command, begun = [*words, "--seed", str(seed)], folder / WORDS
+    if any(folder.glob("checkpoint*.safetensors")):
+        if not begun.exists() or json.loads(begun.read_text()) != command:
+            raise mpi_util.UsageError(f"{folder} holds a run with other arguments; remove it, or give another --name")
+        command = ["--resume", str(folder)]
+    else:
+        begun.write_text(json.dumps(command))
+        command += ["--run_dir", str(folder)]
+    command = [sys.executable, program, *command]
+    print(f"+ {shlex.join(command)}", flush=True)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+    os.execv(sys.executable, command)  # noqa: S606  # signals and status are the run's own

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from policies.actor import Spec
+from policies.data_parallel import LearnerGroup, Part
 from policies.learner import State
 from policies.learners import Learners
 from policies.mlp import aligned
 from policies.scaler import Scaler, scaler_for
-from policies.share import Part, Share
 from trainer.collect import NOTHING, Pooled
 from trainer.config import Config
 from trainer.control import LAST, STOP, BadData, Control
@@ -25,14 +25,14 @@ from trainer.run_folder import load_checkpoint
 class Training:
     """Learns from each iteration's batch, and sets `control`: on rank 0 alone, or on every rank that learns."""
 
-    def __init__(self, config: Config, spec: Spec, params: dict[str, np.ndarray], share: Share):
+    def __init__(self, config: Config, spec: Spec, params: dict[str, np.ndarray], group: LearnerGroup):
         """Makes the learners, which divide the threads, and loads the checkpoint of a resumed run.
 
-        Args: params: as policies.actor.init_params returns them; copied. share: of the learners that share a batch.
+        Args: params: as policies.actor.init_params returns them; copied. group: the learners that share a batch.
 
         Raises: ValueError: one line: device or checkpoint cannot be used. ImportError: the framework is not installed.
         """
-        self.config, self.spec, self.share = config, spec, share
+        self.config, self.spec, self.group = config, spec, group
         self.episodes: dict[str, np.ndarray] = {}  # of the resumed checkpoint, for SegmentCollector
         self.asked: dict[str, np.ndarray] = {}  # as of trainer.evaluator.Beside, which changes it; on rank 0
         self.scaler, self.returns = scaler_for(spec), Scaler(1, "returns")
@@ -43,9 +43,9 @@ class Training:
         self._before: State | None = None
         self._scaled = aligned((0, spec.obs_dim))
         backend = importlib.import_module(f"policies.{config.framework}")
-        threads = max(1, config.threads // share.n_learners)
+        threads = max(1, config.threads // group.n_learners)
         try:
-            self.learners = Learners(backend, spec, params, config, threads, config.device, share)
+            self.learners = Learners(backend, spec, params, config, threads, config.device, group)
         except RuntimeError as error:
             raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
         self.resumed = self._load_checkpoint(Path(config.resume)) if config.resume else {}
@@ -54,7 +54,7 @@ class Training:
         """Collective among the learners: the batch of the next update. Args: rew_scale: with which it was collected."""
         self.ready, control = data, self.control
         data.batch["rew_scale"] = rew_scale.copy()
-        control.episodes += int(self.share.sum(np.array([len(data.batch["ep_ret"])], float))[0])
+        control.episodes += int(self.group.sum(np.array([len(data.batch["ep_ret"])], float))[0])
         self._set_last(control.steps + data.part.total)
 
     def _set_last(self, steps: int) -> None:
@@ -80,9 +80,9 @@ class Training:
                 self._scaled = aligned(raw.shape)
             obs = self.scaler.scale(raw, self._scaled[: len(raw)])
             log = self.learners.learn(obs, batch["act"], batch["adv"], batch["ret"], part, batch.get("logp"))
-            self.scaler.update(raw, self.share)  # after the update, which must see observations as the actors saw them
+            self.scaler.update(raw, self.group)  # after the update, which must see observations as the actors saw them
             if self.config.rew_scale == "returns":
-                self.returns.update(batch["ret"][:, None] / batch["rew_scale"], self.share)
+                self.returns.update(batch["ret"][:, None] / batch["rew_scale"], self.group)
                 self.control.rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
             raise BadData(f"iteration {self.control.iteration + 1}: {error}") from None

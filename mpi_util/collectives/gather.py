@@ -12,7 +12,6 @@ from ..arrays.adapters import adapter_for
 from ..errors import BatchError
 from ..ranks import threads
 from ..ranks.identity import Comm
-from ..ranks.old_names import renamed
 from .channel import Channel, channel_of
 from .gather_plan import Header, Joined, Plan, check_segments, pack
 from .gather_transfer import Collection, Share, bring, put
@@ -31,7 +30,6 @@ def rank0_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = No
 def rank0_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def rank0_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
-@renamed(segins="batch")
 def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: joins the batches of all ranks, row after row, on rank 0. Waits until all ranks call it.
 
@@ -95,7 +93,6 @@ def all_accum_batches(batch: Numbers | Sequence[Numbers], *, index: Index = None
 def all_accum_batches(batch: T, *, index: None = None, comm: Comm = None) -> T: ...
 @overload
 def all_accum_batches(batch: Sequence[T], *, index: Sequence[int], comm: Comm = None) -> T: ...
-@renamed(segs="batch")
 def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> Any:
     """Collective: `rank0_accum_batches`, but every rank gets the joined rows, in arrays of its own.
 

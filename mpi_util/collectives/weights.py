@@ -12,7 +12,6 @@ from ..arrays.layout import Plan, Slot, derived
 from ..errors import BatchError, RankMismatchError, WeightsError, rank_mismatch
 from ..ranks import failure
 from ..ranks.identity import Comm, rank
-from ..ranks.old_names import renamed
 from ..ranks.state import process
 from .barrier import DIFFERS, SMALL, Exchange, Page, possible
 from .channel import Channel, channel_of
@@ -22,7 +21,6 @@ from .transport import broadcast
 T = TypeVar("T")
 
 
-@renamed(sess="model")
 def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
@@ -58,7 +56,6 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     return channel.version
 
 
-@renamed(sess="model")
 def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
@@ -81,7 +78,6 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     own.send(channel)
 
 
-@renamed(sess="model")
 def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
 

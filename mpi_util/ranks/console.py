@@ -8,7 +8,6 @@ from typing import Any
 
 from . import failure
 from .identity import nworkers, rank
-from .old_names import renamed
 from .state import process
 
 
@@ -43,7 +42,6 @@ class _Last:
     steps = 0
 
 
-@renamed(stepcnt="n_steps")
 def steps_sec(n_steps: int) -> float:
     """Prints on rank 0, and returns, the rate since the last call, in steps per second. Not collective.
 

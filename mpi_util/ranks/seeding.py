@@ -8,10 +8,8 @@ import numpy as np
 
 from ..errors import UsageError
 from .identity import rank
-from .old_names import renamed
 
 
-@renamed(i="seed")
 def set_global_seeds(seed: int) -> None:
     """Seeds `random`, `numpy.random`, and torch and TensorFlow if they are loaded; `seed` >= 0. Not collective.
 

@@ -323,7 +323,7 @@ def check_a_batch_that_is_no_list_has_no_index(comm, rank, size):
 
 
 def check_lists_of_2017_are_joined_for_all(comm, rank, size):
-    got = mpi_util.all_accum_batches(segs={"obs": [np.full(2, rank)] * rank, "x": np.zeros((1, 3))}, comm=comm)
+    got = mpi_util.all_accum_batches({"obs": [np.full(2, rank)] * rank, "x": np.zeros((1, 3))}, comm=comm)
     assert [row.tolist() for row in got["obs"]] == [[k, k] for k in range(size) for _ in range(k)]
     assert got["x"].shape == (size, 3)
     if rank == 0:

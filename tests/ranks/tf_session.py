@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from harness import raises
 
-import mpi_util
+import mpi_util.compat_2017 as mpi_util
 from mpi_util_spinup import mpi_tf
 
 v1 = tf.compat.v1

@@ -1,0 +1,301 @@
+"""train.py's algorithms, frameworks and ways to share the work: the same bits, and one result whichever is taken."""
+
+import itertools
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from training import rows, train
+
+from trainer.config import Config, parse
+from trainer.record import Record
+from trainer.run_folder import load
+
+SHORT = ["Hopper-v4", "--total_steps", 800, "--batch_steps", 400, "--num_envs", 8]
+EPISODES = ["Hopper-v4", "-n", 12, "-b", 6]
+BATCH = ["--vf_epochs", 2, "--epochs", 3]
+TF_OFF = "raise ModuleNotFoundError(\"No module named 'tensorflow'\", name='tensorflow')"
+
+
+def brief(algo):
+    """BATCH, as far as the algorithm has it."""
+    return [*(BATCH[:2] if algo == "trpo" else BATCH), "--algo", algo]
+
+
+def run(folder, *arguments, **more):
+    """Weights and progress of a run."""
+    train(*arguments, "--run_dir", folder, **more)
+    return (folder / "policy.safetensors").read_bytes(), rows(folder)
+
+
+@pytest.mark.parametrize("algo", ["ppo-kl", "vpg", "trpo"])
+def test_each_algorithm_gives_the_same_bits_at_any_size(tmp_path, algo):
+    made = [run(tmp_path / str(n), *EPISODES, "--algo", algo, "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] and len(made[0][1]) == 2
+
+
+@pytest.mark.parametrize("algo", ["ppo", "trpo"])
+def test_overlap_gives_the_same_bits_at_any_size(tmp_path, algo):
+    way = ["--overlap", "--algo", algo, "--eval_every", 300, "--eval_episodes", 2]
+    for name, work in (("episodes", [*EPISODES[:2], 18, *EPISODES[3:]]), ("segments", SHORT)):
+        made = [run(tmp_path / f"{name}{n}", *work, *way, "--nprocs", n) for n in (1, 4 if name == "episodes" else 2)]
+        assert made[0] == made[1]
+        assert [int(row["Iteration"]) for row in made[0][1]] == [1, 2, 3][: len(made[0][1])]
+
+
+def test_overlap_collects_with_the_weights_from_before_the_update(tmp_path):
+    ways = {"lock-step": [], "overlap": ["--overlap"], "frozen": ["--overlap", "--lr", 1e-30]}
+    made = {name: run(tmp_path / name, *EPISODES[:2], 18, *EPISODES[3:], *way)[1] for name, way in ways.items()}
+    lock_step, overlap, frozen = ([row["AverageEpRet"] for row in each] for each in made.values())
+    assert overlap[:2] == frozen[:2] and overlap[2] != frozen[2]
+    assert lock_step[0] == frozen[0] and lock_step[1] != frozen[1]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "trpo"])
+def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path, algo):
+    pytest.importorskip("tensorflow")
+    made = [run(tmp_path / str(n), *SHORT, *brief(algo), "--framework", "tf", "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] and len(made[0][1]) == 2
+
+
+@pytest.mark.parametrize(
+    "algo, mpi", [("ppo", "mpich"), ("ppo-kl", "mpich"), ("vpg", "openmpi"), ("trpo", "openmpi")], indirect=["mpi"]
+)
+def test_both_ways_to_share_the_work_agree(tmp_path, mpi, algo):
+    run(tmp_path / "gather", *EPISODES, *brief(algo), "--nprocs", 1)
+    made = [
+        run(tmp_path / name, *EPISODES, *brief(algo), "--nprocs", 3, "--parallel", "average", mpi=mpi)
+        for name in ("average", "again")
+    ]
+    assert made[0] == made[1]  # the same bits for the same number of processes
+    expected, averaged = (load(tmp_path / name / "policy.safetensors")[0] for name in ("gather", "average"))
+    for name, array in expected.items():
+        scale = np.abs(array).max() + 1e-3
+        assert np.allclose(array, averaged[name], rtol=1e-3, atol=2e-3 * scale), name
+    first = [float(rows(tmp_path / name)[0]["AverageEpRet"]) for name in ("gather", "average")]
+    assert first[0] == pytest.approx(first[1], rel=1e-9)
+
+
+def test_one_full_batch_step_is_the_same_in_both(tmp_path):
+    once = ["Hopper-v4", "-n", 6, "-b", 6, "--algo", "vpg", "--epochs", 1, "--vf_epochs", 1, "--minibatches", 1]
+    run(tmp_path / "gather", *once, "--nprocs", 2)
+    run(tmp_path / "average", *once, "--nprocs", 4, "--parallel", "average")
+    expected, averaged = (load(tmp_path / name / "policy.safetensors")[0] for name in ("gather", "average"))
+    assert all(np.allclose(expected[name], averaged[name], rtol=1e-4, atol=1e-6) for name in expected)
+
+
+def test_tensorflow_averages_too(tmp_path):
+    pytest.importorskip("tensorflow")
+    way = [*SHORT, *BATCH, "--framework", "tf"]
+    run(tmp_path / "gather", *way)
+    run(tmp_path / "average", *way, "--nprocs", 2, "--parallel", "average")
+    expected, averaged = (load(tmp_path / name / "policy.safetensors")[0] for name in ("gather", "average"))
+    assert all(np.allclose(expected[name], averaged[name], rtol=1e-3, atol=2e-3) for name in expected)
+
+
+def test_a_run_goes_on_with_the_other_framework(tmp_path):
+    pytest.importorskip("tensorflow")
+    run(tmp_path / "whole", *EPISODES, *BATCH)
+    run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *BATCH)
+    train("--resume", tmp_path / "parts", "-n", 12, "--framework", "tf")
+    whole, parts = (load(tmp_path / name / "policy.safetensors")[0] for name in ("whole", "parts"))
+    assert all(np.allclose(whole[name], parts[name], rtol=1e-3, atol=2e-3) for name in whole)
+    assert len(rows(tmp_path / "parts")) == 2
+
+
+def test_an_averaging_run_is_resumed_to_the_same_bits(tmp_path):
+    way = [*BATCH, "--algo", "ppo-kl", "--nprocs", 3, "--parallel", "average"]
+    whole = run(tmp_path / "whole", *EPISODES, *way)
+    run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *way)
+    train("--resume", tmp_path / "parts", "-n", 12, "--nprocs", 3)
+    assert (tmp_path / "parts" / "policy.safetensors").read_bytes() == whole[0]
+
+
+def test_evaluation_does_not_change_the_run_and_is_the_same_at_any_size(tmp_path):
+    trial = ["--eval_every", 300, "--eval_episodes", 5]
+    plain = run(tmp_path / "plain", *SHORT)
+    made = [run(tmp_path / str(n), *SHORT, *trial, "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] and made[0][0] == plain[0]
+    best = max(float(row["AverageTestEpRet"]) for row in made[0][1])
+    assert load(tmp_path / "3" / "best.safetensors")[1]["test_ret"] == best
+
+
+def test_environments_stepped_together_for_a_wide_policy_give_the_same_bits_at_any_size(tmp_path):
+    """10, 5 or 4 and 3 of them on a rank: more or fewer rows than a product has."""
+    wide = [
+        "Hopper-v4",
+        "--batch_steps",
+        300,
+        "--num_envs",
+        10,
+        "--policy_hid_list",
+        "1100,1000",
+        *BATCH[:2],
+        "--epochs",
+        1,
+    ]
+    wide += ["--eval_every", 300, "--eval_episodes", 2]
+    made = [
+        run(tmp_path / str(n), *wide, "--total_steps", 900, "--nprocs", n, "--save_every", seconds)
+        for n, seconds in ((1, 0), (2, 99))  # after a checkpoint rank 0 must act with one thread too
+    ]
+    run(tmp_path / "parts", *wide, "--total_steps", 300, "--nprocs", 2)
+    train("--resume", tmp_path / "parts", "--total_steps", 900, "--nprocs", 3)
+    made.append(((tmp_path / "parts" / "policy.safetensors").read_bytes(), rows(tmp_path / "parts")))
+    assert made[0] == made[1] == made[2] and len(made[0][1]) == 3
+
+
+def test_returns_can_scale_the_rewards(tmp_path):
+    made = [run(tmp_path / str(n), *SHORT, "--rew_scale", "returns", "--nprocs", n) for n in (1, 3)]
+    assert made[0] == made[1] != run(tmp_path / "gamma", *SHORT, "--rew_scale", "gamma")
+
+
+def test_it_says_where_the_time_goes(tmp_path):
+    out = train(*SHORT[:2], 3200, *SHORT[3:], "--nprocs", 2, "--run_dir", tmp_path / "run").out
+    assert out.count("time: rollout ") == 1 and "an iteration, with 2 processes" in out
+    assert "--nprocs" in out.split("time: rollout ")[1].splitlines()[1]
+
+
+IDLE = {"rollout": 2.0, "gather": 0.5, "update": 3.0, "bcast": 0.1, "record": 0.5}
+
+
+def test_the_idle_share_counts_what_the_ranks_collect_while_rank_0_keeps_its_record(tmp_path):
+    record = Record(parse(["Hopper-v4", "--nprocs", "2", "--run_dir", str(tmp_path)]), None, {})
+    assert record.times(100, IDLE, busy_s=5.1)["IdleShare"] == pytest.approx(1 - 5.1 / 6)  # of 2 ranks, 3 s each
+    assert record.times(100, IDLE, busy_s=6.1)["IdleShare"] == 0.0
+    assert record.times(100, IDLE | {"beside": 1.0}, busy_s=5.1)["IdleShare"] == pytest.approx(1 - 6.1 / 8)
+    assert record.times(100, IDLE, busy_s=5.1)["StepsPerSecond"] == pytest.approx(100 / 5.6, rel=1e-2)
+
+
+def test_with_overlap_each_row_has_the_time_that_its_batch_took(tmp_path):
+    run(tmp_path / "run", *SHORT, "--overlap", "--nprocs", 2)
+    train("--resume", tmp_path / "run", "--total_steps", 1600)
+    lines = [line.split("\t") for line in (tmp_path / "run" / "progress.txt").read_text().splitlines()]
+    times = [dict(zip(lines[0], map(float, line))) for line in lines[1:]]
+    assert len(times) > 2 and all(row["RolloutS"] + row["GatherS"] > 0 for row in times)  # the last one's, too
+    for row in times:
+        spent = sum(row[name] for name in ("RolloutS", "GatherS", "UpdateS", "BcastS"))
+        assert row["StepsPerSecond"] == pytest.approx(400 / spent, rel=0.01)
+
+
+def test_with_overlap_a_row_counts_the_episodes_that_it_shows(tmp_path):
+    run(tmp_path / "run", "Pendulum-v1", "--total_steps", 1500, "--batch_steps", 150, "--num_envs", 1, "--overlap")
+    lines = [line.split("\t") for line in (tmp_path / "run" / "progress.txt").read_text().splitlines()]
+    found = [dict(zip(lines[0], map(float, line))) for line in lines[1:]]
+    assert found[-1]["Episodes"] == 7  # of 200 steps each
+    for before, row in itertools.pairwise(found):
+        assert (row["Episodes"] > before["Episodes"]) == (not np.isnan(row["AverageEpRet"])), row
+
+
+BAD = {
+    "no such framework": (["--framework", "jax"], "jax"),
+    "a lag with rows that never meet": (["--parallel", "average", "--overlap", "--nprocs", 2], "--overlap collects"),
+    "a schedule without an end": (["--lr_schedule", "linear"], "--total_steps"),
+    "deviations of choices": (["CartPole-v1", "--log_std", -1], "--log_std has no effect"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_get_one_line(tmp_path, case):
+    arguments, text = BAD[case]
+    env = [] if arguments[0] == "CartPole-v1" else ["Hopper-v4"]
+    done = train(*env, "-n", 6, "-b", 6, *arguments, "--run_dir", tmp_path / "run", status=2)
+    lines = [line for line in done.err.splitlines() if line.startswith("train.py: ")]
+    assert len(lines) == 1 and text in lines[0] and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        ("-b 20 --num_envs 4", "--num_envs has no effect without --batch_steps"),
+        ("--batch_steps 100 -b 20", "--batch_size has no effect with --batch_steps"),
+        ("--algo trpo --clip 0.2", "--clip has no effect with --algo trpo"),
+        ("--algo ppo-kl --clip 0.2", "--clip has no effect with --algo ppo-kl"),
+        ("--algo trpo --lr 1e-3", "--lr has no effect with --algo trpo"),
+        ("--algo trpo --epochs 2", "--epochs has no effect with --algo trpo"),
+        ("--algo vpg --kl_targ 0.1", "--kl_targ has no effect with --algo vpg"),
+        ("--nprocs 2 --watchdog 0 --watchdog_kill", "--watchdog_kill has no effect with --watchdog 0"),
+        ("--watchdog_kill", "--watchdog_kill has no effect with --nprocs 1"),
+        ("--tag_output", "--tag_output has no effect with --nprocs 1"),
+        ("--cg_iters 3", "--cg_iters has no effect with --algo ppo"),
+        ("--cg_damping 0.1", "--cg_damping has no effect with --algo ppo"),
+        ("--eval_episodes 3", "--eval_episodes has no effect without --eval_every"),
+        ("--minibatches 4 --minibatch_rows 64", "--minibatch_rows has no effect with --minibatches 4"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(capsys, arguments, line):
+    with pytest.raises(SystemExit) as ended:
+        parse(["Hopper-v4", *arguments.split()])
+    assert ended.value.code == 2 and capsys.readouterr().err == f"train.py: {line}; leave it out (see --help)\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "--batch_steps 400", "--algo trpo --eval_every 9", "--algo vpg", "--algo ppo-kl --minibatches 3"]
+)
+def test_what_is_not_refused_has_a_value_in_config_json_and_the_rest_has_none(arguments):
+    config = parse(["Hopper-v4", *arguments.split()])
+    unlimited = {"num_episodes", "total_steps", "run_dir", "resume", "batch_steps", "eval_every", "watchdog"}
+    unlimited |= {"hosts", "hostfile", "log_dir", "name", "video_every"}
+    without = {name for name, value in config.effective.items() if value is None}
+    assert without - unlimited == set(config.unused) - unlimited and "lr" in config.effective
+    again = Config(**{key: value for key, value in config.effective.items() if value is not None})
+    assert {**vars(again), **dict.fromkeys(config.unused)} == {**vars(config), **dict.fromkeys(config.unused)}
+
+
+def test_a_framework_that_is_not_installed(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(TF_OFF)
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = train("Hopper-v4", "--framework", "tf", "--nprocs", 2, "--run_dir", tmp_path / "run", status=2, env=env)
+    assert "; install what train.py needs: pip install -c constraints.txt -e '.[tf]'" in done.err
+
+
+TWO_BRANCH = ["--network", "examples.two_branch:network"]
+
+
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("trpo", marks=pytest.mark.slow)])
+def test_a_network_of_ones_own_gives_the_same_bits_at_any_size_and_goes_on(tmp_path, algo):
+    pytest.importorskip("torch")
+    how = [*EPISODES, *TWO_BRANCH, *brief(algo)]
+    threads = {"OMP_NUM_THREADS": "4"}  # which torch would take on each process
+    made = run(tmp_path / "whole", *how, "--nprocs", 3, env=threads)
+    assert len(made[1]) == 2
+    arrays, notes = load(tmp_path / "whole" / "policy.safetensors")
+    assert arrays["policy/positions/0/weight"].shape == (32, 5) and notes["spec"]["network"] == TWO_BRANCH[1]
+    run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *TWO_BRANCH, *brief(algo))
+    train("--resume", tmp_path / "parts", "-n", 12)
+    assert ((tmp_path / "parts" / "policy.safetensors").read_bytes(), rows(tmp_path / "parts")) == made
+
+
+BAD_NETWORKS = {
+    "no module": ("no_such_module:network", "No module named 'no_such_module'"),
+    "no colon": ("examples.two_branch", "write MODULE:FUNCTION, such as mynets:network"),
+    "no function": ("examples.two_branch:nothing", "has no attribute 'nothing'"),
+    "another shape": ("tests.envs:wrong_network", "maps (2, 11) to (2, 7); it must be (2, 3)"),
+    "no module of torch": ("tests.envs:Moody", "the policy network: "),
+    "a path": ("./mynets.py:network", "write MODULE:FUNCTION"),
+    "random numbers": ("tests.envs:noisy_network", "on no random numbers"),
+    "other rows": ("tests.envs:centred_network", "must depend on its own row alone"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NETWORKS)
+def test_a_network_that_cannot_be_used_gets_one_line(tmp_path, case):
+    pytest.importorskip("torch")
+    name, line = BAD_NETWORKS[case]
+    done = train("Hopper-v5", "--nprocs", 2, "--network", name, "--run_dir", tmp_path / "run", status=2)
+    assert done.err.startswith(f"train.py: --network {name}: ") and line in done.err
+    assert len(done.err.splitlines()) == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [["--framework", "numpy"], ["--framework", "tf"], ["--policy_hid_list", "8"]])
+def test_a_network_of_ones_own_excludes_what_has_no_effect_with_it(more, capsys):
+    with pytest.raises(SystemExit):
+        parse(["Hopper-v4", *TWO_BRANCH, *more])
+    assert "--network" in capsys.readouterr().err
+
+
+def test_auto_is_numpy_on_the_cpu_and_torch_otherwise():
+    assert parse(["Hopper-v4"]).framework == "numpy"
+    assert parse(["Hopper-v4", "--device", "cuda"]).framework == "torch"
+    assert parse(["Hopper-v4", *TWO_BRANCH]).framework == "torch"
+    assert parse(["Hopper-v4", "--framework", "tf"]).framework == "tf"
