@@ -4,7 +4,8 @@ The sender's process owns the model. Receivers, each in a process of its own, ar
 when it sends them: all or some, acknowledged or not. `docs/choosing.md` says when to use this and when
 `rank0_bcast_wts`. Read first: scheme.py, then sender.py and receiver.py.
 
-    both sides           scheme.py        the two phases and the calls; the scheme between processes of one machine
+    both sides           scheme.py        the two phases and the calls
+                         processes.py     the scheme between processes of one machine
                          mpi.py           the scheme between ranks, on one machine or several
                          layout.py        a model's weights by name, in a block of bytes and back
                          connection.py    the messages, none of them a pickle (docs/security.md), and the socket
@@ -26,22 +27,10 @@ one version at a time, and may skip some. Its way to a receiver, and who wakes w
     sender       wakes by the answer on its socket; `send` returns when the last worker has answered
 
 Between machines nobody is woken: both sides look at MPI with growing pauses, up to 10 ms.
-
-A worker's record at the sender has one of four states (worker.py says what they and the events mean). `Worker.apply`
-makes every change:
-
-                STARTED            LEFT
-        ABSENT ---------> READY ---------> LEFT
-                           |
-                           | DIED
-                           v
-                          DEAD
-
-When another process replaces the worker, CONNECTED leads from LEFT and DEAD to ABSENT. ACK and ERROR change no state.
-An ABSENT worker whose process or rank has ended becomes DEAD.
 """
 
 from .mpi import MPIWeightSyncScheme
-from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
+from .processes import MultiProcessWeightSyncScheme
+from .scheme import WeightSyncScheme
 
 __all__ = ["MPIWeightSyncScheme", "MultiProcessWeightSyncScheme", "WeightSyncScheme"]

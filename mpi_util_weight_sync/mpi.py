@@ -19,7 +19,7 @@ from .mpi_messages import ADDRESS, TO_SENDER, SenderLink, TagSpace, WorkerLink, 
 from .publisher import ANSWERS, Publisher
 from .scheme import WeightSyncScheme
 from .subscriber import Subscriber
-from .worker import Event, Report, State, Worker
+from .worker import State, Worker
 
 _PATIENCE_S = 1.0  # of a sender that ends, with what MPI has not sent yet
 
@@ -126,7 +126,8 @@ class RankPublisher(Publisher):
         if not self._far:
             return super()._sleep(timeout, of)
         deadline = Deadline(timeout)
-        wait_until(lambda: self._look() or self._reports or self._epoll.poll(0) or self.closed or not deadline.left)
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
 
     def _look(self) -> bool:
         """Takes what has come over MPI; True if something has, or some of what was sent has arrived."""
@@ -150,7 +151,7 @@ class RankPublisher(Publisher):
         elif kind is Kind.ENDED and (link is not None or worker.state is State.ABSENT):
             self._disconnect(worker, why := f"rank {rank} has ended")
             if worker.state is State.ABSENT:
-                self._report(Report(Event.DIED, worker.index, 0, why))
+                worker.ended(why)
         elif link is not None and worker.connection is link:
             if kind is Kind.FETCH:
                 link.asked = True

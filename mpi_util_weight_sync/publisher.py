@@ -6,7 +6,6 @@ are. Workers connect whenever they are ready; a thread, asleep until then, accep
 
 import contextlib
 import hmac
-import multiprocessing
 import os
 import secrets
 import select
@@ -25,7 +24,7 @@ from mpi_util.errors import UsageError
 
 from .connection import Address, Connection, Kind, ProtocolError, frame, new_socket
 from .sections import Section
-from .worker import Event, Report, State, Worker, name_of
+from .worker import Failure, State, Worker, name_of
 
 _ACCEPT_AGAIN_S = 0.05
 _HELLO_S = 10.0  # for a process that connects and sends nothing; others are accepted meanwhile
@@ -48,7 +47,9 @@ class Publisher:
         self._epoll = select.epoll()
         self._guests: set[Connection] = set()  # connections that have not sent HELLO
         self._by_fd: dict[int, Worker] = {}  # descriptor of a worker's socket -> the worker
-        self._reports: list[Report] = []
+        self.failures: list[Failure] = []  # which the sender has not raised yet
+        self.refusals: list[str] = []
+        self._changed = False  # a worker's record, since the last `poll`
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
         self._newest = 0  # version
@@ -92,16 +93,16 @@ class Publisher:
         with self._lock:
             if self.closed or connection.receive(0, ANSWERS):
                 raise EOFError("it has left")
+            self._changed = True
             if refusal := self._refusal(index, name):
                 connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
-                self._report(Report(Event.REFUSED, index, 0, refusal))
+                self.refusals.append(f"worker {index} was refused: {refusal}")
                 raise ProtocolError(refusal)
             worker = self.workers[index]
-            worker.pid, worker.connection = connection.pid, connection
+            worker.connected(connection)
             for fd in connection.fds:
                 self._by_fd[fd] = worker
                 self._epoll.register(fd, select.EPOLLIN)
-            self._report(Report(Event.CONNECTED, index))
             self._receive(worker)
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -124,13 +125,9 @@ class Publisher:
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
         if worker.state is State.READY:
-            self._report(Report(Event.DIED if died else Event.LEFT, worker.index, 0, died))
+            worker.ended(died)
+        self._changed = True
         connection.close()
-
-    def _report(self, report: Report) -> None:
-        if (worker := self.workers.get(report.worker)) is not None:
-            worker.apply(report)
-        self._reports.append(report)
 
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
@@ -180,7 +177,7 @@ class Publisher:
         if worker.connection is None:
             return
         if worker.state is State.ABSENT:
-            self._report(Report(Event.STARTED, worker.index))
+            worker.started()
         if not worker.connection.has_room(len(worker.unread)):
             return
         worker.waiting = None
@@ -210,26 +207,19 @@ class Publisher:
                 self._sections.remove(section)
                 section.close()
 
-    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.
+    def poll(self, timeout: float, of: Worker | None = None) -> None:
+        """Updates the workers' records. Waits up to `timeout` seconds if none has changed since the last call.
 
         Args: of: wait only for this worker's answer: the answers of others then do not wake the sender.
         """
-        if timeout and not self._reports:
+        if timeout and not self._changed:
             self._sleep(timeout, of)
-        self._check_open()
-        try:
-            events = self._epoll.poll(0)
-        except (OSError, ValueError):  # it is closed
-            events = []
-        self._check_open()
-        for fd, _ in events:
-            with self._lock:
+        with self._lock:
+            self._check_open()
+            for fd, _ in self._epoll.poll(0):
                 if (worker := self._by_fd.get(fd)) is not None:
                     self._receive(worker)
-        with self._lock:
-            reports, self._reports = self._reports, []
-        return reports
+            self._changed = False
 
     def _sleep(self, timeout: float, of: Worker | None) -> None:
         """Sleeps up to `timeout` seconds, until one of the workers (or `of`) sends something."""
@@ -246,6 +236,7 @@ class Publisher:
         self._check_open()
         try:
             for kind, *answer in connection.receive(0, ANSWERS):
+                self._changed = True
                 if kind is Kind.BYE:
                     return self._disconnect(worker)
                 self._answered(worker, *answer)
@@ -262,11 +253,12 @@ class Publisher:
             raise ProtocolError(f"an answer to version {version}; {self._newest} is the last")
         worker.unread = {v: section for v, section in worker.unread.items() if v > version}
         if error is None:
-            self._report(Report(Event.ACK, worker.index, version))
+            worker.acknowledged(version)
         elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
-            self._report(Report(Event.ERROR, worker.index, version, error))
+            worker.failed(version)
+            self.failures.append(Failure(worker.index, version, error))
             if has:  # on_update has failed: the weights are there
-                self._report(Report(Event.ACK, worker.index, has))
+                worker.acknowledged(has)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks absent workers as dead when fewer child processes are left than workers are absent.
@@ -274,16 +266,14 @@ class Publisher:
         A process has no index until it connects, so it is not known which of them has ended.
         """
         connected = {worker.pid for worker in self.workers.values()}
-        # `started` has also those that have ended already
-        started = [child for child in _processes() if child.pid and child not in self._others]
-        self._children |= {child.pid: child for child in (*started, *multiprocessing.active_children())}
+        self._children |= {child.pid: child for child in _processes() if child.pid and child not in self._others}
         strangers = [child for pid, child in self._children.items() if pid not in connected]
         ended = [child for child in strangers if not child.is_alive()]
         if ended and len(strangers) - len(ended) < len(workers):
             text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
             why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
             for worker in workers:
-                worker.apply(Report(Event.DIED, worker.index, 0, why))
+                worker.ended(why)
 
     def close(self) -> None:
         """Disconnects the workers, and gives everything back. Not in a process that was forked from this one."""
@@ -309,5 +299,5 @@ class Publisher:
 
 
 def _processes() -> set[BaseProcess]:
-    """The Process objects of this program. `multiprocessing.active_children` names only those that have not ended."""
+    """The Process objects of this program; `multiprocessing.active_children` would leave out those that have ended."""
     return set(getattr(sys.modules["multiprocessing.process"], "_dangling", ()))

@@ -1,7 +1,4 @@
-"""What programs call: in the process of the sender, which owns a model, and in those of receivers.
-
-Here are the calls common to all schemes, and the scheme between the processes of one machine.
-"""
+"""What programs call: in the process of the sender, which owns a model, and in those of receivers."""
 
 import contextlib
 import importlib
@@ -127,10 +124,10 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         """
         self._start_role("init_on_receiver")
         if context is not None:
-            if model is not None:
-                raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
-            if model_id is None:
-                raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
+            if model is not None or model_id is None:
+                raise UsageError(
+                    "init_on_receiver: context= needs model_id=, which says where the model is, and no model="
+                )
             model = _torchrl("context=").receiver_model(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
@@ -218,7 +215,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def versions(self) -> dict[int, int]:
         """Sender: for each worker the version that it acknowledged last; 0 before the first."""
         sender = self._need_sender("versions")
-        sender.poll(0)
+        sender.publisher.poll(0)
         return {index: worker.acked for index, worker in sender.workers.items()}
 
     def _need_sender(self, call: str) -> Sender:
@@ -307,10 +304,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     @context.setter
     def context(self, context: Any) -> None:
-        try:
-            self._context = None if context is None else weakref.ref(context)
-        except TypeError:  # it has slots
-            self._context = lambda: context
+        self._context = None if context is None else weakref.ref(context)
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -369,21 +363,3 @@ def _torchrl(needed_for: str = "") -> Any:
     if needed_for:
         raise UsageError(f"{needed_for} is a collector of torchrl, which is not loaded")
     return None
-
-
-class MultiProcessWeightSyncScheme(WeightSyncScheme):
-    """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
-
-    The scheme itself is given to the workers, after `init_on_sender` and before they start; what travels with it is an
-    address with a key. The bytes of an update are written once, into shared memory. Arguments: `WeightSyncScheme`.
-    An example: docs/weight_sync.md.
-    """
-
-    def __getstate__(self) -> dict[str, Any]:
-        here = {"_sender": None, "_receiver": None, "_context": None, "_connected": False, "_closed": False}
-        return vars(self) | here
-
-    def _start_role(self, call: str) -> None:
-        if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
-            vars(self).update(self.__getstate__())
-        super()._start_role(call)

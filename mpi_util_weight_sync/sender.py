@@ -10,7 +10,7 @@ from mpi_util.errors import SyncTimeoutError, UsageError, WorkerError
 from .connection import Deadline
 from .layout import Weights, packed
 from .publisher import Publisher
-from .worker import Event, Report, State, Worker, left
+from .worker import State, Worker, left
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
@@ -61,12 +61,10 @@ class Sender:
         self.workers = publisher.workers
         self.version = 0
         self._lock, self._publishing = threading.RLock(), False
-        self._errors: list[Report] = []  # not raised yet
-        self._refused: list[Report] = []
 
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
         """See `WeightSyncScheme`."""
-        self.poll(0)
+        self.publisher.poll(0)
         self._raise_errors()
         by_worker = _has_numbers(weights) and not _has_numbers(self.model)
         own = weights if by_worker else self._own if weights is None else {}
@@ -142,31 +140,25 @@ class Sender:
 
     def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
-        self.poll(0)
+        self.publisher.poll(0)
         while late := [worker for worker, version in wanted if worker.owes(version)]:
             absent = [worker for worker in late if worker.state is State.ABSENT]
-            if absent and self._refused:
-                refused, self._refused = self._refused, []
-                raise UsageError("; ".join(f"worker {one.worker} was refused: {one.text}" for one in refused))
+            if absent and self.publisher.refusals:
+                refusals, self.publisher.refusals = self.publisher.refusals, []
+                raise UsageError("; ".join(refusals))
             if not deadline.left:
                 self._raise_late(late, deadline.timeout)
             if absent:
                 self.publisher.check_absent(absent)
-            self.poll(min(_CHECK_S, deadline.left), late[-1])
-
-    def poll(self, timeout: float, of: Worker | None = None) -> None:
-        """Updates the workers' records. Arguments: `Publisher.poll`."""
-        reports = self.publisher.poll(timeout, of)  # another thread may take the errors meanwhile
-        self._errors += [report for report in reports if report.event is Event.ERROR]
-        self._refused += [report for report in reports if report.event is Event.REFUSED]
+            self.publisher.poll(min(_CHECK_S, deadline.left), late[-1])
 
     def _raise_errors(self) -> None:
-        """Raises the errors that workers have reported, as one."""
-        errors, self._errors = self._errors, []
-        if errors:
-            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in errors)
+        """Raises what workers have reported, as one error."""
+        failures, self.publisher.failures = self.publisher.failures, []
+        if failures:
+            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in failures)
             error = WorkerError("\n".join(texts))
-            error.worker, error.traceback = errors[0].worker, errors[0].text
+            error.worker, error.traceback = failures[0].worker, failures[0].text
             raise error
 
     def _raise_left(self, workers: list[Worker]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
-from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
+from .processes import MultiProcessWeightSyncScheme
+from .scheme import WeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so
 base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")

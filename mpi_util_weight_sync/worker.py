@@ -1,6 +1,8 @@
-"""In the sender's process: the record of one worker. It has a state, what was sent, and what the worker has answered.
+"""In the sender's process: the record of one worker: its state, what was sent to it, and what it has answered.
 
-The package's docstring draws the states.
+    ABSENT --started--> READY --ended--> LEFT or DEAD --connected--> ABSENT
+
+Another process that replaces a worker connects as it. An ABSENT worker whose process or rank has ended becomes DEAD.
 """
 
 import enum
@@ -24,25 +26,12 @@ class State(enum.Enum):
     DEAD = "its process ended"
 
 
-class Event(enum.Enum):
-    """What changes a worker's record, and the state that follows; None: the state stays."""
+class Failure(NamedTuple):
+    """What a worker could not do. version: that it could not apply; 0: not even the first."""
 
-    CONNECTED = "a process connects, and is this worker from now on", State.ABSENT
-    STARTED = "its first update is sent", State.READY
-    ACK = "it has applied a version", None
-    ERROR = "it could not apply a version (0: not even the first)", None
-    REFUSED = "a process asks to be this worker, and may not", None
-    LEFT = "it shuts down in order", State.LEFT
-    DIED = "its process has ended", State.DEAD
-
-
-class Report(NamedTuple):
-    """An event. text: why the worker died, was refused, or could not apply a version."""
-
-    event: Event
     worker: int
-    version: int = 0
-    text: str = ""
+    version: int
+    text: str
 
 
 def name_of(model_id: str | None) -> str:
@@ -83,19 +72,26 @@ class Worker:
         """True while it may still answer to this version, or a newer one."""
         return self.answered < version and not self.gone
 
-    def apply(self, report: Report) -> None:
-        """The only place where the state and the versions that it has answered change."""
-        event, _, version, text = report
-        if (state := event.value[1]) is not None:
-            self.state, self.reason = state, text or state.value
-        if event is Event.CONNECTED:
-            self.answered = self.sent  # another process: it owes no answer
-        elif event is Event.STARTED:
-            self.acked = self.answered = 0
-        elif event is Event.ACK:
-            self.acked = max(version, self.acked)
-            self.answered = max(version, self.answered)
-        elif event is Event.ERROR:
-            self.answered = max(version or self.sent, self.answered)
-        elif event is Event.DIED and self.answered < self.sent:
-            self.unreported = text
+    def connected(self, connection: Any) -> None:
+        """A process is this worker from now on. It owes no answer to what was sent before."""
+        self.pid, self.connection = connection.pid, connection
+        self.state, self.reason, self.answered = State.ABSENT, State.ABSENT.value, self.sent
+
+    def started(self) -> None:
+        """The process's first update is sent."""
+        self.state, self.reason, self.acked, self.answered = State.READY, State.READY.value, 0, 0
+
+    def acknowledged(self, version: int) -> None:
+        """It has applied a version."""
+        self.acked, self.answered = max(version, self.acked), max(version, self.answered)
+
+    def failed(self, version: int) -> None:
+        """It could not apply a version."""
+        self.answered = max(version or self.sent, self.answered)
+
+    def ended(self, died: str = "") -> None:
+        """It has died (how), or shut down in order."""
+        self.state = State.DEAD if died else State.LEFT
+        self.reason = died or self.state.value
+        if died and self.answered < self.sent:
+            self.unreported = died

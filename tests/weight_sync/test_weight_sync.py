@@ -39,7 +39,7 @@ from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 from mpi_util_weight_sync.layout import Weights
 from mpi_util_weight_sync.readers_writer_lock import ReadersWriterLock
 from mpi_util_weight_sync.sections import Reader, Section
-from mpi_util_weight_sync.worker import Event, Report, State
+from mpi_util_weight_sync.worker import State
 
 TIMEOUT = 60
 
@@ -124,7 +124,7 @@ def test_arguments_that_exclude_each_other(text):
 def test_arguments_of_the_receiver():
     scheme = scheme_for(2)
     for text, given in {
-        "context= and model=": {"context": 1, "model": {}, "model_id": "policy"},
+        "no model=": {"context": 1, "model": {}, "model_id": "policy"},
         "needs model_id": {"context": 1},
         "worker_idx": {"model": {"w": np.zeros(1)}},
     }.items():
@@ -652,7 +652,7 @@ def test_an_error_of_one_worker_does_not_keep_the_others_from_their_weights():
         assert (models[1]["layer"]["w"] == 1).all()
         wait_for(lambda: isinstance(receivers[1].failure, WeightsError))
         scheme.send_async(arrays(3.0))
-        wait_for(lambda: scheme.versions == {0: 3, 1: 1, 2: 3} and scheme._sender._errors)
+        wait_for(lambda: scheme.versions == {0: 3, 1: 1, 2: 3} and scheme._sender.publisher.failures)
         with pytest.raises(WorkerError, match="worker 1"):
             scheme.send_async()
         assert scheme.version == 3
@@ -830,8 +830,9 @@ def test_a_death_is_raised_although_another_process_replaces_the_worker():
     scheme = scheme_for(1)
     with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,), receiver.frozen():
         scheme.send_async(arrays(2.0))
-        scheme._sender.workers[0].apply(Report(Event.DIED, 0, 0, "its process ended"))
-        scheme._sender.workers[0].apply(Report(Event.CONNECTED, 0))
+        worker = scheme._sender.workers[0]
+        worker.ended("its process ended")
+        worker.connected(worker.connection)
         with pytest.raises(WorkerLeftError, match="worker 0: its process ended"):
             scheme.wait_async(TIMEOUT)
         scheme.wait_async(TIMEOUT)  # once: the other owes nothing
