@@ -82,9 +82,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         return RankPublisher(self._channel, self._tags, self._root, workers, name)
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:
-        tags, root = self._tags, self._root
-        if tags is None:
-            raise UsageError("connect() of a receiver: there is one rank, which is the sender")
+        tags: Any = self._tags  # there is another rank, the sender
+        root = self._root
         if not self._address.name:  # the sender sends it once
             deadline = Deadline(self.timeout)
             found: Any = wait_until(lambda: tags.take(ADDRESS, root) or not deadline.left)
