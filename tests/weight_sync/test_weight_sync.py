@@ -34,7 +34,6 @@ from sync_workers import (
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
 from mpi_util.arrays.layout import KeptSlots
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
-from mpi_util.host.reap import is_alive
 from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 from mpi_util_weight_sync.layout import Weights
 from mpi_util_weight_sync.readers_writer_lock import ReadersWriterLock
@@ -805,11 +804,11 @@ def test_a_worker_that_was_too_early_may_try_again():
 @pytest.mark.parametrize("noticed", [True, False])
 def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     scheme = scheme_for(1)
-    _, pipe = start(die, scheme, 0, "connected")
+    victim, pipe = start(die, scheme, 0, "connected")
     scheme.connect()
     pipe.recv()
     pipe.send("die")
-    wait_for(lambda: not is_alive(scheme._sender.workers[0].pid))
+    victim.join()
     if noticed:
         with pytest.raises(WorkerLeftError):
             scheme.send()
