@@ -76,19 +76,17 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; instead of `model`.
             params_map: worker -> its own weights; instead of `model`.
             context: collector of torchrl, in which `model_id` says where the model is; instead of `model`.
-            num_workers: number of receivers; not with `params_map` and `context`, which say it.
+            num_workers: number of receivers; not needed with `params_map`, `context` or MPI.
             ctx: of torchrl; not used.
 
-        Raises:
-            UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
+        Raises: UsageError: two arguments exclude each other, or the number of workers is not known.
         """
         self._start_role("init_on_sender")
         given = {"model_id": model_id, "model": model, "weights": weights, "params_map": params_map, "context": context}
         given = {name: value for name, value in given.items() if value is not None}
         workers = {index: Worker(index) for index in worker_indices(given, num_workers, self._ranks)}
-        torchrl = None if context is None else _torchrl("context=")
-        if torchrl is not None:
-            given |= torchrl.sender_arguments(context, model_id)
+        if context is not None:
+            given |= _torchrl("context=").sender_arguments(context, model_id)
         self.model_id, self.context = model_id, context
         publisher = self._open_publisher(workers, name_of(model_id))
         self._address = publisher.address
@@ -96,8 +94,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         self._sender = Sender(model, given.get("params_map", {}), publisher, self._on_dead == "drop")
         # when the scheme is dropped; between ranks also before MPI ends, which may wait for workers that wait for this
         weakref.finalize(self, publisher.close).atexit = self._ranks is not None
-        if torchrl is not None:
-            torchrl.shut_down_with(context, self)
+        if context is not None:
+            _torchrl("context=").shut_down_with(context, self)
 
     def init_on_receiver(
         self,
@@ -117,9 +115,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             model: written in place; of any framework, such as a dict of arrays with the same names. None: attribute
                 `model` becomes such a dict.
             context: collector of torchrl, which has the model and `worker_idx`.
-            zero_copy: for a torch module on the CPU: its tensors point into the sender's shared memory. What this
-                process writes into them is private to it, and lost at the next update. Not if other objects hold views
-                of the tensors (`.data`).
+            zero_copy: a torch module on the CPU points into the sender's shared memory. What this process writes into
+                it is private, and lost at the next update. Not if other objects hold views of its tensors (`.data`).
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
         """
         self._start_role("init_on_receiver")
@@ -149,14 +146,11 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     ) -> None:
         """Phase 2, on both sides: sends the first weights to every receiver.
 
-        With `sync=True` the sender waits for all receivers. Otherwise, and with `context=`, they get the weights when
-        they connect.
-
         Args:
             weights: sender: the first weights, instead of the model's.
             worker_idx: receiver: its index, instead of the one given before.
-            wait: sender: False: it does not wait for receivers; some may have yet to start.
             background: receiver: a thread applies updates from now on. False: `receive` does.
+            wait: sender: until all have them, if `sync=True`. False, or with `context=`: they get them when they come.
 
         Raises:
             WeightsError: names, dtypes or shapes differ; on the receiver, and on the sender as WorkerError.
@@ -165,13 +159,11 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._connected:
             raise UsageError("connect() was called already")
         if self._sender is not None:
-            self._check_process(self._sender, "connect()")
             self._connected = True
             wait = wait and self.sync and self.context is None  # its workers may have yet to start
-            self._sender.send(weights, None, wait, Deadline(self.timeout))
+            self._need_sender("connect()").send(weights, None, wait, Deadline(self.timeout))
             return
-        receiver = self._receiver
-        if receiver is None:
+        if (receiver := self._receiver) is None:
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
         if worker_idx is not None:
             receiver.worker = self.worker_idx = self._worker_index(worker_idx)
@@ -194,8 +186,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
         Raises:
             WeightsError: names, dtypes or shapes differ from the model's; nothing was sent.
-            WorkerError: a worker could not apply them, with its traceback; the others have them. Without `sync` the
-                next call raises it, and then sends nothing.
+            WorkerError: a worker could not apply them; the others have them. Without `sync` the next call raises it.
             WorkerLeftError: a worker has died (`on_dead="raise"`), or none is left.
             SyncTimeoutError: names the workers that have not answered in time; they may still do.
         """
@@ -223,13 +214,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError(f"{call} before init_on_sender(), or on a receiver")
         if self._closed or not self._connected:
             raise UsageError(f"{call} {'after shutdown' if self._closed else 'before connect'}()")
-        self._check_process(self._sender, call)
-        return self._sender
-
-    def _check_process(self, sender: Sender, call: str) -> None:
-        """UsageError in a process that was forked from the sender's: it shares its memory, but not its workers."""
-        if sender.publisher.address.pid != os.getpid():
+        if self._address.pid != os.getpid():  # this process shares the sender's memory, but not its workers
             raise UsageError(f"{call}: this process was forked from the sender's; let that one send")
+        return self._sender
 
     def _need_receiver(self, call: str) -> Receiver:
         if self._receiver is None:
@@ -237,12 +224,11 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         return self._receiver
 
     def receive(self, timeout: float | None = None) -> int | None:
-        """Waits for new weights and applies them; for receivers without the thread of `connect(background=True)`.
+        """Receiver, after `connect(background=False)`: waits for new weights and applies them.
 
         Args: timeout: seconds; 0: apply what is there; None: no limit.
 
-        Returns: the version that the model has now; None: nothing new came in time, the sender has shut down, or a
-            thread receives.
+        Returns: the version that the model has now; None: nothing new came in time, or a thread receives.
 
         Raises: WorkerLeftError: the sender has died. UsageError: not connected.
         """
@@ -257,8 +243,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def frozen(self) -> Iterator[int]:
         """Receiver: the weights do not change inside the block, such as during a rollout. Yields their version.
 
-        An update that arrives meanwhile waits, and so does a sender that waits for its acknowledgement. Any number of
-        threads may be inside.
+        An update that arrives meanwhile waits, and so does a sender that waits for it. Many threads may be inside.
         """
         receiver = self._need_receiver("frozen()")
         with receiver.lock.reading():
