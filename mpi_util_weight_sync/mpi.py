@@ -167,7 +167,7 @@ class RankPublisher(Publisher):
             return
         super().close()
         if self._far:
-            if self._server.is_alive():
+            if self._server.is_alive() and self._server is not threading.current_thread():  # which may collect garbage
                 self._server.join()
             deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: not unfinished() or not deadline.left)
