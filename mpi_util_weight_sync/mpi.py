@@ -151,6 +151,7 @@ class RankPublisher(Publisher):
             self._disconnect(worker, why := f"rank {rank} has ended")
             if worker.state is State.ABSENT:
                 worker.ended(why)
+            self._changed = True
         elif link is not None and worker.connection is link:
             if kind is Kind.FETCH:
                 link.asked = True
