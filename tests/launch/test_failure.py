@@ -119,6 +119,7 @@ for iteration in range(10):
 """
 
 
+@pytest.mark.slow_if(n=3)
 @pytest.mark.parametrize("n", [2, 3])
 def test_rank_0_that_leaves_a_loop_alone_is_reported(tmp_path, mpi, n):
     (tmp_path / "program.py").write_text(LEFT)
@@ -140,6 +141,7 @@ def test_an_error_that_one_rank_catches_ends_the_others_with_a_reason(tmp_path, 
     assert done.status == 1 and "rank 1 ended with status 1 (RankMismatchError: ranks are in diff" in done.err, done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_threads_that_fail_together_lose_no_report(tmp_path, n):
     (tmp_path / "program.py").write_text(
@@ -162,6 +164,7 @@ def test_a_misspelt_name_is_suggested_as_python_does(tmp_path, n):
     assert "Did you mean: 'weights'?" in run([sys.executable, program], 30).err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "n", "needed"), [(100, 200, 832), (20, 4, 48), (40, 4, 48), (10, 2, 40)])
 def test_more_ranks_than_files_may_be_open(tmp_path, limit, n, needed):
     (tmp_path / "program.py").write_text(LIMITED.format(limit, limit, n))
@@ -171,6 +174,7 @@ def test_more_ranks_than_files_may_be_open(tmp_path, limit, n, needed):
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
+@pytest.mark.slow
 def test_a_soft_limit_of_open_files_is_raised(tmp_path, mpi):
     program = "import mpi_util; mpi_util.mpi_fork(4)"
     shell = ["bash", "-c", 'ulimit -n 60; ulimit -Sn 30; exec "$@"', "bash", sys.executable, "-c", program]
@@ -350,6 +354,7 @@ def test_a_hang_up_stops_in_order_and_is_no_first_signal(tmp_path, mpi, n, how, 
     assert (process.returncode, (tmp_path / "saved").read_text()) == (status, str(status - 128))
 
 
+@pytest.mark.slow
 def test_a_hang_up_ends_a_program_that_says_nothing_of_signals(tmp_path, mpi):
     """UCX, in MPICH, would take it for itself."""
     (tmp_path / "program.py").write_text(STOPS.replace("mpi_util.StopRequest()", "False"))
@@ -364,6 +369,7 @@ def test_a_hang_up_ends_a_program_that_says_nothing_of_signals(tmp_path, mpi):
         killer.cancel()
 
 
+@pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_terminal_that_closes_stops_the_program_in_order(tmp_path, mpi, n):
     (tmp_path / "program.py").write_text(
@@ -441,6 +447,7 @@ def test_a_forked_process_is_no_rank(tmp_path, call):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["multiprocessing.get_context('fork').Process(target=call).start()", "os.fork() or call()"]
 )
@@ -474,6 +481,7 @@ def test_mpi_fork_in_a_process_of_multiprocessing_is_refused(tmp_path, context):
     assert done.out == "1\n" and "it cannot be called in a process of multiprocessing" in done.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_end_of_the_ranks_is_not_waited_for_in_silence(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(
@@ -488,6 +496,7 @@ def test_the_end_of_the_ranks_is_not_waited_for_in_silence(tmp_path, mpi):
     assert done.status == 0 and re.fullmatch(line, done.err)
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_because_they_are_elsewhere_are_told_where(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(

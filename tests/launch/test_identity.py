@@ -70,6 +70,7 @@ def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer
         assert done.status == 0 and done.out == "0 1 1\n" * 2, done.err
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_into_the_background_forks_first(tmp_path):
     """Its ranks do so too: the process that calls mpi_fork is the rank."""
     program = tmp_path / "program.py"
@@ -207,6 +208,7 @@ def test_a_rank_may_start_a_launcher_by_hand(mpi, outer):
     assert sorted(out.split("\n")) == ["", "0", "0 3 3", "1 3 3", "2 3 3"], out + err
 
 
+@pytest.mark.slow
 def test_a_program_that_starts_itself_in_each_rank_is_stopped(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -275,6 +277,7 @@ def assert_ended(tmp_path, job):
     assert not left
 
 
+@pytest.mark.slow
 def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
     """A list of processes may hold only those that are about to end."""
     for attempt in range(20):
@@ -284,6 +287,7 @@ def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
         assert_ended(tmp_path, job)
 
 
+@pytest.mark.slow
 def test_a_chain_is_ended_by_a_parent_that_had_to_wait(tmp_path, monkeypatch):
     """On a busy machine the one who looks may get no processor time while all that it has listed end."""
     job, waits = str(tmp_path / "job"), [1.0]

@@ -151,6 +151,7 @@ def test_module_and_command_are_started_again(python, how):
     assert {"rank 0 of 2", "rank 1 of 2", "PARENT"} <= set(ended.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_lines_of_several_ranks_stay_whole(python):
     run = Run(python, 3, "lines")
     assert run.finish() == 0, run.stderr
@@ -181,6 +182,7 @@ def test_the_end_of_stdin_reaches_rank_0(python, tmp_path, kind):
     assert f"READ {'of rank 0' * (kind == 'file')}\n" in run.stdout
 
 
+@pytest.mark.slow
 def test_what_rank_0_does_not_read_is_left(python):
     """`ls | while read name; do python program.py "$name"; done`"""
     reader, writer = os.pipe()
@@ -192,6 +194,7 @@ def test_what_rank_0_does_not_read_is_left(python):
     os.close(writer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "left"), [("stdin", False), ("facts", True)])
 def test_rank_0_reads_the_terminal_or_leaves_it_to_the_shell(python, mode, left):
     master, slave = pty.openpty()
@@ -204,6 +207,7 @@ def test_rank_0_reads_the_terminal_or_leaves_it_to_the_shell(python, mode, left)
     os.close(slave)
 
 
+@pytest.mark.slow
 def test_ranks_know_of_the_terminal(python):
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -277,6 +281,7 @@ def test_a_failed_rank_ends_the_job(python, mode, status, line):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_status_after_finalize_is_kept(python):
     run = Run(python, 2, "exit_after_finalize")
     assert run.finish() == 4, run.stderr
@@ -284,6 +289,7 @@ def test_status_after_finalize_is_kept(python):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_program_may_change_its_folder_above_the_fork_and_needs_no_home(tmp_path, mpi):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "program.py").write_text(
@@ -322,6 +328,7 @@ def test_kill_of_another_process_of_the_job(python, victim):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_without_a_word_is_noticed_where_the_launcher_does_not(python):
     run = Run(python, 4, "wait")
     run.wait_for("READY", times=4)
@@ -440,6 +447,7 @@ def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, en
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_pause_stops_all_processes_until_the_parent_continues(python):
     """Ctrl-Z, then fg."""
     run = Run(python, 2, "in_order")
@@ -461,6 +469,7 @@ def test_a_pause_stops_all_processes_until_the_parent_continues(python):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_output_may_take_its_time(python):
     run = Run(python, 2, "much")
     time.sleep(4)  # by now the ranks have ended, and pipes are full
@@ -468,6 +477,7 @@ def test_a_reader_of_the_output_may_take_its_time(python):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_reader_of_the_output_goes_away(python):
     run = Run(python, 2, "in_order")
     run.wait_for("READY")
@@ -500,6 +510,7 @@ def test_no_mpi4py(python, tmp_path):
     assert "`pip install mpi4py mpich`" in run.stderr
 
 
+@pytest.mark.slow
 def test_program_from_stdin(python):
     root = str(PROGRAM.parents[2])
     code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch.fork import mpi_fork; mpi_fork(2)"

@@ -26,6 +26,7 @@ def lines(done):
     return [line for line in done.err.splitlines() if line.startswith("mpi_util: ") and "uncaught" not in line]
 
 
+@pytest.mark.slow_if(n=1)
 @pytest.mark.slow_if(how="helper")
 @pytest.mark.parametrize(
     ("how", "line"), [("kill", KILLED), ("raise", BUG), ("helper", f"a helper process of the launcher {KILLED}")]

@@ -205,6 +205,7 @@ def test_the_program_before_adopting_learns_too(tmp_path):
     assert returns[-1] >= 40 > returns[0]
 
 
+@pytest.mark.slow
 def test_an_evaluator_beside_training_returns_each_result_with_its_version():
     runs = [start("async_evaluator", "--iterations", 6, "--episodes", 30, "--eval_episodes", n) for n in (5, 5, 200)]
     found = [

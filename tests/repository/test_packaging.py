@@ -96,6 +96,7 @@ def test_what_is_installed_works_from_anywhere(built, tmp_path):
     assert "progress.txt" in ran("-m", "mpi_util_spinup.plot", "none", status=2).err
 
 
+@pytest.mark.slow
 def test_training_is_a_call(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     folder = train("InvertedPendulum-v4", nprocs=2, total_steps=2000, seed=3, overlap=True)

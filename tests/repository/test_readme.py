@@ -66,6 +66,7 @@ def test_it_prints_the_same_at_any_number_of_ranks(steps, mpi, n):
     assert (done.status, done.out) == (0, steps[1]), done.err
 
 
+@pytest.mark.slow
 def test_it_prints_the_same_however_it_is_started(steps, mpi):
     flags = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
     command = [MPIEXEC[mpi], *flags, "-n", 3, sys.executable, steps[0], 3]
@@ -213,6 +214,7 @@ def short(words: list[str]) -> list[str]:
     return [swap.get(word, word) for word in words]
 
 
+@pytest.mark.slow
 def test_the_quick_start(tmp_path):
     train, plot, play, resume = commands("docs/quickstart.md")
     done = run(short(train), 60, cwd=tmp_path)
