@@ -1,22 +1,21 @@
-"""Starts a failed job again, and gives the next start what the last one has saved."""
+"""Starts a failed job again, in the waiting parent (`run`); what a rank saves for the next start (`saved`)."""
 
 import json
 import os
 from collections.abc import Callable
 from typing import Any
 
-from ..cluster.hosts import Hosts
-from ..errors import HostError, UsageError
+from ..errors import UsageError
 from ..ranks.failure import print_line, write_record
 from ..ranks.identity import first_number
 from .verdict import Verdict
 
-_RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
+RESTARTS, _SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
 
 
 def restarts() -> int:
     """How often mpi_fork has started this program again after a failure."""
-    return first_number((_RESTARTS,), 0)
+    return first_number((RESTARTS,), 0)
 
 
 def last_saved() -> Any:
@@ -25,7 +24,7 @@ def last_saved() -> Any:
 
 
 def saved(note: Any) -> None:
-    """Tells `mpi_fork(n, max_restarts=...)` what this program can go on from: see `mpi_util.last_saved`.
+    """Gives `mpi_fork(n, max_restarts=...)` a note from which the program can resume: see `mpi_util.last_saved`.
 
     Call it on rank 0 after each checkpoint. Not collective; elsewhere, and without max_restarts, it has no effect. A
     failure that repeats itself while the note stays the same ends the job.
@@ -46,28 +45,15 @@ def saved(note: Any) -> None:
         raise UsageError(f"saved: the note must be what JSON can hold: {error}") from None
 
 
-def run(
-    start: Callable[[dict[str, str], Hosts], tuple[Verdict, str]], find_hosts: Callable[[], Hosts], max_restarts: int
-) -> int:
+def run(start: Callable[[dict[str, str]], tuple[Verdict, str]], max_restarts: int) -> int:
     """Runs the job, and again after failures; returns the status of the last start.
 
-    Args:
-        start: runs it once, given more of its environment, and the hosts; returns how it ended, and what it has saved.
-        find_hosts: asked before each start; after the first one, those that cannot be used are left out.
+    Args: start: runs it once, given more of its environment; returns how it ended, and what it has saved.
     """
     last, note, restart = ("", ""), "null", 0
     while True:
-        restart += 1
-        more, hosts = {_RESTARTS: str(restart - 1), _SAVED: note}, find_hosts()
-        try:
-            verdict, saved = start(more, hosts)
-        except HostError as error:
-            if restart == 1 or not (hosts := hosts.without(set(error.hosts))).slots:
-                raise
-            for name, what in error.hosts.items():
-                print_line(f"mpi_util: restarting without host {name}: {what}")
-            verdict, saved = start(more, hosts)
-        note = saved or note
+        verdict, saved = start({RESTARTS: str(restart), _SAVED: note})
+        note, restart = saved or note, restart + 1
         then = ""
         if verdict.cause and max_restarts:
             then = f"; restart {restart} of {max_restarts}"

@@ -14,8 +14,9 @@ from machines import Machines
 from training import EPISODES
 
 from mpi_util import HostError, LaunchError, usable_cores
-from mpi_util.cluster import hosts as launch_hosts
 from mpi_util.cluster.hosts import Hosts, find
+from mpi_util.cluster.remote import is_here
+from mpi_util.launch.api import hosts_module
 
 TWO = {"hosts": "h1:2,h2:2"}
 KNOWN_S, GONE_S = 10, 10  # until a host that vanishes is known, and until nothing is left
@@ -272,7 +273,7 @@ def test_hosts_that_cannot_be_used_have_a_line_each(machines, mpi, tmp_path):
     ],
 )
 def test_where_ranks_are(slots, n, expected):
-    assert Hosts(slots).places(n) == expected
+    assert Hosts(slots).ranks_by_host(n) == expected
 
 
 def test_which_hosts(tmp_path, monkeypatch):
@@ -283,8 +284,10 @@ def test_which_hosts(tmp_path, monkeypatch):
     assert find("a:2, b", None).slots == {"a": 2, "b": 1}
     monkeypatch.setenv("MPI_UTIL_HOSTS", "c:3")
     assert find(None, None).slots == {"c": 3} and find("a", None).slots == {"a": 1}
-    assert not find(None, None, nested=True).slots
+    assert hosts_module(None, None) and not hosts_module(None, None, nested=True)
+    assert hosts_module("a", None, nested=True)
     monkeypatch.setenv("MPI_UTIL_HOSTS", "")
+    assert not hosts_module(None, None)
     assert not find(None, None).slots
     for wrong in ("h1:0", "h1:x", "h1 slots=x", "h1;h2", ":3", ""):
         with pytest.raises(LaunchError, match="is no host"):
@@ -306,7 +309,8 @@ def test_the_hosts_of_a_slurm_allocation(tmp_path, monkeypatch):
     allocation = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),1", "SLURM_JOB_NUM_NODES": "3"}
     for name, value in allocation.items():
         monkeypatch.setenv(name, value)
+    assert hosts_module(None, None) and not hosts_module(None, None, nested=True)
     assert find(None, None).slots == {"n1": 4, "n2": 4, "n3": 1} and find(None, None).shell[0] == "srun"
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     assert not find(None, None).slots
-    assert launch_hosts.is_here("localhost") and not launch_hosts.is_here("n1")
+    assert is_here("localhost") and not is_here("n1")

@@ -21,7 +21,7 @@ from launching import CLEAN_ENVIRONMENT, LAUNCHER_VARIABLES, TIMEOUT_S
 
 from mpi_util.errors import LaunchError, UsageError
 from mpi_util.host import cores, reap
-from mpi_util.launch import fork, launcher
+from mpi_util.launch import api, fork, launcher
 from mpi_util.launch.banners import BannerFilter
 from mpi_util.launch.supervise import Job
 from mpi_util.launch.verdict import Evidence, failed_record, judge
@@ -494,7 +494,7 @@ def test_reader_of_the_output_goes_away(python):
 @pytest.mark.parametrize("n", [0, -1, 2.0, "2", True])
 def test_a_count_that_is_none(n):
     with pytest.raises(UsageError, match="whole number of at least 1"):
-        fork.mpi_fork(n)
+        api.start_ranks(n)
 
 
 def test_no_mpi_library(python):
@@ -513,7 +513,7 @@ def test_no_mpi4py(python, tmp_path):
 @pytest.mark.slow
 def test_program_from_stdin(python):
     root = str(PROGRAM.parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch.fork import mpi_fork; mpi_fork(2)"
+    code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch.api import start_ranks; start_ranks(2)"
     for arguments in ([], ["-"]):
         ended = subprocess.run(
             [python, *arguments], input=code, env=CLEAN_ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
