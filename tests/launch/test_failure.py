@@ -89,7 +89,7 @@ sys.exit(3)
     assert done.status == 3 and done.err == "once in each\n" * 2
 
 
-@pytest.mark.slow_if(method="spawn")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_that_a_rank_starts_are_no_ranks(run_ranks, method):
     """They run the program's top level again, and its mpi_fork with it."""
@@ -213,7 +213,7 @@ def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
     assert "this process has started the ranks, which have ended, and has nothing to compute; write `if" in done.err
 
 
-@pytest.mark.slow_if(who=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 2])
 def test_any_rank_may_be_killed(run_ranks, who):
     finished = run_ranks("fail.py", 3, who, "kill", timeout=SOON_S, status=137)
@@ -559,7 +559,7 @@ def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):
     assert ((tmp_path / "in a circle").read_text(), (tmp_path / "global").read_text()) == ("a", "b")
 
 
-@pytest.mark.slow_if(interrupted=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted", [0, 1])
 def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, interrupted, mpi):
     program = tmp_path / "program.py"
@@ -581,7 +581,7 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, int
     assert "KeyboardInterrupt" in done.out and (interrupted == 0 or len(sums) == 7), done.out
 
 
-@pytest.mark.slow_if(n=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "slow"), [(2, 0), (3, 2)])
 def test_a_message_that_came_at_the_end_of_the_last_round_is_about_this_one(tmp_path, n, slow, mpi):
     """A rank that is interrupted while it waits on the barrier page may receive what is sent in the next call."""

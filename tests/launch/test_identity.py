@@ -44,7 +44,7 @@ def test_the_launcher_of_another_mpi(mpi, program):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow_if(outer="hand")
+@pytest.mark.slow
 @pytest.mark.parametrize("fork", ["os.fork()", "mp.get_context('fork').Process(target=show).start()"])
 @pytest.mark.parametrize("outer", ["fork", "hand"])
 def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer, fork):
@@ -123,7 +123,7 @@ def test_variables_that_a_launcher_has_left(mpi, left, program):
         assert not [name for name in variables if name.endswith(("_RANK", "_SIZE"))]
 
 
-@pytest.mark.slow_if(left=["no socket", "no PMI_FD"])
+@pytest.mark.slow
 @pytest.mark.parametrize("left", LEFT)
 def test_a_launcher_in_a_shell_with_variables_of_another_one(mpi, left):
     """Those that its own ranks do not overwrite stay, but are not of a launcher that can be reached."""
@@ -188,7 +188,7 @@ COMM_WORLD.Barrier()
     assert sorted(out.splitlines()) == [f"{rank} {size} {size}" for rank in range(size)]
 
 
-@pytest.mark.slow_if(outer="mpi4py")
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
 def test_a_rank_may_start_a_launcher_by_hand(mpi, outer):
     """Its ranks have what the outer launcher has set for the outer rank too."""

@@ -425,7 +425,7 @@ def test_ctrl_c_while_the_launcher_is_looked_for_is_one_line():
     assert (done.status, done.out, done.err) == (130, "", "mpi_util: interrupted (Ctrl-C)\n")
 
 
-@pytest.mark.slow_if(ends="by a second signal")
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["in order", "by a second signal"])
 def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, ends):
     run = Run(python, 2, "flood", tmp_path / "signalled")

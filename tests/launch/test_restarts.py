@@ -127,7 +127,7 @@ def victim(token, who):
     return random.choice(ranks) if who == "rank" else ranks[0].parent()
 
 
-@pytest.mark.slow_unless(n=3, who="rank")
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["rank", "launcher"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_train_goes_on_to_the_same_bits(undisturbed, tmp_path, n, who, mpi):

@@ -145,7 +145,7 @@ def test_an_evaluator_that_is_killed_is_started_again(tmp_path, started, mpi, n)
     assert max(evaluated(tmp_path / "run")) == 15 and ends(evaluator)
 
 
-@pytest.mark.slow_unless(signum=signal.SIGTERM)
+@pytest.mark.slow
 @pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_what_was_under_evaluation_is_evaluated_on_resume(tmp_path, started, waiting, signum, status):
     process = started("--nprocs", 2, "--save_every", 0)

@@ -283,7 +283,7 @@ def test_an_exception_names_rank_phase_and_episode(tmp_path):
     assert "(phase rollout, episode " in done.err
 
 
-@pytest.mark.slow_if(broken=["step ValueError", "reset FloatingPointError"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken, n, more",
     [
@@ -325,7 +325,7 @@ def __getattr__(name):
 """
 
 
-@pytest.mark.slow_if(signum=signal.SIGTERM)
+@pytest.mark.slow
 @pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("in_rank", [False, True])
 def test_a_signal_during_the_imports(tmp_path, in_rank, signum, status):

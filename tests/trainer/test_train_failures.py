@@ -108,7 +108,7 @@ def test_an_environment_that_fails_is_made_again(tmp_path, way, n):
     assert expected == found, [name for name, bits in expected[2].items() if found[2].get(name) != bits]
 
 
-@pytest.mark.slow_if(way=[EPISODES])
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [EPISODES, SEGMENTS], ids=["episodes", "segments"])
 def test_an_episode_that_fails_three_times_in_a_row_ends_the_run(tmp_path, way):
     arguments = ["tests.envs:Broken-v0", *way, "--on_env_error", "restart", "--run_dir", tmp_path / "run"]
