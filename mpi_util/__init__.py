@@ -44,6 +44,7 @@ from .errors import (
 from .host.cores import usable_cores
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
+from .ranks.records import saved
 from .ranks.seeding import rank_seed, set_global_seeds, stream
 from .ranks.watchdog import watchdog
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork, nslots
-    from .launch.restarts import saved
     from .ranks.signals import StopRequest
     from .ranks.tensorflow_setup import setup_tensorflow_for_mpi
 
@@ -78,8 +78,8 @@ if "tensorflow" in sys.modules:  # else a star import would load it
 _READ = {
     "rank": "ranks.identity",
     "nworkers": "ranks.identity",
-    "restarts": "launch.restarts",
-    "last_saved": "launch.restarts",
+    "restarts": "ranks.records",
+    "last_saved": "ranks.records",
     "tf_config": "ranks.tensorflow_setup",
 }
 # Loaded when they are first read, because not every rank needs them.
@@ -90,7 +90,6 @@ _LOADED = {
     "merge_moments": "collectives.moments",
     "mpi_fork": "launch.api",
     "nslots": "launch.api",
-    "saved": "launch.restarts",
     "setup_tensorflow_for_mpi": "ranks.tensorflow_setup",
 } | dict.fromkeys(("accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"), "compat_2017")
 

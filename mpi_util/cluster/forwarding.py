@@ -74,7 +74,7 @@ def _raise_report(channel: "ClusterChannel") -> None:
                 raise payload[1]
             if kind == LEAVE and payload[0]:
                 messages.ended[source] = payload
-                raise messages.left_error(process.of(failure.Rank).call, source)
+                raise messages.left_error(process.of(failure.FailureState).call, source)
 
 
 def broadcast(channel: "ClusterChannel", block: np.ndarray) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import HostError, LaunchError
-from ..launch.restarts import RESTARTS
 from ..launch.verdict import Death
 from ..ranks.failure import print_line
+from ..ranks.records import RESTARTS
 from .monitor import ClusterMonitor
 
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::(\d+)|\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?")

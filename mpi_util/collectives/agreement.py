@@ -45,7 +45,7 @@ class Agreement:
         self.whole = everyone is None or size == everyone.Get_size()
         # in a process that was forked from this one `enter` raises an error, and in one that was started by a rank
         self._pid = os.getpid() if size > 1 else 0
-        self._failure = process.of(failure.Rank)
+        self._failure = process.of(failure.FailureState)
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""

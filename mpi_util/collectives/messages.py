@@ -146,7 +146,7 @@ class Messages:
     def left_error(self, op: str, source: int) -> RankLeftError:
         """That this rank waits for one that has ended."""
         status, reason, _ = self.ended[source]
-        text = f" with status {status}{f' ({reason})' if reason else ''}" if status else ""
+        text = f" with status {status}" * bool(status) + f" ({reason})" * bool(reason)
         error = RankLeftError(f"{op}: rank {source} has ended{text} while rank {self.rank} waits for it")
         # that it has ended, and why, is reported by mpi_fork's parent if there is one
         error.silent, error.status = self.rank > 0 or (status > 0 and JOB_VARIABLE in os.environ), status or 1

@@ -38,7 +38,7 @@ def _find_or_open(comm: Comm) -> Channel:
         return kept.alone
     from mpi4py import MPI
 
-    process.of(failure.Rank).leave = _leave_all
+    process.of(failure.FailureState).leave = _leave_all
     if comm == MPI.COMM_WORLD:
         if kept.world is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import functools
 import os
+import re
 import resource
 import shutil
 import stat
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
+from ..ranks import runner
 from ..ranks.identity import RANK_PID, Role, check_tasks, is_multiprocess
 from ..ranks.state import process
 from ..ranks.threads import environment as threads_environment
@@ -27,11 +29,6 @@ from .supervise import Job
 from .verdict import Verdict
 
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
-# The ranks' command begins with it: so the parent knows of a rank that ends before it comes to mpi_fork.
-_NOTE_PID = """
-{ echo "{\\"pid\\": $$}" >"$MPI_UTIL_JOB/rank-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${PMIX_RANK:-0}}}"; } 2>/dev/null
-exec "$@"
-"""
 
 
 def start(
@@ -61,7 +58,7 @@ def start(
         raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")
     if depth > 1:
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
-    program = ["/bin/sh", "-c", _NOTE_PID, "sh", sys.executable, *_own_arguments()]
+    program = _command_of_rank()
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
     stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
@@ -100,23 +97,43 @@ def _allow_files(n: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _own_arguments() -> list[str]:
-    """What follows the interpreter on our command line: its flags, the script or -m or -c, the arguments."""
+def _command_of_rank() -> list[str]:
+    """Our own command line once more, with runner.py between the interpreter's flags and the program."""
     in_ipython = hasattr(builtins, "__IPYTHON__")
     script = getattr(sys.modules["__main__"], "__file__", None) if in_ipython else None
     if script and os.path.abspath(sys.argv[0]) == os.path.abspath(script):  # %run, in a notebook too
-        return list(sys.argv)
+        return [sys.executable, runner.__file__, *sys.argv]
     if in_ipython or hasattr(sys, "ps1") or not sys.executable or sys.argv[0] in ("", "-"):
         raise LaunchError(
             "mpi_fork starts the program again, so it needs a script (or -m, -c): save it to a file; in a notebook "
             "begin its cell with %%writefile program.py, then %run program.py"
         )
-    arguments, path = sys.orig_argv[1:], _script()
-    place = len(arguments) - len(sys.argv)  # of the script, unless the program has changed its own arguments
-    own = place >= 0 and arguments[place + 1 :] == sys.argv[1:]
-    if own and os.path.basename(arguments[place]) == os.path.basename(path):  # not so with -m, -c, or a folder
-        arguments[place] = _found_from_here(arguments[place], path)
-    return arguments
+    flags, program = _split(sys.orig_argv[1:])
+    if os.path.basename(program[0]) == os.path.basename(_script()):  # not so with -m, -c, or a folder
+        program[0] = _found_from_here(program[0], _script())
+    return [sys.executable, *flags, runner.__file__, *program]
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(flags of the interpreter, program with its arguments): `-uBm module` is `-uB` and `-m module`."""
+    flags, rest = list[str](), [*arguments]
+    while rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        with_value = None if option.startswith("--") else re.search("[cmWX]", option)  # attached, or the next argument
+        if option == "--check-hash-based-pycs":
+            flags += [option, rest.pop(0)]
+        elif with_value is None:
+            flags.append(option)
+        else:
+            at = with_value.start()
+            flags += [option[:at]] * (at > 1)
+            named = ["-" + option[at], option[at + 1 :] or rest.pop(0)]
+            if option[at] in "cm":
+                return flags, [*named, *rest]
+            flags += named
+    return flags, rest
 
 
 def _found_from_here(script: str, path: str) -> str:

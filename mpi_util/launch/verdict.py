@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..host.reap import read_record
+from ..ranks.records import Failure
 
 # What launchers and MPI libraries print about a rank (MPICH 5.0, Open MPI 5.0). An error within MPI is reported by its
 # text: its status is the low byte of one of MPI's error codes, which may be 143, as after SIGTERM.
@@ -33,18 +34,6 @@ _CUT_OFF, _CUT_OFF_CODE = "*** An error occurred in Socket closed", 14
 # statuses after which the job is not started again: a usage error, SIGHUP, SIGINT, SIGTERM
 _FINAL = (2, 129, 130, 143)
 _HELPER = "a helper process of the launcher"
-
-
-class Failure(NamedTuple):
-    """Why a rank ends, as it records it in failed-<k> before it does, or as the parent finds out."""
-
-    status: int = 1  # with which it ends; negative: a signal; 0: without MPI_Finalize
-    reason: str = ""  # in one line
-    place: str = ""  # in the program: error, line and phase, the same where the failure is the same
-    reported: bool = False  # the rank has printed the reason, in a line of its own
-    in_order: bool = False  # all ranks have agreed to end with it, and need no help
-    time: float = math.inf  # of time.time()
-    who: str = ""
 
 
 class Death(NamedTuple):

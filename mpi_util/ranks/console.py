@@ -8,7 +8,7 @@ from typing import Any
 
 from . import failure
 from .identity import nworkers, rank
-from .state import process
+from .state import state
 
 
 class _Printed(set[str]):
@@ -23,7 +23,7 @@ def print0(*args: Any, **kwargs: Any) -> None:
 
 def print0_once(text: str) -> None:
     """Prints a line on rank 0, to stderr, the first time that it is given."""
-    printed = process.of(_Printed)
+    printed = state(_Printed)
     if rank() == 0 and text not in printed:
         printed.add(text)
         print(text, file=sys.stderr, flush=True)
@@ -47,7 +47,7 @@ def steps_sec(n_steps: int) -> float:
 
     Args: n_steps: steps made since the last call (since the import, at the first).
     """
-    now, last = time.perf_counter(), process.of(_Last)
+    now, last = time.perf_counter(), state(_Last)
     rate = n_steps / max(now - last.steps_at, 1e-9)
     last.steps_at, last.steps = now, last.steps + n_steps
     print0(f"{rate:.0f} steps/s, {last.steps} steps in all")
@@ -59,7 +59,7 @@ def timeit(label: str) -> float:
 
     Args: label: printed too; one of dashes alone, as at the end of a loop: since the last such line.
     """
-    now, last = time.perf_counter(), process.of(_Last)
+    now, last = time.perf_counter(), state(_Last)
     elapsed, last.timed_at = now - last.timed_at, now
     if label and not label.strip("-"):
         elapsed, last.looped_at = now - last.looped_at, now

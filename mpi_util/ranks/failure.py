@@ -1,22 +1,22 @@
-"""How ranks fail: one report, all stop at once, no rank is left waiting.
+"""How a rank fails, in the rank's process: one report, all ranks stop at once, no rank is left waiting.
 
 `install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an uncaught
 exception ends the whole job, so does an exit with a non-zero status, and a rank whose launcher dies dies too.
+
+An exception that nobody catches reaches sys.excepthook, or threading.excepthook. The status of `sys.exit(3)` reaches
+runner.py, in ranks that mpi_fork has started; under a plain mpiexec only the launcher learns it: there the other ranks
+hear that this one has ended, and RankLeftError ends those that wait for it.
 """
 
 import atexit
 import contextlib
 import ctypes
 import fcntl
-import gc
 import io
-import json
 import os
 import re
 import signal
-import stat
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -26,9 +26,10 @@ from typing import Any, NoReturn
 
 from ..errors import MpiUtilError, UsageError, first_line
 from ..host import reap
-from ..launch.verdict import Failure
+from . import runner
 from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
-from .state import process
+from .records import Failure, write_record
+from .state import process, state
 
 _FIRST_REPORT_S = 1.0  # ranks that share an error wait this long for rank 0 to print it and to end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
@@ -40,25 +41,35 @@ _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a
 SAME_SIGNAL_S = 0.3
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
+_UNKNOWN_STATUS = "only its launcher knows with which status"
 _REPORTING = threading.RLock()  # of threads that fail together: `_traced` takes the place of stderr
 # this package, and those beside it whose names begin with its
 OURS = re.compile(rf"{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/")
 _STDLIB = os.path.dirname(os.__file__)  # its own modules, such as functools; site-packages is below it
 
 
-class Rank:
-    """What this process is doing, for the report when it fails."""
+class FailureState:
+    """What this process does, for the report when it fails.
 
-    pid = 0  # until `install`
-    is_fork = False  # of a rank: the rest is about that rank
-    call = ""  # the collective call that it is in
-    end = Failure(0)  # with which the interpreter ends
-    on_phase: Callable[[], None] | None = None  # called when `where` has changed
-    # how the ranks end together: (status, reason, seconds to wait) -> whether all of them do
+    Attributes:
+        pid: of the rank; 0 until `install`.
+        is_fork: this process was forked by a rank; the rest is about the rank.
+        call: the collective call that it is in.
+        where: the phase that it is in, and the phase's details.
+        end: how the program ended, by runner.py; None: nothing is known.
+        on_phase: called when `where` has changed.
+        leave: how all ranks end together: (status, reason, seconds to wait) -> whether all of them do.
+    """
+
+    pid = 0
+    is_fork = False
+    call = ""
+    end: Failure | None = None
+    on_phase: Callable[[], None] | None = None
     leave: Callable[[int, str, float | None], bool] | None = None
 
     def __init__(self) -> None:
-        self.where: dict[str, Any] = {}  # the phase that it is in, and its details
+        self.where: dict[str, Any] = {}
 
     def at(self, where: dict[str, Any]) -> None:
         """It is in this phase now."""
@@ -69,17 +80,18 @@ class Rank:
 
 def install() -> None:
     """Makes failure on this rank the failure of the whole job. Does nothing when called again."""
-    rank = process.of(Rank)
-    if rank.pid or in_child_of_rank():
+    mine = state(FailureState)
+    if mine.pid or in_child_of_rank():
         return
-    rank.pid = os.getpid()
-    os.register_at_fork(after_in_child=lambda: setattr(process.of(Rank), "is_fork", True))
+    mine.pid = os.getpid()
+    os.register_at_fork(after_in_child=lambda: setattr(state(FailureState), "is_fork", True))
     process.set(sys, "excepthook", _report_and_stop)
     process.set(threading, "excepthook", lambda args: _report_and_stop(*args[:3]))
-    _note_exit_status()
+    if runs := sys.modules.get(runner.NAME):
+        process.set(runs, "on_end", _note_end)
     atexit.register(_end_together)
     process.undo.callback(atexit.unregister, _end_together)
-    if under_launcher() or process.of(Role).job:
+    if under_launcher() or state(Role).job:
         process.set_environment({RANK_PID: str(os.getpid())})
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
         die_with_parent()
@@ -90,26 +102,26 @@ def enter(op: str) -> None:
     """Notes the collective call that this rank is in. UsageError in a process that a rank has started."""
     if in_child_of_rank() and under_launcher():
         raise UsageError(
-            f"{op}: this process was forked by rank {process.of(Role).rank}, or started by its multiprocessing, and is "
+            f"{op}: this process was forked by rank {state(Role).rank}, or started by its multiprocessing, and is "
             "no rank itself: it cannot take part in collective calls; let the rank make them"
         )
-    process.of(Rank).call = op
+    state(FailureState).call = op
 
 
 @contextlib.contextmanager
 def during(phase: str, **details: Any) -> Iterator[None]:
     """Names what the rank is doing, e.g. `during("rollout", episode=17)`, for the report of an exception inside."""
-    rank = process.of(Rank)
-    before = rank.where
-    rank.at(before | {"phase": phase, **details})
+    mine = state(FailureState)
+    before = mine.where
+    mine.at(before | {"phase": phase, **details})
     try:
         yield
     except BaseException as error:
         if not hasattr(error, _WHERE):
-            setattr(error, _WHERE, rank.where)  # when it is reported, this block has been left
+            setattr(error, _WHERE, mine.where)  # when it is reported, this block has been left
         raise
     finally:
-        rank.at(before)
+        mine.at(before)
 
 
 def stop_all(failure: Failure) -> NoReturn:
@@ -133,7 +145,7 @@ def fail(line: str, status: int = 1) -> NoReturn:
 def _report(text: str) -> None:
     """Prints what ends the job. Where several ranks fail, the first report is the only one."""
     try:
-        if job := process.of(Role).job:
+        if job := state(Role).job:
             open(os.path.join(job, "reported"), "x").close()
     except FileExistsError:
         time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
@@ -151,36 +163,38 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
 
 
 def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    rank, known = process.of(Rank), isinstance(error, MpiUtilError)
-    status = 130 if kind is KeyboardInterrupt else error.status if isinstance(error, MpiUtilError) else 1
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main:
-        rank.end = Failure(status)  # if what follows fails, the interpreter's end ends the job
-    number = process.of(Role).rank
+    is_fork, number = state(FailureState).is_fork, state(Role).rank
     tag = f"rank {number}" if under_launcher() else "mpi_util"
-    tag = f"process {os.getpid()}, forked by rank {number}" if rank.is_fork else tag
-    where = _named(getattr(error, _WHERE, rank.where))
+    tag = f"process {os.getpid()}, forked by rank {number}" if is_fork else tag
     if kind is KeyboardInterrupt:
         text = f"{tag}: interrupted (Ctrl-C)"
-    elif known:
-        text = f"{tag}: {_place(trace)}{kind.__name__}: {error}"
+    elif isinstance(error, MpiUtilError):
+        text = f"{tag}: {_line_of(trace)}{kind.__name__}: {error}"
     else:
+        where = _named(getattr(error, _WHERE, state(FailureState).where))
         traced = _traced(kind, error, trace).rstrip()
         text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced}"
-    if rank.is_fork:
+    if is_fork:
         return print_line(_shorten(text, _LONGEST_REPORT))
+    failure = _failure_of(error)
     if getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
-        known = False  # it has not: the parent says why
+        failure = failure._replace(reported=False)  # it has not: the parent says why
     else:
         _report(text)
-    place = f"{kind.__name__} {_place(trace)}{_phase(error)}"
-    failure = Failure(status, describe(error), place, reported=known)
     if under_launcher():
         stop_all(failure)
     _record(failure)
-    if in_main:
-        raise SystemExit(status)  # from an excepthook: what the process ends with; else it would be 1
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(failure.status)  # from an excepthook: what the process ends with; else it would be 1
+
+
+def _failure_of(error: BaseException) -> Failure:
+    """How a program ends that does not catch this error."""
+    known = isinstance(error, MpiUtilError)
+    status = 130 if isinstance(error, KeyboardInterrupt) else error.status if isinstance(error, MpiUtilError) else 1
+    place = f"{type(error).__name__} {_line_of(error.__traceback__)}{_phase(error)}"
+    return Failure(status, describe(error), place, reported=known)
 
 
 def _traced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
@@ -199,7 +213,7 @@ def _named(where: dict[str, Any]) -> str:
 
 def _phase(error: BaseException) -> str:
     """Where it was raised, without the details: an episode's number differs from one failure to the next."""
-    return str(getattr(error, _WHERE, process.of(Rank).where).get("phase", ""))
+    return str(getattr(error, _WHERE, state(FailureState).where).get("phase", ""))
 
 
 def describe(error: BaseException) -> str:
@@ -225,7 +239,7 @@ def call_site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def _place(trace: TracebackType | None) -> str:
+def _line_of(trace: TracebackType | None) -> str:
     """`file:line: ` of the innermost line that is neither ours nor the standard library's: where the call was made."""
     files = ((f, f.filename) for f in traceback.extract_tb(trace))
     frames = [f for f, name in files if not OURS.match(name) and os.path.dirname(name) != _STDLIB]
@@ -247,74 +261,64 @@ def _flush() -> None:
             stream.flush()
 
 
-def _note_exit_status() -> None:
-    """Has the status noted with which the interpreter ends: of sys.exit, exit() and `raise SystemExit(4)`.
+def _note_end(error: BaseException) -> None:
+    """Called by runner.py with what ends the program."""
+    state(FailureState).end = _exit_of(error) if isinstance(error, SystemExit) else _failure_of(error)
 
-    When atexit functions run, the SystemExit is gone, and its status is a C variable of the interpreter. But if nothing
-    has caught it, the interpreter reads its attribute `code`, while no Python function is running below. (Before Python
-    3.12 that of sys.exit had none, if nothing had caught it.)
-    """
-    members, rank = gc.get_referents(SystemExit.__dict__)[0], process.of(Rank)  # a built-in class takes no new ones
-    original = members["code"]
 
-    def code(error: SystemExit) -> Any:
-        code = original.__get__(error)
-        if sys._getframe().f_back is None:
-            text = code is not None and not isinstance(code, int)
-            said = [describe(error).removeprefix("SystemExit: ")] if text else []
-            where = _named(getattr(error, _WHERE, {}))
-            reason = "; ".join(filter(None, (*said, where)))
-            rank.end = Failure(1 if text else (code or 0) & 0xFF, reason, _phase(error))
-        return code
+def _exit_of(error: SystemExit) -> Failure:
+    code, text = error.code, error.code is not None and not isinstance(error.code, int)
+    said = [describe(error).removeprefix("SystemExit: ")] if text else []
+    reason = "; ".join(filter(None, (*said, _named(getattr(error, _WHERE, {})))))
+    status = 1 if text else int(code or 0) & 0xFF
+    return Failure(status, reason, _phase(error)) if status else Failure(0)
 
-    def exit(status: Any = None, /) -> NoReturn:
-        raise SystemExit(status)
 
-    def replace(member: Any) -> None:
-        members["code"] = member
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-
-    process.set(sys, "exit", exit)
-    replace(property(code, original.__set__))
-    process.undo.callback(replace, original)
+def _end() -> Failure:
+    """How the program has ended: by runner.py, or as far as the interpreter tells atexit functions of it."""
+    if runner.NAME in sys.modules:
+        return state(FailureState).end or Failure(0)
+    if error := getattr(sys, "last_value", None):  # an uncaught exception, whatever hook the program has set
+        return _failure_of(error)
+    return Failure(0, _UNKNOWN_STATUS if under_launcher() else "")
 
 
 def _end_together() -> None:
-    """At exit: all ranks end in order, or, if this one has a non-zero status and others work on, none does."""
-    rank, mpi = process.of(Rank), _running_mpi()
-    if rank.is_fork and not mpi:
+    """At exit: all ranks end in order; or, if this one has a non-zero status and others work on, the job is aborted."""
+    mine, mpi, end, several = state(FailureState), _running_mpi(), _end(), under_launcher()
+    if mine.is_fork:
+        if mpi:  # MPI_Finalize, which mpi4py calls, would wait for ever: it is the rank's
+            _flush()
+            os._exit(end.status)
         return
-    _write_open_files()
-    end, together = rank.end, not under_launcher()
-    if rank.is_fork:
-        _flush()
-        os._exit(end.status)  # MPI, which is the rank's, would wait for ever for its end
-    gc.freeze()  # the interpreter's last collections take 0.7 s of processor time after `import tensorflow`
     _record_end()
+    together = not several
     if mpi:
-        if end.status:
+        if end.status and several:
             _record(end)
-        together = rank.leave is not None and rank.leave(end.status, end.reason, _LEAVE_S if end.status else None)
-    if end.status and not together:
-        stop_all(end)
+        together = mine.leave is not None and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
+    if end.status and (together or not several):
+        _record(end._replace(in_order=True), again=several)
     elif end.status:
-        _record(end._replace(in_order=True), again=mpi is not None)
+        _record(end)
+        _abort_at_the_end(end.status)
+
+
+def _abort_at_the_end(status: int) -> None:
+    """Has mpi4py abort the job when the interpreter has ended the program in order: its files are written by then."""
+    if mpi := _running_mpi():
+        from mpi4py.run import set_abort_status
+
+        _flush()
+        time.sleep(_LAST_WORDS_S)
+        set_abort_status(status) if mpi.COMM_WORLD.size > 1 else None
 
 
 def _record(failure: Failure, again: bool = False) -> None:
     """For the launcher's parent. The first reason that a rank gives is the cause; what follows from it is not."""
-    role = process.of(Role)
+    role = state(Role)
     if again or not os.path.exists(os.path.join(role.job, f"failed-{role.rank}")):
         write_record("failed", failure._replace(time=time.time())._asdict())
-
-
-def _write_open_files() -> None:
-    """Writes what is in the buffers of files that the program has not closed, as the last garbage collection would."""
-    for each in gc.get_objects():
-        if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-            with contextlib.suppress(OSError, ValueError):
-                if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe's reader may stall
-                    each.flush()
 
 
 def _running_mpi() -> Any:
@@ -333,7 +337,7 @@ def _register() -> None:
     """Records this rank's pid for the launcher's parent, and opens the FIFO whose closing shows that the rank ended."""
     write_record("rank", {"pid": os.getpid(), "shm": []})
     with contextlib.suppress(OSError):
-        path = os.path.join(process.of(Role).job, f"alive-{process.of(Role).rank}")
+        path = os.path.join(state(Role).job, f"alive-{state(Role).rank}")
         fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
         # whose closing hydra kills the other ranks, or it is not clear which one died first.
@@ -356,13 +360,3 @@ def register_mpi() -> None:
 def _record_end(*_: Any) -> None:
     """This rank ends in order: its death is not to be taken for a failure."""
     write_record("ended", {})
-
-
-def write_record(kind: str, content: Any) -> None:
-    """Writes a small file, whole or not at all, into the folder that the launcher's parent watches, if there is one."""
-    role = process.of(Role)
-    with contextlib.suppress(OSError):
-        if role.job:
-            with tempfile.NamedTemporaryFile("w", dir=role.job, prefix=".", delete=False) as file:
-                json.dump(content, file)
-            os.replace(file.name, os.path.join(role.job, f"{kind}-{role.rank}"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import LaunchError
 from ..host.reap import JOB_VARIABLE, STAT_PARENT, name_of, stat_field
-from .state import process
+from .state import state
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -160,13 +160,13 @@ def world() -> Comm:
 
 def rank() -> int:
     """This process's rank in the world; 0 in a single process, and in mpi_fork's parent. Does not start MPI."""
-    role = process.of(Role)
+    role = state(Role)
     return role.rank if role.launcher else (comm.Get_rank() if (comm := world()) else 0)
 
 
 def nworkers() -> int:
     """Number of ranks in the world; 1 in a single process. Does not start MPI."""
-    role = process.of(Role)
+    role = state(Role)
     return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 
@@ -177,14 +177,14 @@ def local_size() -> int:
 
 def check_variables() -> None:
     """Raises LaunchError where what the environment says of this process's rank makes no sense."""
-    if error := process.of(Role).error:
+    if error := state(Role).error:
         raise error
 
 
 def check_no_parent() -> None:
     """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
     check_variables()
-    if process.of(Role).is_parent:
+    if state(Role).is_parent:
         raise LaunchError(
             "this process has started the ranks, which have ended, and has nothing to compute; "
             "write `if mpi_fork(n) == 'parent': sys.exit()`"
@@ -200,7 +200,7 @@ def check_launcher(library: str, size: int = 0) -> None:
     Args:
         library: version of the MPI library. size: of the world; 0: MPI has not started.
     """
-    role = process.of(Role)
+    role = state(Role)
     fits = ("Open MPI" in library) == ("Open MPI" in role.launcher) or role.launcher == "srun"
     if "MPICH configure:" in library and "pmix" not in library:  # its MPI_Init would end the process
         fits = fits and role.variable != "PMIX_RANK"
@@ -245,12 +245,12 @@ def check_tasks(library: Callable[[], str]) -> None:
 
 def under_launcher() -> bool:
     """True in a rank that an MPI launcher has started with others. A batch shell of Slurm is none."""
-    return bool(process.of(Role).launcher)
+    return bool(state(Role).launcher)
 
 
 def in_child_of_rank() -> bool:
     """True in a process that a rank has forked, or started by multiprocessing: it belongs to the rank, and is none."""
-    role = process.of(Role)
+    role = state(Role)
     return bool(role.launcher or role.job) and role.owner != os.getpid()
 
 

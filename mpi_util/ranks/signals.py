@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from ..launch.verdict import Failure
 from .failure import SAME_SIGNAL_S, stop_all
 from .identity import rank
+from .records import Failure
 
 
 class StopRequest:

@@ -1,4 +1,4 @@
-"""What belongs to this process as a whole: the state of each module, and what was changed in the interpreter."""
+"""What belongs to one process as a whole, of any kind: the state of each module, and what was changed in Python."""
 
 import contextlib
 import os
@@ -10,10 +10,10 @@ State = TypeVar("State")
 
 
 class States:
-    """Objects by their class, each made when it is first asked for.
+    """Objects by their class, each made when it is first asked for: a service locator.
 
-    So a module keeps what belongs to the process, or to one communicator, in a class of its own, and the owner need not
-    know the module.
+    A module keeps what belongs to the process, or to one communicator, in a class of its own. The owner need not know
+    the module, and a test forgets the state of all modules in one call.
     """
 
     def __init__(self, *arguments: Any):
@@ -31,9 +31,9 @@ class States:
 
     def close(self) -> None:
         """Closes those that can be closed, and forgets all."""
-        for state in self._made.values():
-            if hasattr(state, "close"):
-                state.close()
+        for made in self._made.values():
+            if hasattr(made, "close"):
+                made.close()
         self._made.clear()
 
 
@@ -76,3 +76,8 @@ def open_standard_streams() -> None:
 
 
 process = Process()
+
+
+def state(kind: Callable[..., State]) -> State:
+    """This process's one `kind`, made at the first call: the service locator through which modules keep their state."""
+    return process.of(kind)

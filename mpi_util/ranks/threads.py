@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from ..host.cores import update_threads, usable_cores
-from .state import process
+from .state import process, state
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -185,22 +185,22 @@ def take_cores(others: Iterable[int]) -> None:
 
 def start(is_root: bool, most: int = 0) -> None:
     """This process becomes a rank: one thread in each pool. Args: most: rank 0's `update_threads`; 0: its own."""
-    process.of(_Threads).start(is_root, most)
+    state(_Threads).start(is_root, most)
 
 
 def alone() -> None:
     """Rank 0 has gathered, the others sleep: all cores."""
-    process.of(_Threads).switch(True)
+    state(_Threads).switch(True)
 
 
 def beside() -> None:
     """Rank 0 works beside the others: one thread."""
-    process.of(_Threads).switch(False)
+    state(_Threads).switch(False)
 
 
 def pools() -> dict[str, int]:
     """The threads of each library that this process has loaded, but for those that the user has set."""
-    return {os.path.basename(path): pool.get() for path, pool in process.of(_Threads).pools.items() if pool.ours}
+    return {os.path.basename(path): pool.get() for path, pool in state(_Threads).pools.items() if pool.ours}
 
 
 def fix_torch(n: int) -> None:

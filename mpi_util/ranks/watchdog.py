@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..host.reap import is_stopped
 from ..host.segments import Ticket, attach
 from . import failure
-from .state import process
+from .state import state
 
 NOTE_BYTES = 1024
 _AFTER_S = 300.0
@@ -53,7 +53,7 @@ def watchdog(seconds: float | None, kill: bool = False) -> None:
     Raises:
         UsageError: `seconds` is not a number of 0 or more.
     """
-    dog = process.of(Watchdog)
+    dog = state(Watchdog)
     dog.after_s = dog.after_s if seconds is None else _checked("watchdog: seconds", seconds)
     dog.kill = kill
 
@@ -81,7 +81,7 @@ class Watchdog:
             self._note["stacks"] = stacks = os.memfd_create("mpi_util stack")
             fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
             faulthandler.register(_SIGNAL, stacks)
-            process.of(failure.Rank).on_phase = self.over
+            state(failure.FailureState).on_phase = self.over
             self.over()
 
     def first_s(self) -> float:
@@ -93,13 +93,13 @@ class Watchdog:
         if waited >= self.after_s:
             self._report(waited)
             return 2 * waited
-        call = process.of(failure.Rank).call
+        call = state(failure.FailureState).call
         self._write(call if call == _END else f"{call} at {failure.call_site()}", time.time() - waited)
         return self.after_s
 
     def over(self) -> None:
         """A wait that was `due` is over, or a phase begins or ends."""
-        where = ", ".join(f"{key} {value}" for key, value in process.of(failure.Rank).where.items())
+        where = ", ".join(f"{key} {value}" for key, value in state(failure.FailureState).where.items())
         self._note["where"] = where[:200] or "outside of `mpi_util.during`"
         self._write("", time.time())
 

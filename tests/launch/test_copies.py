@@ -12,7 +12,7 @@ DELETED = ("cluster", "doctor")
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
-    """A folder with `vendored.mpi_util`, without cluster/ and doctor/, which no installed mpi_util supplies there."""
+    """A folder with `vendored.mpi_util`, without cluster/ and doctor/."""
     there = tmp_path / "vendored" / "mpi_util"
     shutil.copytree(ROOT / "mpi_util", there, ignore=shutil.ignore_patterns("__pycache__", *DELETED))
     (there.parent / "__init__.py").touch()

@@ -70,13 +70,13 @@ from mpi_util.ranks.state import process
 from mpi_util.ranks.console import print0_once
 
 def interpreter():
-    hooks = sys.excepthook, threading.excepthook, sys.exit, SystemExit.__dict__["code"]
-    return *hooks, sys.meta_path[:], dict(os.environ)
+    return sys.excepthook, threading.excepthook, sys.meta_path[:], dict(os.environ)
 
-before = interpreter()
+before, kept = interpreter(), (sys.exit, SystemExit.__dict__["code"])
 for _ in range(2):
     assert mpi_util.mpi_fork(1) == "child" and mpi_util.all_sum(1) == 1
     assert all(new != old for new, old in zip(interpreter(), before))
+    assert kept == (sys.exit, SystemExit.__dict__["code"])
     with mpi_util.during("rollout"):
         assert mpi_util.rank0_bcast_wts({"w": np.ones(3)}) == 1  # the first of a new channel
     print0_once("once in each")

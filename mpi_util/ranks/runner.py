@@ -1,0 +1,126 @@
+"""Runs the program of a rank that mpi_fork has started, in the rank's process, the way `python` runs a program.
+
+    python [flags] runner.py (script | folder | zip | -m module | -c command) [arguments]
+
+An atexit function cannot know the status of `sys.exit(3)`; this file sees it, and calls `on_end`. All else is as if
+the interpreter ran the program itself: `__main__`, sys.argv, sys.path, sys.orig_argv, tracebacks, the order in which
+the process ends. It is a script that imports nothing of this package and nothing that takes time to import.
+"""
+
+import os
+import sys
+from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader  # the interpreter has loaded it
+
+NAME = "_mpi_util_runner"  # of this module in sys.modules while it runs a program
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # in which a launcher numbers its ranks
+
+on_end = None  # what failure.py sets: called with the exception, or SystemExit, that ends the program
+
+
+def write_pid():
+    """Lets mpi_fork's parent know this rank, so that it is missed if it ends before it comes to mpi_fork."""
+    rank = next(filter(None, map(os.environ.get, RANKS)), "0")
+    try:
+        with open(os.path.join(os.environ["MPI_UTIL_JOB"], f"rank-{rank}"), "w") as file:
+            file.write(f'{{"pid": {os.getpid()}}}')
+    except (OSError, KeyError):
+        return  # the job's folder has gone
+
+
+def become_program():
+    """Makes `__main__`, sys.argv and sys.orig_argv those of the program. Returns what to run: (option or "", what)."""
+    del sys.orig_argv[-len(sys.argv)], sys.argv[0]
+    option = sys.argv[0] if sys.argv[0] in ("-m", "-c") else ""
+    main = type(sys)("__main__")
+    given = {name: value for name, value in globals().items() if name.startswith("__")}  # differs between versions
+    vars(main).update(given, __doc__=None, __loader__=sys.__loader__)
+    if "__annotations__" in given:
+        main.__annotations__ = {}
+    del main.__file__, main.__cached__
+    sys.modules[NAME], sys.modules["__main__"] = sys.modules["__main__"], main
+    return option, sys.argv.pop(1) if option else os.path.join(os.getcwd(), sys.argv[0])
+
+
+def is_package(path):
+    """True for a folder or zip file, which holds a `__main__`."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def set_first_path(path, always=False):
+    """Sets what `python` puts before its path for a program; `always`: with -I and -P too."""
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path[0] = path  # in place of this file's folder
+    elif always:
+        sys.path.insert(0, path)
+
+
+def code_of_script(path):
+    """Compiles a script, or loads a .pyc; tells `__main__` where it is from."""
+    main = sys.modules["__main__"]
+    loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
+    main.__file__, main.__cached__, main.__loader__ = path, None, loader
+    if path.endswith(".pyc"):
+        return loader.get_code("__main__")
+    return compile(loader.get_data(path), path, "exec", dont_inherit=True)
+
+
+def code_of_command(source):
+    """Compiles the text that follows -c, of which tracebacks show the lines from Python 3.13 on."""
+    if sys.version_info >= (3, 14) and source[:1].isspace():
+        import textwrap
+
+        source = textwrap.dedent(source)
+    code = compile(source, "<string>", "exec", dont_inherit=True)
+    if sys.version_info >= (3, 13):
+        import linecache
+
+        key = code if hasattr(linecache, "_interactive_cache") else "<string>"  # from 3.13.1 on
+        linecache._register_code(key, source, "<string>")
+    return code
+
+
+def hide_from_tracebacks():
+    """What sys.excepthook gets of the exception that ends the program begins with the program's own lines."""
+    hook = sys.excepthook
+
+    def without_runner(kind, error, trace):
+        sys.excepthook = hook
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        error.__traceback__ = sys.last_traceback = trace
+        hook(kind, error, trace)
+
+    sys.excepthook = without_runner
+
+
+if __name__ == "__main__":
+    write_pid()
+    _option, _what = become_program()
+    try:
+        if _option == "-m":
+            set_first_path(os.getcwd())
+            import runpy
+
+            runpy._run_module_as_main(_what)
+        elif _option == "-c":
+            set_first_path("")
+            exec(code_of_command(_what), vars(sys.modules["__main__"]))  # noqa: S102
+        elif is_package(_what):
+            set_first_path(_what, always=True)
+            import runpy
+
+            runpy._run_module_as_main("__main__", alter_argv=False)
+        else:
+            set_first_path(os.path.dirname(os.path.realpath(_what)))
+            exec(code_of_script(_what), vars(sys.modules["__main__"]))  # noqa: S102
+    except BaseException as error:
+        if on_end:
+            on_end(error)
+        hide_from_tracebacks()
+        raise
