@@ -45,7 +45,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow_if(how=["exit", "raise-exit", "exit-text", "os-exit", "fail"])
+@pytest.mark.slow_unless(how=["raise", "site-exit", "kill", "long", "thread", "return", "interrupt"])
 @pytest.mark.parametrize("how", CASES)
 def test_a_rank_that_fails_ends_the_job(run_ranks, how):
     status, texts = CASES[how]
@@ -129,6 +129,7 @@ def test_rank_0_that_leaves_a_loop_alone_is_reported(tmp_path, mpi, n):
         assert "rank 0 has ended while rank 1 waits for it in rank0_bcast_wts at program.py:7" in done.err
 
 
+@pytest.mark.slow
 def test_an_error_that_one_rank_catches_ends_the_others_with_a_reason(tmp_path, mpi):
     (tmp_path / "program.py").write_text(
         "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
@@ -220,6 +221,7 @@ def test_any_rank_may_be_killed(run_ranks, who):
     assert f"rank {who} was killed by signal 9" in finished.err
 
 
+@pytest.mark.slow
 def test_rank_0_that_ends_early_is_told_from_a_slow_one(run_ranks):
     finished = run_ranks("fail.py", 3, 0, "return", timeout=SOON_S, status=1)
     assert "rank 0 has ended while rank 1 waits for it in rank0_accum_batches" in finished.err
@@ -524,7 +526,7 @@ sys.exit(stop.status)
 """
 
 
-@pytest.mark.slow_unless(how="slow", n=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 3), ("openmpi", 2), ("mpich", 1)], indirect=["mpi"])
 @pytest.mark.parametrize("how", ["stopped", "slow"])
 def test_after_a_signal_the_job_says_what_it_waits_for(tmp_path, mpi, n, how):

@@ -249,6 +249,7 @@ def test_a_bad_count_is_reported_in_one_line(n):
     assert done.status == 2 and "UsageError: mpi_fork: n is a whole number" in line
 
 
+@pytest.mark.slow
 def test_the_parent_prints_and_reads_rank_0(tmp_path):
     """`mpi_util.rank` is 0 there as in any single process; a collective call is refused."""
     program = tmp_path / "program.py"
@@ -303,6 +304,7 @@ def test_a_chain_is_ended_by_a_parent_that_had_to_wait(tmp_path, monkeypatch):
     assert_ended(tmp_path, job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [SHOW, FORK.format(1)], ids=["", "fork"])
 def test_a_bad_number_of_cores_is_reported_in_one_line(program):
     done = run([sys.executable, "-c", program], TIMEOUT_S, CLEAN_ENVIRONMENT | {"MPI_UTIL_CORES": "0"})

@@ -126,6 +126,7 @@ def test_ranks_run_and_the_parent_says_nothing(python, n):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_ranks_find_threads_cores_and_interpreter_flags(python):
     run = Run(python, 2, "facts", "--flag", "a b", flags=["-O", "-X", "dev"])
     assert run.finish() == 0, run.stderr
@@ -239,6 +240,7 @@ def test_a_terminal_without_a_name(monkeypatch):
     assert fork._rank_environment(1.0, False, None)["MPI_UTIL_TTY"] == "unknown"
 
 
+@pytest.mark.slow
 def test_already_under_a_launcher(python, mpi):
     prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(python).parents[1]
     program = [str(prefix / "bin" / "mpiexec"), "-n", "2", python, str(PROGRAM), "5", "ok"]
@@ -254,7 +256,7 @@ def test_already_under_a_launcher(python, mpi):
 # ---- runs that end badly
 
 
-@pytest.mark.slow_if(mode=["leave3", "signal6"])
+@pytest.mark.slow_unless(mode=["record", "leave0", "signal9"])
 @pytest.mark.parametrize(
     ("mode", "status", "line"),
     [
@@ -392,6 +394,7 @@ def test_first_signal_lets_rank_0_end_in_order(python, signum):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_second_signal_ends_all_now(python):
     run = Run(python, 2, "stubborn")
     run.wait_for("READY", times=2)

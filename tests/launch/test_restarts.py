@@ -79,6 +79,7 @@ def test_how_often_it_is_started_again(n, how, status, starts, end):
     assert (lines(done) or [""])[-1].endswith(end)
 
 
+@pytest.mark.slow
 def test_a_signal_from_the_user_ends_it():
     process = subprocess.Popen(
         [sys.executable, "-c", "import mpi_util, time; mpi_util.mpi_fork(2, max_restarts=3); mpi_util.all_sum(1)\n"
@@ -91,6 +92,7 @@ def test_a_signal_from_the_user_ends_it():
     assert (process.returncode, out, err) == (143, "", "")
 
 
+@pytest.mark.slow
 def test_without_restarts_it_says_nothing_of_them():
     (line,) = lines(start(2, "kill", "mpich", 0))
     assert line == f"mpi_util: rank 1 {KILLED}; all 2 ranks were stopped"

@@ -132,7 +132,7 @@ def read(out: str) -> tuple[list[float], str]:
     return returns, re.fullmatch(r"checksum (\w{16})", out.splitlines()[-1])[1]
 
 
-@pytest.mark.slow_unless(name=["same_bits", "gather_ppo_torch"])
+@pytest.mark.slow_unless(name="same_bits")
 @pytest.mark.parametrize("name", TEACHING)
 def test_it_learns_and_has_the_same_bits_on_one_rank_and_on_three(name):
     alone, three = (start(name, "--nprocs", n, *TEACHING[name].split()) for n in (1, 3))
