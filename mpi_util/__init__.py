@@ -27,6 +27,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+from . import tensorflow_setup as _tensorflow_setup
 from .cluster.hosts import nslots
 from .collectives.dealing import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
@@ -51,14 +52,13 @@ from .host.cores import usable_cores
 from .launch.api import mpi_fork
 from .ranks import identity as _identity
 from .ranks import records as _records
-from .ranks import tensorflow_setup as _tensorflow_setup
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
 from .ranks.records import saved
 from .ranks.seeding import rank_seed, set_global_seeds, stream
 from .ranks.signals import StopRequest
-from .ranks.tensorflow_setup import setup_tensorflow_for_mpi
 from .ranks.watchdog import watchdog
+from .tensorflow_setup import setup_tensorflow_for_mpi
 
 __version__ = "0.1.0"
 

@@ -1,19 +1,16 @@
-"""How a rank waits: it tests, spins for some tens of microseconds, then sleeps until it is woken or a pause is over.
+"""How a process waits for others: it tests, spins for some 50 us, then sleeps until it is woken or a pause is over.
 
-A blocking MPI call spins, and on a machine whose cores are all needed that takes them from the rank that works (nine
-waiting ranks made a 1 s update take 76 s under MPICH). So nothing here blocks in MPI. A wake-up only cuts a sleep
-short; what is waited for is always tested for in MPI, so a lost one costs time, never correctness.
+A blocking MPI call spins, which takes cores from the process that works (nine ranks that waited in MPICH made a 1 s
+update take 76 s). So nothing here blocks in MPI. A wake-up only cuts a sleep short: after it the test is made again, so
+a wake-up that is lost costs time, never correctness.
 
-The package wakes sleepers in these ways (by pipe or eventfd, between processes that share a core, it takes 2 us):
+The package wakes sleepers in these ways (a pipe or an eventfd between processes that share a core takes 2 us):
 
 - Pipe (`WakePipe`), between ranks of one machine. MPI cannot pass a file descriptor; a pipe can be opened as
   /proc/<pid>/fd/<n>, which the kernel refuses for an eventfd.
 - Flags in shared memory before the pipe (collectives/barrier.py): a rank that is awake is not woken. A barrier takes
   some 5 us, and each write to a pipe 0.3 us and its read as much.
-- Pauses of up to 10 ms: between machines, where only MPI can bring news, and where /proc is closed.
-- eventfd, passed over the socket (weight_sync): the two ends need not be able to open each other's /proc, and need one
-  descriptor instead of two. Its sockets alone would wake several readers one after another, on the sender's core.
-- threading.Condition (weight_sync/receiver.py): between threads of one process.
+- Pauses of up to 10 ms: between machines, where news comes by MPI alone, and where /proc is closed.
 """
 
 import math
@@ -74,7 +71,7 @@ class WakePipe:
 def wait_until(
     test: Callable[[], T | None],
     sleep: Callable[[float], bool] | None = None,
-    watch: Any = None,
+    watchdog: Any = None,
     by_mpi: bool = True,
     spin_s: float = SPIN_S,
 ) -> T:
@@ -83,22 +80,22 @@ def wait_until(
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         sleep: sleeps for that many seconds, or until woken (then True); None: time.sleep.
-        by_mpi: `test` may come true by what MPI has received, for which no one wakes this one.
-        spin_s: for so long it tests without a pause.
-        watch: the process's `Watchdog` (launch/watchdog.py), which is called if the wait lasts.
+        watchdog: an object that is called if the wait lasts: the process's `Watchdog` (ranks/watchdog.py).
+        by_mpi: True if completion depends on MPI's progress, so that no wake-up will arrive.
+        spin_s: how long it tests before the first pause, in seconds.
     """
     if result := test():
         return result
     start = spun_from = time.perf_counter()
-    tests, watched = 1, False
-    due = watch.first_s() if watch else math.inf
+    tests, reported = 1, False
+    due = watchdog.first_s() if watchdog else math.inf
     spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
     try:
         while not (result := test()):
             now = time.perf_counter()
             waited = now - start
-            if watch and waited > due:
-                watched, due = True, watch.due(waited)
+            if watchdog and waited > due:
+                reported, due = True, watchdog.due(waited)
             if spin_only:
                 continue
             tests += 1
@@ -111,5 +108,5 @@ def wait_until(
                 spun_from, tests = time.perf_counter(), 0
         return result
     finally:
-        if watch and watched:
-            watch.over()
+        if watchdog and reported:
+            watchdog.over()

@@ -33,8 +33,8 @@ def mpi_fork(
     user has set (OMP_NUM_THREADS and the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a
     rank, with n = 1 too, it changes:
 
-    - sys.excepthook, threading.excepthook, sys.exit, atexit: an uncaught exception, or an exit with a non-zero status,
-      ends all ranks; the others leave together.
+    - sys.excepthook, threading.excepthook, atexit: an uncaught exception, or an exit with a non-zero status, ends all
+      ranks; the others leave together. Below an `mpiexec` of yours that status is not known to the others.
     - BLAS and torch: one thread; on rank 0 all cores from a gather to the next collective call. TensorFlow: see
       `setup_tensorflow_for_mpi`.
     - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS, _RANK_PID and

@@ -1,7 +1,6 @@
 """TensorFlow and Keras: weights, tensors, averaged gradients, sessions, threads and the GPU's memory."""
 
 import os
-import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 import mpi_util
-from mpi_util.ranks import tensorflow_setup
+from mpi_util import tensorflow_setup
 from mpi_util_spinup import mpi_tf
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -21,19 +20,6 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 )
 def test_tensorflow(run_ranks, n):
     assert "checks on" in run_ranks("tf_all.py", n, timeout=240, env=QUIET).out
-
-
-def test_the_end_of_a_program_takes_no_time():
-    """The interpreter's last garbage collections took 0.7 s of processor time: 10 to 50 s on a busy machine."""
-    program = (
-        "import atexit, time, mpi_util\natexit.register(lambda: print(time.process_time()))\nmpi_util.mpi_fork(1)\n"
-        "import tensorflow as tf\ntf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(2)])\n"
-    )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used - float(done.stdout) < 0.4
 
 
 def test_keras_on_torch(run_ranks):

@@ -1,14 +1,14 @@
-"""TensorFlow's threads and GPU memory, set so that several ranks can share a machine."""
+"""TensorFlow's threads and GPU memory, set in a rank's process so that several ranks can share a machine."""
 
 import ctypes
 import os
 from typing import Any
 
-from ..arrays.frameworks import framework
-from ..errors import MpiUtilError, UsageError
-from ..host.cores import update_threads
-from .identity import first_number, rank
-from .threads import TENSORFLOW
+from .arrays.frameworks import framework
+from .errors import MpiUtilError, UsageError
+from .host.cores import update_threads
+from .ranks.identity import first_number, rank
+from .ranks.threads import TENSORFLOW
 
 
 def tf_config() -> Any:
