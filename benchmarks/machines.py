@@ -2,10 +2,10 @@
 
     python -m benchmarks.machines
 
-The machines are network namespaces of this one (tests/cluster/hosts.sh: root, iproute2, openssh-server), so all share its
-cores and its memory: figures of bandwidth are the kernel's, and ratios are what counts. Each sample is the time from when the
-last rank begins until the last is done. rank0_accum_batches stands against Gatherv, rank0_bcast_wts against Bcast,
-all_mean against Allreduce of the same bytes. train.py on two machines stands against itself on one.
+The machines are network namespaces of this one (tests/cluster/hosts.sh: root, iproute2, openssh-server), so all share
+its cores and its memory: figures of bandwidth are the kernel's, and ratios are what counts. Each sample is the time
+from when the last rank begins until the last is done. rank0_accum_batches stands against Gatherv, rank0_bcast_wts
+against Bcast, all_mean against Allreduce of the same bytes. train.py on two machines stands against itself on one.
 
 MPI's own calls check nothing and spin. "MPI as promised" is the least that a program with mpi_util's promises pays for
 the small ones, written in plain mpi4py: ranks ask and are answered before data count, by non-blocking calls, and wait

@@ -17,7 +17,7 @@ import psutil
 
 import mpi_util
 from benchmarks import soak
-from mpi_util.collectives.averaging import average
+from mpi_util.collectives.reduce import average
 from mpi_util_weight_sync import MPIWeightSyncScheme, MultiProcessWeightSyncScheme, WeightSyncScheme
 
 ELEMENTS = 2**31 + 4099

@@ -3,37 +3,31 @@
 All ranks collect rollouts; `rank0_accum_batches` gathers them to rank 0; rank 0 alone updates, with the whole machine,
 because the others sleep; `rank0_bcast_wts` sends the weights back. Importing this starts no MPI and loads no framework.
 
-The rooms (folders, and files at the top): each imports only what is above it in this list, and a folder's `__init__`
-says which file to read first.
+The folders, from the bottom up: each imports only what is above it in this list. A folder's `__init__` says in whose
+process it runs and which file to read first.
 
-    errors           the errors of the package
-    host/            one machine: shared memory, waiting and waking, cores and threads, files; does not use MPI
-    launch/          starts the ranks, watches them, ends them together, says which one failed and why
-    arrays/          nested batches and models as named arrays; adapters/: one module per framework
-    program/         what a rank calls alone: printing, seeding, timing, signals, TensorFlow's set-up
-    collectives/     what ranks do together: gather, broadcast, reduce, average, deal
-    mpi_tools, mpi_pytorch, mpi_tf    Spinning Up's names for these
-    integrations/ *  other libraries' programs on N ranks: Stable-Baselines3
-    weight_sync/ *   sender and receivers of weights for workers that keep running
-    runs/ *          loggers, saved models, experiments, grids, curves; names in logx *, run_utils *,
-                     serialization_utils *, plot *
-    spinup/ *        Spinning Up's algorithms in torch; run * is their command line, test_policy * plays their policies
+    errors.py        the errors of the package
+    host/            one Linux machine: shared memory, waiting and waking, cores, processes; knows no ranks and no MPI
+    arrays/          nested batches and models as named arrays; adapters/: one file for each framework; knows no ranks
+    ranks/           what a rank is, and what it calls alone: failure, watchdog, threads, seeding, printing
+    collectives/     what ranks do together: gather, broadcast, reduce, deal
+    launch/          the process that starts the ranks, waits for them, and says which one failed and why
+    cluster/ *       several machines: their hosts and agents, and how collectives reach from one to another
+    doctor/ *        checks whether a job will run here: python -m mpi_util doctor
+    tensorflow_setup *    TensorFlow's threads and GPU memory, set so that several ranks can share a machine
+    compat_2017 *    names and keywords of the mpi_util of 2017; with arrays/adapters/tf1.py * for tf.compat.v1
 
-A project that copies this folder may delete what is marked *; runs/ only together with the names in it and spinup/.
-docs/architecture.md of the repository has the drawing, one iteration's data, and where to change what.
+A project that copies this folder may delete what is marked *. docs/architecture.md of the repository has the drawing,
+the way of one iteration's data, and where to change what.
 """
 
-import importlib.util
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import tensorflow_setup as _tensorflow_setup
-from .cluster.hosts import nslots
-from .collectives.dealing import deal, share
+from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
+from .collectives.deal import deal, share
 from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
-from .collectives.moments import merge_moments
-from .collectives.reductions import all_mean, all_sum
-from .collectives.weights import all_avg_wts, bcast, chksum, rank0_bcast_wts
 from .errors import (
     BatchError,
     HostError,
@@ -49,16 +43,18 @@ from .errors import (
     WorkerLeftError,
 )
 from .host.cores import usable_cores
-from .launch.api import mpi_fork
-from .ranks import identity as _identity
-from .ranks import records as _records
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
 from .ranks.records import saved
 from .ranks.seeding import rank_seed, set_global_seeds, stream
-from .ranks.signals import StopRequest
 from .ranks.watchdog import watchdog
-from .tensorflow_setup import setup_tensorflow_for_mpi
+
+if TYPE_CHECKING:
+    from .collectives.moments import merge_moments
+    from .collectives.reduce import all_mean, all_sum
+    from .launch.api import mpi_fork, nslots
+    from .ranks.signals import StopRequest
+    from .tensorflow_setup import setup_tensorflow_for_mpi
 
 __version__ = "0.1.0"
 
@@ -79,19 +75,40 @@ __all__ = [
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
+# Called whenever they are read: right before and after MPI starts, or without it.
+_READ = {
+    "rank": "ranks.identity",
+    "nworkers": "ranks.identity",
+    "restarts": "ranks.records",
+    "last_saved": "ranks.records",
+    "tf_config": "tensorflow_setup",
+}
+# Loaded when they are first read, because not every rank needs them.
+_LOADED = {
+    "StopRequest": "ranks.signals",
+    "all_mean": "collectives.reduce",
+    "all_sum": "collectives.reduce",
+    "merge_moments": "collectives.moments",
+    "mpi_fork": "launch.api",
+    "nslots": "launch.api",
+    "setup_tensorflow_for_mpi": "tensorflow_setup",
+} | dict.fromkeys(("accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"), "compat_2017")
 
-_OF_2017 = ("accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt")  # not for new programs
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
 
     def __getattr__(name: str) -> Any:
-        """What is right whenever it is read: `rank` and `nworkers` before and after MPI starts, or without."""
-        if name in ("rank", "nworkers"):
-            return getattr(_identity, name)()
-        if name in ("restarts", "last_saved"):
-            return getattr(_records, name)()
-        if name == "tf_config":
-            return _tensorflow_setup.tf_config()
-        if name in _OF_2017 and importlib.util.find_spec(f"{__name__}.compat_2017"):
-            return getattr(importlib.import_module(f"{__name__}.compat_2017"), name)
+        """The names of `_READ` and `_LOADED`. AttributeError: there is none of this name, or its file was deleted."""
+        if name in _READ:
+            return getattr(importlib.import_module(f"{__name__}.{_READ[name]}"), name)()
+        module = f"{__name__}.{_LOADED.get(name)}"
+        try:
+            if name in _LOADED:
+                return globals().setdefault(name, getattr(importlib.import_module(module), name))
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or module):
+                raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

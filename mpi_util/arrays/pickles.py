@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BatchError
-from ..host.segments import align
+from .layout import align
 
 SMALL = 1 << 16  # bytes; a leaf or an object up to this is copied, so that keeping it does not keep the whole block
 

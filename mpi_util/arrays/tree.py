@@ -46,6 +46,11 @@ def nodes(tree: Any, path: str = "") -> Iterator[tuple[str, Any, bool]]:
         yield from nodes(item, f"{path}/{key}" if path else str(key))
 
 
+def flatten(tree: Any) -> list[tuple[str, Any, bool]]:
+    """`nodes` as a list."""
+    return list(nodes(tree))
+
+
 def walk(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields (path, leaf) in an order that does not depend on the order of dict keys.
 

@@ -1,8 +1,8 @@
-"""A job's process on another host: watches the ranks there, and ends them when the connection is lost.
+"""The agent: a process of its own on each other host. It watches the ranks there, and ends them if the parent is lost.
 
-mpi_fork's parent starts one for each host, over ssh or srun (remote.py), and the two write each other lines of JSON.
-The launcher's own process there, which starts the ranks, is started by the agent. Both sides send a heartbeat each
-second; a side that receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
+mpi_fork's parent starts it over ssh or srun (remote.py), and the two write each other lines of JSON. The agent starts
+the launcher's own process on its host, which starts the ranks. Both sides send a heartbeat each second; a side that
+receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
 """
 
 from __future__ import annotations
@@ -23,33 +23,29 @@ from pathlib import Path
 from typing import Any
 
 from ..launch import launcher
-from ..launch.monitor import FOLDER_VARIABLES, Watch
+from ..launch.monitor import FOLDER_VARIABLES, ProcessMonitor
+from ..launch.verdict import Death
 
 BEAT_S, SILENCE_S = 1.0, 8.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RECORDS = re.compile(r"(rank|failed|ended|saved)-\d+")
 _PACKAGE = Path(__file__).parent.parent
 
-# Runs on the host before anything is known of it, as `python -c`: takes the agent's start from its input, goes to the
-# program's folder, and becomes the agent, in the ranks' environment. It writes what is wrong as the agent would.
+# Runs on the host before anything is known of it, as `python -c`: reads the first message, goes to the program's
+# folder, and becomes the agent, in the ranks' environment. It reports what is wrong as the agent would.
 BOOT = """
 import json, os, sys
-def read(n):
-    text = b""
-    while len(text) < n:
-        part = os.read(0, n - len(text))
-        if not part:
-            sys.exit(1)
-        text += part
-    return text
-start = json.loads(read(int(read(12))))
+line = b""
+while not line.endswith(b"\\n"):  # no more than that: the rest is for the agent
+    line += os.read(0, 1) or sys.exit(1)
+start = json.loads(line)
 try:
     os.chdir(start["cwd"])
 except OSError:
     print(json.dumps({"wrong": "it has no folder " + start["cwd"]}), flush=True)
     sys.exit(1)
 boot = "import sys; sys.path.insert(0, sys.argv[1])\\n"
-boot += "try:\\n    from mpi_util.launch import agent\\n"
+boot += "try:\\n    from mpi_util.cluster import agent\\n"
 boot += "except Exception as error:\\n    import json\\n"
 boot += "    text = f'it has no working mpi_util in {sys.argv[1]}: {error}'\\n"
 boot += "    print(json.dumps({'wrong': text}), flush=True)\\n"
@@ -94,39 +90,39 @@ class Agent:
     """
 
     def __init__(self, folder: Path, ranks: list[int]):
-        folder.mkdir(mode=0o700)
         self._folder, self._lowest = folder, min(ranks, default=-1)
-        self._watch = Watch(folder, ranks, self._died)
-        self._lines = Lines(0)
+        self._monitor = ProcessMonitor(folder, ranks, self._died)
+        self._reader = JsonLineReader(0)
         self._heard = time.monotonic()
         self._written: dict[str, float] = {}  # records that were sent, with their times of change
         self.ended = False
 
     def run(self) -> None:
-        """Until the parent says that it is over, or nothing any more."""
-        self._watch.selector.register(0, selectors.EVENT_READ, self._receive)
+        """Until the parent says that the job is over, or is silent for too long."""
+        self._monitor.selector.register(0, selectors.EVENT_READ, self._receive)
         try:
             while not self.ended and time.monotonic() - self._heard < SILENCE_S:
-                self._watch.step()
+                self._monitor.step()
                 self._send_records()
-            self._watch.kill()
+            self._monitor.kill()
             self._send_records()
         finally:
-            self._watch.close()
+            self._monitor.close()
         say(done=True)
 
     def _receive(self) -> None:
-        messages = self._lines.read()
+        messages = self._reader.read()
         self.ended = self.ended or messages is None
         for message in messages or ():
             self._heard = time.monotonic()
             if "beat" in message:
-                say(beat=message["beat"], time=time.time(), stopped=self._watch.is_stopped(self._lowest))
+                say(beat=message["beat"], time=time.time(), stopped=self._monitor.is_stopped(self._lowest))
             elif "start" in message:
                 self._start(message["start"], message["command"])
             elif "signal" in message:
-                if not self._watch.signal(message["rank"], message["signal"]):
-                    say(unready=message["signal"])
+                self._monitor.signal(message["rank"], message["signal"])
+                if self._monitor.refused:
+                    say(unready=self._monitor.refused)
             else:
                 self.ended = True
 
@@ -138,19 +134,18 @@ class Agent:
             preexec_fn=lambda: [signal.signal(signum, signal.SIG_DFL) for signum in _SIGNALS],
         )  # fmt: skip
         pass_on = functools.partial(self._pass_on, number, process.stdout.fileno())
-        self._watch.selector.register(process.stdout.fileno(), selectors.EVENT_READ, pass_on)
-        self._watch.watch(process.pid, lambda _: say(process=number, status=process.wait()))
+        self._monitor.selector.register(process.stdout.fileno(), selectors.EVENT_READ, pass_on)
+        self._monitor.watch(process.pid, lambda _: say(process=number, status=process.wait()))
 
     def _pass_on(self, number: int, output: int) -> None:
         if text := os.read(output, 1 << 16).decode(errors="replace"):
             say(process=number, said=text)
         else:
-            self._watch.selector.unregister(output)
+            self._monitor.selector.unregister(output)
 
-    def _died(self, rank: int, code: int | None, certain: bool) -> None:
-        at = time.time()
-        self._send_records()
-        say(died=rank, code=code, certain=certain, time=at)
+    def _died(self, death: Death) -> None:
+        self._send_records()  # first, as the parent asks them why
+        say(died=death)
 
     def _send_records(self) -> None:
         """Those that have been written since the last time."""
@@ -162,16 +157,16 @@ class Agent:
                     say(record=entry.name, text=text)
 
 
-class Lines:
-    """Messages that arrive through a pipe: lines of JSON."""
+class JsonLineReader:
+    """Reads messages, which are lines of JSON, from a pipe."""
 
     def __init__(self, descriptor: int):
         self._descriptor, self._rest = descriptor, b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Those that have arrived whole, when there is something to read; None: the other side has ended.
+        """The messages that have arrived whole, when there is something to read; None: the other side has ended.
 
-        What a login shell prints before is skipped. Raises ValueError: there is something else.
+        Other lines, which a login shell may print, are skipped. Raises ValueError: a line is no message.
         """
         if not (data := os.read(self._descriptor, 1 << 16)):
             return None
@@ -180,7 +175,7 @@ class Lines:
 
 
 def say(**message: Any) -> None:
-    """Writes the parent a message. One that has gone hears nothing: the end of the input says so."""
+    """Writes the parent a message. Write errors are ignored; EOF on stdin reports a dead parent."""
     with contextlib.suppress(OSError):
         data = json.dumps(message).encode() + b"\n"
         while data:
@@ -192,7 +187,7 @@ def main(job: str, ranks: str, script: str) -> None:
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)  # they are for the parent, but Slurm sends them to all
     say(facts=facts(script), machine=machine())
-    if not Lines(0).read():
+    if not JsonLineReader(0).read():
         return  # the parent has another one that is on this host, or finds something wrong here
     try:
         agent = Agent(Path(job), json.loads(ranks))

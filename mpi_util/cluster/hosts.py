@@ -1,4 +1,7 @@
-"""On which hosts a job's ranks run: as the caller says, or MPI_UTIL_HOSTS, or Slurm's allocation."""
+"""On which hosts a job's ranks run: as the caller says, or MPI_UTIL_HOSTS, or Slurm's allocation.
+
+Runs in the process that calls `mpi_fork` or `nslots`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import LaunchError
-from ..ranks.identity import Role, nworkers, under_launcher
-from ..ranks.state import process
+from ..errors import HostError, LaunchError
+from ..launch.verdict import Death
+from ..ranks.failure import print_line
+from ..ranks.records import RESTARTS
+from .monitor import ClusterMonitor
 
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::(\d+)|\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # Slurm's `4(x2),3`: 4, 4, 3
@@ -33,7 +38,16 @@ class Hosts(NamedTuple):
     asked: bool = True
     shell: tuple[str, ...] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
-    def places(self, n: int) -> dict[str, list[int]]:
+    @property
+    def n_slots(self) -> int:
+        """How many ranks they have room for."""
+        return sum(self.slots.values())
+
+    def are_used_by(self, n: int) -> bool:
+        """True if a job of n ranks runs on them, and not just in this process."""
+        return bool(self.slots) and (n > 1 or self.asked)
+
+    def ranks_by_host(self, n: int) -> dict[str, list[int]]:
         """The ranks of each host: its slots are filled in order; more ranks than slots are spread in proportion."""
         rooms = [*itertools.accumulate(self.slots.values(), initial=0)]
         ends = [min(n, max(room, n * room // rooms[-1])) for room in rooms]
@@ -43,11 +57,28 @@ class Hosts(NamedTuple):
         """The hosts that are left."""
         return self._replace(slots={name: slots for name, slots in self.slots.items() if name not in names})
 
+    def open_monitor(
+        self, find: Callable[[], Hosts], environment: dict[str, str], script: str, folder: Path, ranks: Sequence[int],
+        on_death: Callable[[Death], object],
+    ) -> ClusterMonitor:  # fmt: skip
+        """A monitor of the job on these hosts; at a restart on those that `find` gives, but for hosts that fail then.
 
-def find(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> Hosts:
+        Args: environment, script, folder, ranks, on_death: see ClusterMonitor.
+        """
+        restart = environment[RESTARTS] != "0"
+        hosts = find() if restart else self
+        try:
+            return ClusterMonitor(folder, ranks, on_death, hosts, environment, script)
+        except HostError as error:
+            if not restart or not (left := hosts.without(set(error.hosts))).slots:
+                raise
+            for name, what in error.hosts.items():
+                print_line(f"mpi_util: restarting without host {name}: {what}")
+            return ClusterMonitor(folder, ranks, on_death, left, environment, script)
+
+
+def find(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> Hosts:
     """The hosts for mpi_fork's arguments, else of MPI_UTIL_HOSTS, else of Slurm's allocation if it has several.
-
-    Args: nested: the caller is a rank, whose own job stays on its machine where the arguments name no host.
 
     Raises LaunchError: what names them cannot be read.
     """
@@ -55,18 +86,10 @@ def find(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: boo
         raise LaunchError("mpi_fork: hosts= and hostfile= exclude each other; leave one out")
     if hostfile is not None:
         return Hosts(_slots(_lines(hostfile), f"{hostfile}"))
-    if hosts is None and (nested or not os.environ.get("MPI_UTIL_HOSTS")):
-        return Hosts({}) if nested else _of_slurm()
+    if hosts is None and not os.environ.get("MPI_UTIL_HOSTS"):
+        return _of_slurm()
     what, text = ("MPI_UTIL_HOSTS", os.environ["MPI_UTIL_HOSTS"]) if hosts is None else ("hosts", hosts)
     return Hosts(_slots(text.split(","), what))
-
-
-def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
-    """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
-    if under_launcher() or process.of(Role).job:  # also of a single rank; a hostfile need not be on every host
-        return nworkers()
-    found = find(hosts, hostfile, nested=not (hosts or hostfile or os.environ.get("MPI_UTIL_HOSTS")))
-    return sum(found.slots.values())
 
 
 def _lines(hostfile: str | os.PathLike[str]) -> list[str]:
@@ -102,9 +125,3 @@ def _of_slurm() -> Hosts:
     hosts = answer.stdout.split()
     options = "--overlap --nodes=1 --ntasks=1 --mpi=none --quiet --unbuffered --export=ALL --nodelist"
     return Hosts(dict(zip(hosts, counts + [1] * len(hosts))), False, ("srun", *options.split()))
-
-
-def is_here(name: str) -> bool:
-    """True for a name that surely means this machine; others are asked."""
-    own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])

@@ -1,6 +1,6 @@
-"""The parent's side of the agents: starts one on each host, compares what the hosts have, and hears of the ranks there.
+"""Starts an agent on each other host, compares what the hosts have, and hears the agents. Runs in the waiting parent.
 
-See agent.py for what the two write each other.
+See agent.py for the messages.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 import selectors
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..errors import LaunchError
-from . import agent, hosts
+from ..errors import HostError, LaunchError
+from . import agent
 
 _HELLO_S = 40.0  # until an agent answers: its interpreter and MPI's library may come from a slow network file system
 _LAST_WORDS_S = 2.0
@@ -32,12 +33,14 @@ class Remote:
     """One host's agent.
 
     Attributes:
-        name: of the host. lost: why it cannot be reached; "": it can. done: it has ended what was there.
+        name: of the host.
+        lost: why the host cannot be reached; "": it can.
+        done: the agent has ended what was there, or the host is lost.
+        stopped: the lowest rank there is stopped.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
-        self.name, self.lost, self.done = name, "", False
-        self.stopped = False  # its lowest rank
+        self.name, self.lost, self.done, self.stopped = name, "", False, False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         command = f"exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(agent.BOOT)}"
         script = ["sh", "-c", command] if shell[0] == "srun" else [command]
@@ -47,19 +50,18 @@ class Remote:
         )  # fmt: skip
         self._process, self._input, self.output = process, process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self._input, False)
-        self._lines, self._unsent = agent.Lines(self.output), b""
+        self._lines, self._unsent = agent.JsonLineReader(self.output), b""
         self._heard = time.monotonic()
         self._beat = 0.0
         self._offset, self._trip_s = 0.0, float("inf")  # of its clock; of the shortest trip there and back
-        text = json.dumps(start).encode()
-        self._send(b"%12d" % len(text) + text)
+        self.say(**start)
 
     def receive(self) -> list[dict[str, Any]]:
         """What has arrived; sets `lost` at the end of the connection."""
         try:
             messages = self._lines.read()
         except ValueError:
-            return self.lose("what arrives from it is not of mpi_util")
+            return self.lose("something else than mpi_util's agent answers there")
         if messages is None:
             return self.lose(self._last_words() or "its connection was closed")
         self._heard = time.monotonic()
@@ -70,7 +72,7 @@ class Remote:
         return messages
 
     def lose(self, why: str) -> list[dict[str, Any]]:
-        """It is not there any more."""
+        """Treats the host as lost, unless it had ended all before."""
         self.lost = self.lost or ("" if self.done else why)
         self.done = True
         return []
@@ -99,22 +101,14 @@ class Remote:
 
     def say(self, **message: Any) -> None:
         """Writes the agent a message."""
-        self._send(json.dumps(message).encode() + b"\n")
-
-    def _send(self, data: bytes) -> None:
-        self._unsent += data
+        self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
         """Sends what the pipe had no room for."""
-        with contextlib.suppress(OSError):  # it is full, or broken: then nothing comes either
+        with contextlib.suppress(OSError):  # full; or broken, which `receive` finds out
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._input, self._unsent[: 1 << 16]) :]
-
-    def answer(self) -> dict[str, Any] | None:
-        """Its first message; None: it has not come."""
-        messages = self.receive()
-        return messages[0] if messages else {"wrong": self.lost} if self.lost else None
 
     def _last_words(self) -> str:
         """What its shell said, and with which status it ended."""
@@ -136,64 +130,68 @@ class Remote:
 
 
 def connect(
-    names: dict[str, list[int]], shell: tuple[str, ...], job: str, environment: dict[str, str], script: str
-) -> tuple[list[Remote], dict[str, str]]:
-    """Starts the agents, side by side. Returns them, and {host: what is wrong with it}: "" for this machine.
+    by_host: dict[str, list[int]], shell: tuple[str, ...], job: str, environment: dict[str, str], script: str
+) -> tuple[dict[str, Remote], str]:
+    """Starts an agent on each host, side by side. Returns those of other hosts, and this host's name among them or "".
 
-    Args: names: with their ranks. job: the folder to make there. script: the program's file, or "".
+    Args: by_host: the ranks of each. job: the folder to make there. script: the program's file, or "".
+
+    Raises HostError: hosts cannot be used; no agent is left then.
     """
     root = str(Path(agent.__file__).parents[2])
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
     start = dict(cwd=os.getcwd(), python=sys.executable, root=root, job=job, script=script, environment=kept)
-    here = [name for name in names if hosts.is_here(name)]
-    wrong: dict[str, str | None] = {name: f"it is {here[0]}, by another name" for name in here}
-    wrong |= dict.fromkeys(here[:1], "")
-    remotes: list[Remote] = []
+    here = [name for name in by_host if is_here(name)]
+    machines = {agent.machine(): name for name in here[:1]}
+    wrong = {name: f"it is {here[0]}, by another name" for name in here[1:]}
+    remotes, used = dict[str, Remote](), dict[str, Remote]()
     try:
-        for name, ranks in names.items():
-            if name not in wrong:
-                remotes.append(Remote(name, shell, start | {"ranks": ranks}))
-        wrong |= _compare(remotes, script, here[:1])
+        for name, ranks in by_host.items():
+            if name not in here:
+                remotes[name] = Remote(name, shell, start | {"ranks": ranks})
+        wrong |= _compare(remotes, script, machines)
+        if any(wrong.values()):
+            raise HostError({name: wrong[name] for name in by_host if wrong.get(name)})
+        mine = machines.get(agent.machine(), "")
+        used = {name: each for name, each in remotes.items() if name != mine}
+        return used, mine
     except OSError as error:
         raise LaunchError(f"other hosts are reached by {shell[0]}, which cannot be started: {error}") from None
-    finally:  # those that are not used, or all where Ctrl-C comes meanwhile
-        used = [remote for remote in remotes if wrong.get(remote.name, True) is None]
-        for remote in remotes:
-            if remote not in used:
-                remote.close()
-    return used, {name: what for name, what in wrong.items() if what is not None}
+    finally:  # also where Ctrl-C comes meanwhile
+        for name in remotes.keys() - used.keys():
+            remotes[name].close()
 
 
-def _compare(remotes: list[Remote], script: str, here: list[str]) -> dict[str, str | None]:
-    """What is wrong with each host once it has answered: "" if it is this machine, None if nothing is."""
-    if not remotes:
-        return {}
-    own, found = agent.facts(script), dict[str, str | None]()
-    machines = {agent.machine(): "".join(here)}
-    deadline = time.monotonic() + _HELLO_S
+def is_here(name: str) -> bool:
+    """True for a name that surely means this machine; others are asked."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])
+
+
+def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) -> dict[str, str]:
+    """What is wrong with each host, "" if nothing is; notes in `machines` ({machine: host}) what the hosts are."""
+    found = {name: f"it does not answer within {_HELLO_S:g} s" for name in remotes}
+    own, deadline = agent.facts(script) if remotes else {}, time.monotonic() + _HELLO_S
     with selectors.DefaultSelector() as selector:
-        for remote in remotes:
+        for remote in remotes.values():
             selector.register(remote.output, selectors.EVENT_READ, remote)
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for remote in remotes:
+            for remote in remotes.values():
                 remote.flush()  # a large environment does not fit into a pipe
             for key, _ in selector.select(min(left, _FLUSH_S)):
-                remote = key.data
-                if (answer := remote.answer()) is None:
+                name, messages = key.data.name, key.data.receive()
+                if not messages and not key.data.lost:
                     continue  # what a login shell prints
                 selector.unregister(key.fd)
-                other = machines.get(answer.get("machine", ""))
-                found[remote.name] = answer.get("wrong") or _difference(answer["facts"], own, script)
-                if not found[remote.name]:
-                    found[remote.name] = f"it is {other}, by another name" if other else None if other is None else ""
-                    machines[answer["machine"]] = remote.name
-        for key in list(selector.get_map().values()):
-            found[key.data.name] = f"it does not answer within {_HELLO_S:g} s"
+                answer = messages[0] if messages else {"wrong": key.data.lost}
+                found[name] = answer.get("wrong") or _difference(answer["facts"], own, script)
+                if not found[name] and (other := machines.setdefault(answer["machine"], name)) != name:
+                    found[name] = f"it is {other}, by another name"
     return found
 
 
 def _difference(there: dict[str, str], here: dict[str, str], script: str) -> str:
-    """What is not the same; ""."""
+    """What is not the same; "": all is."""
     if script and script not in there:
         return f"it has no {script}"
     for name, value in here.items():

@@ -1,4 +1,4 @@
-"""What a launcher runs in place of ssh: has mpi_fork's parent start the launcher's own process on the host.
+"""The program that a launcher runs in place of ssh: asks mpi_fork's parent to start the launcher's process on the host.
 
     python rsh.py FOLDER [options] HOST COMMAND...
 

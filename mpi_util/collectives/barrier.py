@@ -1,117 +1,94 @@
-"""A page of shared memory where the ranks of one machine wait for each other, and leave small data for each other.
+"""A page of shared memory on which the ranks of one machine add up gradients; in the process of each rank.
 
-It is for calls whose cost counts in microseconds, such as the gradient of every optimizer step: a round takes two
-stores and a few loads, where `Channel.agree` takes two messages. Only when something is wrong (no page yet, too small a
-page, ranks that bring different things) do the ranks turn to `agree`, which finds out what, and reports it to all.
+It is for sums and means at every optimizer step, whose cost counts in microseconds: a round takes two stores and a few
+loads, where `Channel.agree` takes two messages for each rank. On any mismatch (no page yet, too small a page, different
+arrays) the ranks fall back to `agree`, which finds out what it is, and reports it to all.
 
-In each round a rank posts its number and a digest of what it brings; when all have posted the same, all go on. Posts
-and small data have two places, which rounds use in turn: a rank that is quick to come to the next round must not
-overwrite what a slow one still reads, and by the round after that the slow one has passed.
+A sum takes two rounds: when all ranks have written their rows each adds up one part of them, and when all parts are
+there each reads the whole. In a round a rank posts the round's number and a digest of what it adds. There are two rows
+of posts, which rounds use in turn: a rank that is early in the next round must not overwrite what a slow one still
+reads.
 """
 
-import contextlib
 import math
 import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ..errors import rank_mismatch
-from ..host.segments import STORES_IN_ORDER, align
-from .channel import Channel
-from .transport import Place, lease, places
+from ..errors import MpiUtilError
+from ..host.cores import usable_cores
+from ..host.segments import STORES_IN_ORDER, align, private
+from ..host.waiting import WakePipe
+from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, portable
 
-T = TypeVar("T")
-# (name, dtype, shape) of each array; (name, None, None) where there is none
-Description = Sequence[tuple[str, Any, Any]]
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .reduce import Reduction
 
-SMALL = 1 << 18  # bytes of each rank that there is always room for
+_ALONG, _TOGETHER = 1 << 16, 1 << 20  # bytes of a rank, of all, that go along with an agreement
 _ENTRY = struct.Struct("<q8s")  # number of the round, digest
-_FAILED = b"failed  "  # in place of a digest
+_FAILED, _TOO_SMALL = b"failed  ", b"room    "  # in place of a digest
 _QUIET_TESTS = 8  # before a waiting rank looks for messages too
-_LISTEN = 16  # rounds
 _SPINS = 50  # tests, some 10 us, before all that a wait needs is set up
 _NOTICE_S = 10e-3  # after which a waiting rank notifies rank 0, which may wait for it elsewhere
-_ROOM = 1.25
-_KEPT = 64  # a program that averages ever other shapes must not fill the memory
+_LEAST_ROOM, _SPARE = 1 << 18, 1.25
 
 
-class Page:
-    """One rank's view of the barrier page.
+class SharedBarrier:
+    """One rank's view of the page.
 
     Attributes:
-        rank: of the channel.
-        large: uint8 (ranks, room), and total: uint8 (room,): for more data, in calls that take two rounds.
-        scratch: uint8 (SMALL,), of this rank alone.
-        room: bytes.
+        room: bytes of a row.
+        rows: uint8 (ranks, room), one of each rank. total: uint8 (room,).
     """
 
-    def __init__(self, channel: Channel, memory: np.ndarray, room: int):
-        """Args: channel: of the ranks. memory: uint8, all `_sizes`, zeros at first. room: bytes for each rank."""
-        self.channel, self.rank, self.room = channel, channel.rank, room
-        self.scratch = np.empty(SMALL, np.uint8)
-        self._kept: dict[Any, Any] = {}
-        n = channel.size
-        parts = np.split(memory, np.cumsum(_sizes(n, room))[:-1])
+    def __init__(self, channel: "Channel", memory: Any, room: int):
+        """Args: memory: of `_sizes` bytes; its first three parts are zeros."""
+        self.room, self._channel, self._number = room, channel, 0
+        n, sizes = channel.size, _sizes(channel.size, room)
+        parts = np.split(np.ndarray((sum(sizes),), np.uint8, memory), np.cumsum(sizes)[:-1])
         self._posts = [part[: n * _ENTRY.size].data for part in parts[:2]]
-        self._small = parts[2].reshape(2, n, SMALL)
-        self.large: np.ndarray = parts[3].reshape(n, room)
+        self._asleep = parts[2][:n].data
+        self.rows: np.ndarray = parts[3].reshape(n, room)
         self.total: np.ndarray = parts[4]
-        self.number = 0
-        self._own = channel.rank * _ENTRY.size
+        self._spins = _SPINS if n <= usable_cores() else 1
 
-    def small(self, ahead: int = 0) -> np.ndarray:
-        """uint8 (ranks, SMALL): each rank's small data of the last round, or with ahead=1 of the next."""
-        rows: np.ndarray = self._small[(self.number + ahead) % 2]
-        return rows
-
-    def kept(self, key: Any, make: Callable[[], T]) -> T:
-        """`make()`, which is kept for the next time, among the `_KEPT` latest: for views of the arrays above."""
-        found: T | None = self._kept.get(key)
-        if found is None:
-            if len(self._kept) >= _KEPT:
-                del self._kept[next(iter(self._kept))]
-            found = self._kept[key] = make()
-        return found
-
-    def meet(self, op: str, digest: bytes) -> bool:
-        """Collective: waits until all ranks have come. True if they bring the same.
-
-        Args:
-            op: name of the collective call.
-            digest: eight bytes.
+    def wait(self, op: str, digest: bytes) -> bool:
+        """Collective: waits until all ranks have come. True if they have the same digest.
 
         Raises:
             RankMismatchError, RankLeftError: a rank is in another call, or has ended.
         """
-        self.channel.enter(op)
-        self.number += 1
-        posts, own = self._posts[self.number % 2], self._own
-        entry = _ENTRY.pack(self.number, digest)
-        if self.rank == 0 and (self.channel.messages.ended or self.number % _LISTEN == 0):
-            self.channel.check_messages(op)  # so that those of ranks that have waited for long do not pile up
+        channel, rank = self._channel, self._channel.rank
+        channel.enter(op)
+        self._number += 1
+        posts, own = self._posts[self._number % 2], rank * _ENTRY.size
+        entry = _ENTRY.pack(self._number, digest)
         posts[own + 8 : own + 16] = entry[8:]
         posts[own : own + 8] = entry[:8]  # last: processors of this kind show stores in their order
-        same = entry * self.channel.size
-        tests = _SPINS if self.channel.core_each else 1
+        same, spins = entry * channel.size, self._spins
         while bytes(posts) != same:
-            tests -= 1
-            if not tests:
+            spins -= 1
+            if not spins:
                 self._wait(op, posts)
                 break
-        for k in self.channel.peers.rings.sleepers():  # the rank that finds that all have come wakes them
-            self.channel.peers.wake(k)
+        if any(bytes(self._asleep)):  # the rank that finds that all have come wakes them
+            for k in range(channel.size):
+                if self._asleep[k] and k in channel.peers.wake_fds:
+                    self._asleep[k] = 0
+                    WakePipe.wake(channel.peers.wake_fds[k])
         return bytes(posts) == same
 
     def _wait(self, op: str, posts: memoryview) -> None:
         """Waits until all have come, and looks for messages that say why one does not."""
-        quiet_tests, notice = _QUIET_TESTS, time.perf_counter() + _NOTICE_S
+        channel, quiet_tests, notice = self._channel, _QUIET_TESTS, time.perf_counter() + _NOTICE_S
 
         def came() -> list[bool]:
-            return [number == self.number for number, _ in _ENTRY.iter_unpack(posts)]
+            return [number == self._number for number, _ in _ENTRY.iter_unpack(posts)]
 
         def over() -> bool:
             nonlocal quiet_tests, notice
@@ -119,123 +96,154 @@ class Page:
                 return True
             quiet_tests -= 1
             if quiet_tests < 0:
-                self.channel.check_messages(op, came)
-                if self.rank and time.perf_counter() > notice:
+                self._check_messages(op, came)
+                if channel.rank and time.perf_counter() > notice:
                     notice = math.inf  # once
-                    self.channel.report_waiting(op)
+                    self._report_waiting(op)
             return False
 
-        sleep = partial(self.channel.peers.sleep, lambda: all(came()))
-        self.channel.messages.wait(over, sleep, by_mpi=False)
+        def sleep(seconds: float) -> bool:
+            self._asleep[channel.rank] = 1
+            try:
+                return all(came()) or channel.peers.pipe.sleep(seconds)
+            finally:
+                self._asleep[channel.rank] = 0
+
+        channel.messages.wait(over, sleep, by_mpi=False)
+
+    def _report_waiting(self, op: str) -> None:
+        """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`."""
+        op, number, site = self._channel.call_id(op)
+        self._channel.messages.post(0, WAITING, (op + WAITS, number, site))
+
+    def _raise_left(self, op: str, source: int) -> NoReturn:
+        if source == 0:
+            self._report_waiting(op)  # rank 0, where it ends, says so
+        raise self._channel.messages.left_error(op, source)
+
+    def _check_messages(self, op: str, arrived: Callable[[], list[bool]] = list) -> None:
+        """Looks for messages that say why a rank does not arrive. Rank 0 passes on to all ranks what it finds.
+
+        Args: arrived: for each rank whether it has. One that has may be further on already; its messages can wait.
+
+        Raises:
+            RankMismatchError: a rank is in another call. RankLeftError: it has ended.
+        """
+        channel, messages = self._channel, self._channel.messages
+        unread = set(range(1, channel.size)) if channel.rank == 0 else set[int]()
+        messages.poll()
+        # what was early in the last round may be about this one
+        came = [(source, message) for source, queue in messages.inbox.items() for message in queue]
+        messages.inbox.clear()
+        try:
+            for source in messages.ended:
+                self._raise_left(op, source)
+            while came:
+                source, message = came.pop(0)
+                (kind, payload), there = opened(message), arrived()
+                # an error from a rank that has arrived, while others have not, is about this call
+                if there and (all(there) or (there[source] and kind != ERROR)):
+                    messages.inbox.setdefault(source, []).append(message)
+                elif kind == LEAVE:
+                    messages.ended[source] = payload
+                    self._raise_left(op, source)
+                elif kind == ERROR:
+                    raise payload
+                elif kind == CALL and not messages.is_late(source, message):
+                    unread.discard(source)
+                    channel.check_calls([channel.call_id(op), payload[:3]], [channel.rank, source])
+        except MpiUtilError as error:
+            channel.fail_all(portable(op, 0, error), unread)
+            raise
+        finally:
+            for source, message in came:
+                messages.inbox.setdefault(source, []).append(message)
 
 
 def _sizes(n: int, room: int) -> list[int]:
-    """Bytes of the parts of a page for `n` ranks: two rows of posts, small data, large data, its total."""
+    """Bytes of the parts of a page for `n` ranks: two rows of posts, who sleeps, the rows, their total."""
     posts = align(n * _ENTRY.size)
-    return [posts, posts, 2 * n * SMALL, n * room, room]
+    return [posts, posts, align(n), n * room, room]
 
 
-class Exchange:
-    """One round of all ranks on their barrier page. Subclasses say what they bring, in two steps.
-
-    Attributes:
-        op: name of the collective call.
-    """
-
-    op: str
-    _error: Exception | None = None
-    _nbytes = 0
-    _description: Any = None
-    _memory = np.empty(0, np.uint8)  # of a new page, on rank 0
-
-    def describe(self) -> tuple[bytes, int, Any]:
-        """(eight bytes that are equal where the description is, bytes of large data, description: see `check_same`).
-
-        What it raises is raised on every rank.
-        """
-        raise NotImplementedError
-
-    def write(self, page: Page) -> None:
-        """Writes this rank's data on the page: small data where the next round's goes."""
-        raise NotImplementedError
-
-    def exchange(self, channel: Channel) -> Page | None:
-        """Collective: takes the steps. The channel's page is made and enlarged as needed.
-
-        Returns:
-            The page, with the data of all ranks; None where there can be none (ranks on several machines, no shared
-            memory): then the descriptions agree, and the caller has to move the data by other means.
-        """
-        digest = _FAILED
-        try:
-            digest, self._nbytes, self._description = self.describe()
-        except Exception as caught:  # raised in the agreement, and so on all ranks
-            self._error = caught
-        while True:
-            page: Page | None = channel.page
-            if page:
-                fits = self._write(page)
-                if page.meet(self.op, _FAILED if self._error else digest if fits else b"room" + digest[:4]) and fits:
-                    return page
-            page = channel.page = None  # its memory is free; if one rank comes to this line, all do
-            place = channel.agree(self.op, self._brought, partial(self._new_page, channel))
-            if place.ticket is None:
-                return None
-            if channel.rank:
-                mapped = channel.attached.map(place.ticket, place.live)
-                self._memory = np.ndarray((sum(_sizes(channel.size, place.plan)),), np.uint8, mapped)
-            channel.peers.open_all(channel.here())
-            channel.page = Page(channel, self._memory, place.plan)
-
-    def _write(self, page: Page) -> bool:
-        """True if this rank's data is on the page."""
-        if self._error or self._nbytes > page.room:
-            return False
-        try:
-            self.write(page)
-        except Exception as caught:
-            self._error = caught
-        return not self._error
-
-    def _brought(self) -> tuple[int, Any]:
-        if self._error:
-            raise self._error
-        return self._nbytes, self._description
-
-    def _new_page(self, channel: Channel, brought: list[Any]) -> list[Place]:
-        """Rank 0: where each rank finds a page with room for that much, if there can be one."""
-        check_same(self.op, [description for _, description in brought])
-        room, ticket = align(int(brought[0][0] * _ROOM)), None
-        if possible(channel):
-            sizes = _sizes(channel.size, room)
-            self._memory, ticket = lease(channel, sum(sizes))
-            self._memory[: sum(sizes[:2])] = 0
-        return places(channel, ticket, room)
+def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
+    """Collective: `Channel.add_up`."""
+    page = _meet(channel, reduction) if STORES_IN_ORDER else None
+    if page is None:
+        return add_up_on_rank_0(channel, reduction)
+    reduction.combine(page.rows, page.total, channel.rank, channel.size)
+    page.wait(reduction.op, reduction.digest)
+    return page.total
 
 
-DIFFERS = "is not the same on all ranks"  # what all ranks have brought to one call
+def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
+    """Collective: the page, with the rows of all ranks. It is made and enlarged as needed. None: there is no memory."""
+    error: Exception | None = None
+    try:
+        digest, nbytes = reduction.digest, reduction.layout.nbytes
+    except Exception as caught:  # raised in the agreement, and so on all ranks
+        error, digest, nbytes = caught, _FAILED, 0
+
+    def contribute() -> tuple[int, Any]:
+        if error:
+            raise error
+        return nbytes, reduction.description
+
+    while True:
+        if page := channel.barrier:
+            fits = not error and nbytes <= page.room
+            try:
+                if fits:
+                    reduction.write(page.rows[channel.rank])
+            except Exception as caught:
+                error, digest, fits = caught, _FAILED, False
+            if page.wait(reduction.op, digest if fits or error else _TOO_SMALL) and fits:
+                return page
+        channel.barrier = page = None  # its memory is free; if one rank comes to this line, all do
+        memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
+        if memory is None:
+            return None
+        channel.peers.open_all()
+        channel.barrier = SharedBarrier(channel, channel.map(memory) if channel.rank else memory, room)
 
 
-def check_same(op: str, descriptions: Sequence[Description]) -> None:
-    """Raises the RankMismatchError that names the first array that differs between the ranks, if there is one."""
-    other = next((description for description in descriptions if description != descriptions[0]), None)
-    if other is None:
-        return
-    found = [{name: (dtype, shape) for name, dtype, shape in description} for description in descriptions]
-    differ = (entry for entry in (*other, *descriptions[0]) if entry not in other or entry not in descriptions[0])
-    name = (next(differ, None) or other[0])[0]
-
-    def text(one: dict[str, Any]) -> str:
-        dtype, shape = one.get(name, ("missing", ""))
-        with contextlib.suppress(TypeError):  # the name of a dtype that NumPy lacks
-            dtype = dtype and np.dtype(dtype)
-        what = dtype if dtype == "missing" else f"{dtype} {shape}" if dtype else "None"
-        return f"{what} (of {len(one)} arrays)"
-
-    what = f"{op}: '{name}' {DIFFERS}; they must have the same names, dtypes and shapes"
-    raise rank_mismatch(what, map(text, found))
+def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:
+    """Rank 0: for each rank (memory for a page, on others its address; room). None: there is no shared memory."""
+    reduction.check([description for _, description in contributed])
+    room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
+    sizes = _sizes(channel.size, room)
+    memory, address = channel.lease(sum(sizes))
+    memory[: sum(sizes[:3])] = 0
+    return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
 
 
-def possible(channel: Channel) -> bool:
-    """True if there may be a page: all ranks on one machine, whose processors show stores in their order."""
-    return channel.size > 1 and len(set(channel.machine)) == 1 and STORES_IN_ORDER
+def add_up_on_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
+    """Collective: `Channel.add_up` without a page: all rows come to rank 0, and their combination to all ranks."""
+
+    def contribute() -> tuple[Any, np.ndarray | None]:
+        description = reduction.description
+        if (nbytes := reduction.layout.nbytes) > min(_ALONG, _TOGETHER // channel.size):
+            return description, None
+        reduction.write(row := private(nbytes))
+        return description, row
+
+    def decide(contributed: list[tuple[Any, np.ndarray | None]]) -> Sequence[Any]:
+        reduction.check([description for description, _ in contributed])
+        nbytes, rows = reduction.layout.nbytes, [row for _, row in contributed if row is not None]
+        if not rows:
+            return channel.collect_targets(channel.size * nbytes, [[(k * nbytes, nbytes)] for k in range(channel.size)])
+        total = private(nbytes)
+        reduction.combine(rows, total)
+        return [total] * channel.size
+
+    found = channel.agree(reduction.op, contribute, decide)
+    if isinstance(found, np.ndarray):
+        return found
+    reduction.write(own := private(reduction.layout.nbytes))
+    channel.collect(reduction.op, found, [own])
+
+    def answer(_: list[None]) -> Sequence[Any]:
+        rows = found.block.reshape(channel.size, -1)
+        return channel.spread_sources(len(own), lambda block: reduction.combine(rows, block))
+
+    return channel.spread(reduction.op, channel.agree(reduction.op, lambda: None, answer))

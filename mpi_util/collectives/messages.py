@@ -1,10 +1,8 @@
-"""Small messages between the ranks of one communicator; the receiver is woken if it sleeps.
+"""Small messages between the ranks of one communicator, in the process of each; the receiver is woken if it sleeps.
 
-Between a leader and the others of its machine they go through shared memory (rings.py), between other ranks through
-MPI; either way in order.
-
-A rank that ends reports it to rank 0, rank 0 to all, and none exits before it knows of the others: one that ended
-silently would look like a slow one, and its MPI_Finalize would wait for the others with a busy core.
+They are MPI's, point to point, and in order. A rank that ends reports it to rank 0, rank 0 to all, and none exits
+before it knows of the others: one that ended silently would look like a slow one, and its MPI_Finalize would wait for
+the others with a busy core.
 """
 
 import io
@@ -13,32 +11,28 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
-from ..host.waiting import SPIN_S, wait_until
+from ..host.waiting import SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import process
 from ..ranks.watchdog import Watchdog
 from .peers import Peers
-from .rings import LARGE
 
-CALL, CALLS, REPLY, REPLIES, ERROR, DATA, LEAVE, WAITING = range(8)
+CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
 """Kinds of messages. Their payloads:
 
-CALL: (collective call, its number, file:line of the program, what the rank brings); to its leader.
-CALLS: as CALL, of a leader for all ranks below it in the tree: [(message, ranks that sent it), ...]; to the next one.
-REPLY: (number of the call, rank 0's answer); of a leader all below get the same.
-REPLIES: (number of the call, [(REPLY, ranks that get it), ...]), to a leader.
-ERROR: an MpiUtilError, to be raised. DATA: anything, within a call; also an MpiUtilError, to be raised.
+CALL: (collective call, its number, file:line of the program, what the rank contributes), to rank 0.
+REPLY: (number of the call, rank 0's answer).
+ERROR: an MpiUtilError, to be raised.
+DATA: (number of the call, anything), within a call; an MpiUtilError is raised where it is received.
 LEAVE: (exit status, reason or "", number of the last call that it has answered, as rank 0) of a rank that ends.
 WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
 """
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
 _TAG = 1
-_LARGE_TAG = 4  # of those that a ring announces
 _INTERRUPTED_S = 0.5
 
 Message = bytes  # its kind, and its payload, pickled
@@ -69,7 +63,7 @@ class Messages:
 
     Attributes:
         calls: how many collective calls this rank has begun.
-        failed: of each rank below this one in the tree, the call that has failed before its message was read.
+        failed: on rank 0, for each rank the call that has failed before its message was read.
         ended: ranks that have ended, with the payload of their LEAVE.
         answered: on rank 0, the number of the last call of which it has sent the answers.
         inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
@@ -90,40 +84,45 @@ class Messages:
         from mpi4py import MPI
 
         self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
+        self._background, self._watchdog = process.of(Background), process.of(Watchdog)
 
-    def send(self, dest: int, payload: Any) -> None:
-        """Small message to `dest`, which calls `receive` sooner or later."""
-        self.post(dest, DATA, payload)
+    def send(self, dest: int, data: Any) -> None:
+        """Sends something small to `dest`, which calls `receive` in the same collective call."""
+        self.post(dest, DATA, (self.calls, data))
 
     def receive(self, source: int, op: str, serves: bool = False) -> Any:
-        """The next message of `send` from `source`; raises MpiUtilError if that has failed, or is in another call.
+        """The next `send` of `source` in this call. Raises MpiUtilError if that has failed, or is in another call.
 
-        `serves`: it answers at its own end, too, while it waits for the other ranks.
+        Args: serves: `source` answers even after its program has ended, while it waits for the other ranks.
         """
-        kind, payload = self._expect(source, op, serves)
-        if isinstance(payload, MpiUtilError):
-            if self._is_over(payload):
-                return self.receive(source, op, serves)
-            raise payload
-        if kind != DATA:
-            raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
-        return payload
+        while source not in self.ended or (serves and not self.ended[source][0]):
+            _, message = self.next([source])
+            kind, payload = opened(message)
+            if kind == LEAVE:
+                self.ended[source] = payload
+            elif kind == DATA:
+                number, data = payload
+                if number < self.calls:
+                    continue  # left over from a call that failed or was interrupted
+                if isinstance(data, MpiUtilError):
+                    raise data
+                return data
+            elif kind == ERROR:
+                raise payload
+            elif kind == CALL and self.is_late(source, message):
+                continue
+            elif kind != WAITING or payload[1] >= self.calls:  # else it has got since what it waited for
+                raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
+        raise self.left_error(op, source)
 
-    def fail(self, op: str, error: BaseException, ranks: Iterable[int], waiting: Iterable[int] = ()) -> None:
-        """This rank cannot do its part of the call: others raise the error too, unless they are done with the call.
-
-        Args:
-            ranks: those others. waiting: of an error that came from another rank only these are notified.
-        """
+    def fail(self, op: str, error: BaseException, ranks: Iterable[int]) -> None:
+        """This rank cannot do its part of the call: those ranks raise the error too, unless they are done with it."""
         if not isinstance(error, Exception):
             return  # an interrupt, which all get
         shown = portable(op, self.rank, error)
         shown.call, shown.silent = self.calls, True  # this rank reports it
-        for k in {*(waiting if isinstance(error, MpiUtilError) and error.call else ranks)} - {self.rank}:
+        for k in {*ranks} - {self.rank}:
             self.send(k, shown)
-
-    def _is_over(self, error: MpiUtilError) -> bool:
-        return 0 < error.call < self.calls
 
     def post(self, dest: int, kind: int, payload: Any) -> None:
         """Sends and wakes; returns when the message has left (at once, but for one too large for MPI to keep)."""
@@ -131,32 +130,13 @@ class Messages:
 
     def post_all(self, messages: Mapping[int, Message]) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
-        sent = list[Any]()
-        for k, message in messages.items():
-            in_ring = k in (rings := self.peers.rings).ranks
-            if not in_ring or len(message) > LARGE:
-                sent.append(self.comm.Isend(message, k, _LARGE_TAG if in_ring else _TAG))
-                message = b""  # a large one is announced in the ring
-            if in_ring and not rings.write(k, message):
-                self.wait(partial(rings.write, k, message))
+        sent = [self.comm.Isend(message, k, _TAG) for k, message in messages.items()]
         for k in messages:
-            self.peers.wake(k)
+            if k in self.peers.wake_fds:  # else it polls
+                WakePipe.wake(self.peers.wake_fds[k])
         for request in sent:
             if not request.Test():
                 self.wait(request.Test)
-
-    def _expect(self, source: int, op: str, serves: bool) -> tuple[int, Any]:
-        """(kind, payload) of what comes next from `source` in the call `op`. RankLeftError if it has ended instead."""
-        while source not in self.ended or (serves and not self.ended[source][0]):
-            _, message = self.next([source])
-            kind, payload = opened(message)
-            if kind == LEAVE:
-                self.ended[source] = payload
-            elif kind == WAITING and payload[1] < self.calls:
-                continue  # it has got since what it waited for
-            elif kind not in (CALL, CALLS) or not self.is_late(source, message):
-                return kind, payload
-        raise self.left_error(op, source)
 
     def is_late(self, source: int, message: Message) -> bool:
         """True for a call that was answered, by an error, before it came. Only the first one after that can be."""
@@ -179,11 +159,10 @@ class Messages:
 
         Args: others: those who may send that something is wrong.
         """
-        background = process.of(Background)
 
         def first() -> int | None:
             for k, queue in self.inbox.items():
-                if k in awaited or (k in others and queue[0][0] not in (CALL, CALLS)):
+                if k in awaited or (k in others and queue[0][0] != CALL):
                     return k
             return None
 
@@ -191,29 +170,16 @@ class Messages:
 
         def arrived() -> bool:
             nonlocal source
-            for call in background:
+            for call in self._background:
                 call()
             self.poll()
             source = first()
             return source is not None or time.perf_counter() > end
 
         if source is None and not arrived():
-            by_mpi = bool(background) or not all(k in self.peers.wake_fds for k in awaited)
-            self.wait(arrived, partial(self.peers.sleep, self.peers.rings.news), by_mpi)
+            woken = not self._background and all(k in self.peers.wake_fds for k in awaited)
+            self.wait(arrived, self.peers.pipe.sleep, by_mpi=not woken)
         return (-1, b"") if source is None else (source, self.take(source))
-
-    def raise_failure(self) -> None:
-        """Raises what other ranks have reported: for a rank that waits for bytes, not for messages."""
-        self.poll()
-        for source, queue in [*self.inbox.items()]:
-            kind, payload = opened(queue[0])
-            if kind == DATA and isinstance(payload, MpiUtilError):
-                self.take(source)
-                if not self._is_over(payload):
-                    raise payload
-            elif kind == LEAVE and payload[0]:
-                self.ended[source] = payload
-                raise self.left_error(process.of(failure.FailureState).call, source)
 
     def take(self, source: int) -> Message:
         """The first message from that rank in the inbox."""
@@ -225,22 +191,10 @@ class Messages:
 
     def poll(self) -> None:
         """Takes all that has come into the inbox."""
-        rings = self.peers.rings
-        for source, message in rings.take():
-            self.inbox.setdefault(source, []).append(message or self.wait(partial(self._by_mpi, source, _LARGE_TAG))[1])
-        if 0 not in rings.ranks and len(rings.ranks) < self.size - 1:
-            while received := self._by_mpi(None, _TAG):
-                self.inbox.setdefault(received[0], []).append(received[1])
-
-    def _by_mpi(self, source: int | None, tag: int) -> tuple[int, Message] | None:
-        """(rank, message), if one has come from `source` by MPI; None: from any rank."""
-        status = self._status
-        message = self.comm.Improbe(self._any if source is None else source, tag, status)
-        if message is None:
-            return None
-        buffer = bytearray(status.Get_count())
-        message.Recv(buffer)
-        return status.source, bytes(buffer)
+        while (message := self.comm.Improbe(self._any, _TAG, self._status)) is not None:
+            buffer = bytearray(self._status.Get_count())
+            message.Recv(buffer)
+            self.inbox.setdefault(self._status.source, []).append(bytes(buffer))
 
     def wait(
         self,
@@ -250,7 +204,7 @@ class Messages:
         spin_s: float = SPIN_S,
     ) -> Any:
         """Waits until `test` comes true. Args: sleep, by_mpi, spin_s: as of `wait_until`."""
-        return wait_until(test, sleep, process.of(Watchdog), by_mpi, spin_s)
+        return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
 
     def announce_end(self, status: int, reason: str) -> None:
         """This rank ends with that exit status."""
@@ -282,7 +236,7 @@ class Messages:
             kind, payload = opened(message)
             if kind == LEAVE:
                 self.ended[k] = payload
-            elif kind in (CALL, CALLS, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
+            elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
                 # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
                 op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
                 until = time.perf_counter() + _INTERRUPTED_S

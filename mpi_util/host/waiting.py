@@ -28,6 +28,7 @@ SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, 
 PAUSE_S = 1e-3  # longest sleep where there is no wake-up: what MPI has received is found by testing only
 WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
 LATENESS = 1 / 8  # a pause is at most this share of the time waited so far
+_SHORT_S = 10e-3  # the watchdog is not asked about a shorter wait
 # Longer waits may end as much later: a test takes MPI some 20 us, and 1,000 of them a second 2 % of a core.
 LONG_PAUSE_S, LONG_LATENESS = 10e-3, 1 / 100
 
@@ -88,14 +89,14 @@ def wait_until(
         return result
     start = spun_from = time.perf_counter()
     tests, reported = 1, False
-    due = watchdog.first_s() if watchdog else math.inf
+    due, asked = _SHORT_S if watchdog else math.inf, False
     spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
     try:
         while not (result := test()):
             now = time.perf_counter()
             waited = now - start
-            if watchdog and waited > due:
-                reported, due = True, watchdog.due(waited)
+            if waited > due:
+                due, reported, asked = watchdog.due(waited) if asked else watchdog.first_s(), asked, True
             if spin_only:
                 continue
             tests += 1

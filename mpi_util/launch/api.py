@@ -1,7 +1,15 @@
-"""`mpi_fork` as programs call it: starts the ranks, and in each of them prepares failure, channel and threads."""
+"""`mpi_fork` and `nslots`: run in the process that the user starts, which then waits as the parent, and in each rank.
 
+The parent's own modules are loaded inside `start_ranks`, so a rank loads none of them; `mpi_util/cluster/` is loaded
+inside `hosts_module`, where several machines are named.
+"""
+
+import io
 import os
-from typing import Literal
+import stat
+import sys
+from types import ModuleType
+from typing import Any, Literal
 
 from ..collectives.channel import channel_of
 from ..errors import LaunchError, UsageError
@@ -9,9 +17,22 @@ from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure
 from ..ranks import threads as pools
 from ..ranks.console import print0_once
-from ..ranks.identity import check_variables, in_child_of_rank, rank
+from ..ranks.identity import (
+    RANK_PID,
+    Role,
+    check_variables,
+    forget_launcher,
+    in_child_of_rank,
+    is_multiprocess,
+    nworkers,
+    rank,
+    under_launcher,
+)
 from ..ranks.state import open_standard_streams, process
-from . import fork
+
+DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
+STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
+HOSTS = "MPI_UTIL_HOSTS"
 
 
 def mpi_fork(
@@ -83,7 +104,8 @@ def mpi_fork(
     open_standard_streams()
     try:
         check_variables()
-        side = fork.mpi_fork(n, gpu_pct, bind_to_core, threads, max_restarts, hosts, hostfile, tag_output, log_dir)
+        settings = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir)
+        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, **settings)
     except (LaunchError, UsageError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
@@ -96,3 +118,105 @@ def mpi_fork(
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
     return side
+
+
+def start_ranks(
+    n: int | None,
+    gpu_pct: float = 0.0,
+    max_restarts: int = 0,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Literal["parent", "child"]:
+    """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
+    for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
+            raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
+    role = process.of(Role)
+    role.is_parent = False  # in a notebook it may have been
+    if gpu_pct:
+        os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
+    if RANK_PID not in os.environ and not is_multiprocess():
+        role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
+    if in_child_of_rank():
+        if n in (1, None) or is_multiprocess():
+            return "child"
+        raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
+    if under_launcher() or role.job:
+        _become_rank(role, n, max_restarts)
+        return "child"
+    forget_launcher()
+    cluster = hosts_module(hosts, hostfile, nested=int(os.environ.get(DEPTH, "0")) > 0)
+    if n == 1 and not max_restarts and not cluster:
+        return "child"
+    from . import fork
+
+    find = (lambda: cluster.find(hosts, hostfile)) if cluster else None
+    return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, **settings)
+
+
+def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
+    """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
+    if under_launcher() or process.of(Role).job:  # also of a single rank; a hostfile need not be on every host
+        return nworkers()
+    if not (hosts or hostfile or os.environ.get(HOSTS)):
+        return 0
+    cluster = hosts_module(hosts, hostfile)
+    return sum(cluster.find(hosts, hostfile).slots.values()) if cluster else 0
+
+
+def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> ModuleType | None:
+    """`mpi_util.cluster.hosts`, where the arguments, MPI_UTIL_HOSTS or Slurm name hosts; None: ranks run here.
+
+    Args: nested: the caller is a rank, whose own job stays on its machine unless the arguments name hosts.
+
+    Raises LaunchError: hosts are named, but this copy of mpi_util is without cluster/.
+    """
+    several = os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
+    named = {
+        "hosts=": hosts is not None,
+        "hostfile=": hostfile is not None,
+        HOSTS: not nested and bool(os.environ.get(HOSTS)),
+        "Slurm": not nested and several,
+    }
+    if not (by := next((name for name, is_given in named.items() if is_given), "")):
+        return None
+    try:
+        from ..cluster import hosts as module
+    except ModuleNotFoundError as error:
+        if ".cluster" not in (error.name or ""):
+            raise
+        raise LaunchError(f"{by} names hosts, but mpi_util/cluster/, which is needed for that, is missing") from None
+    return module
+
+
+def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
+    """In a rank: its output and rank 0's input, and a note on arguments that have no effect here."""
+    for stream in (sys.stdout, sys.stderr):
+        # The ranks run with PYTHONUNBUFFERED, so that nothing is lost when one is killed. But that writes each argument
+        # of print() on its own, and mixes the lines of several ranks.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+    if (path := os.environ.pop(STDIN, "")) and role.rank == 0:
+        try:
+            _open_stdin(path)
+        except OSError:  # where /proc is closed to it, rank 0 reads nothing
+            _open_stdin(os.devnull)
+    if role.rank == 0 and n not in (role.size, None) and role.size:
+        here = f"already under an MPI launcher with {role.size} ranks; n={n} is ignored"
+        print(f"mpi_util: {failure.call_site()}: {here}", file=sys.stderr)
+    if role.rank == 0 and max_restarts and not role.job:
+        print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
+
+
+def _open_stdin(path: str) -> None:
+    """Makes the parent's standard input this process's. Args: path: of it, in the parent's folder of /proc."""
+    mode = os.stat(path).st_mode
+    flags = os.O_RDWR | os.O_NOCTTY if stat.S_ISCHR(mode) else os.O_RDONLY | os.O_NONBLOCK  # a FIFO may have no writer
+    fd = os.open(path, flags)
+    os.set_blocking(fd, True)
+    if stat.S_ISREG(mode):  # opened anew it begins at its first byte
+        with open(path.replace("/fd/", "/fdinfo/")) as info:
+            os.lseek(fd, int(info.readline().split()[1]), os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)

@@ -1,4 +1,4 @@
-"""Pass on what the ranks print, without the launchers' own banners.
+"""Passes on what the ranks print, without the launchers' own banners. Runs in threads of the waiting parent.
 
 A failed job ends with one line that names the rank; the dozen lines that mpiexec prints are shown only when nothing
 better is known.
@@ -12,12 +12,13 @@ import re
 import select
 import threading
 import time
+from collections.abc import Mapping
 from typing import IO
 
 from ..ranks.failure import print_line
 
-# Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the first line inside must
-# name the launcher.
+# Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the next line must name
+# the launcher.
 _DASHES = rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*"
 _NAMES_OPEN_MPI = (
     rb"(?:\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT|PRTE)\b|"
@@ -40,7 +41,7 @@ _LINES = {  # how a line of a banner begins, and what must follow
     rb"Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI will try)|plm:[rs]sh: Warning: setpgid\()",
     b"[warn] Epoll MOD(": b"",
 }
-_ALSO_PASSED = (b"Fatal error in ", b"*** An error occurred in MPI_")  # errors of MPI, of which more lines follow
+_ALSO_PASSED = (b"Fatal error in ", b"*** An error occurred in MPI_")  # errors of MPI: the lines that follow explain
 
 
 def _beginnings(text: bytes) -> bytes:
@@ -69,7 +70,7 @@ _UNFINISHED = re.compile(  # what has arrived of a banner
 )  # fmt: skip
 _LARGEST_BANNER_BYTES = 8192
 _CHUNK_BYTES = 1 << 16
-# Before each piece of output: what hydra is asked to write, and what Open MPI does. The rank is in the middle.
+# What stands before each piece of output, with the rank in it: as hydra is asked to write it, and as Open MPI does.
 MARK = "\x02%r\x03"
 _MARK = re.compile(rb"\x02(\d+)\x03|^\[\d+,(\d+)\]<std(?:out|err)>: ?", re.MULTILINE)
 _HALF_A_MARK = re.compile(rb"(?:\x02\d*|^\[[\d,]*(?:\](?:<[a-z]*>?:?)?)?)\Z", re.MULTILINE)
@@ -87,7 +88,7 @@ class BannerFilter:
         self._after_banner = False
 
     def feed(self, data: bytes) -> bytes:
-        """What has just arrived -> what can be passed on: all, but for what may be the first part of a banner."""
+        """Takes what has just arrived; returns what can be passed on: all but the possible beginning of a banner."""
         if self._after_banner:
             data = data.removeprefix(b"\0")  # Open MPI sends the end of its string along
         self._after_banner = False
@@ -97,7 +98,7 @@ class BannerFilter:
         return text.removesuffix(self.held)
 
     def release(self, ended: bool = False) -> bytes:
-        """What was held back: its rest did not come, so it was no banner. Of a banner's line the end may be late."""
+        """What was held back: its rest did not come, so it was no banner. (The end of a banner's line may be late.)"""
         if self.held and _BANNER.fullmatch(self.held + b"\n"):
             return self.feed(b"\n") if ended else b""
         held, self.held = self.held, b""
@@ -109,17 +110,20 @@ class BannerFilter:
         return match.group() if any(text in match.group() for text in _ALSO_PASSED) else b""
 
 
-class Parts:
-    """Parts an output of the launcher, in which each piece begins with its rank, into lines of each rank.
+class RankLines:
+    """Splits an output of the launcher, in which each piece begins with its rank, into whole lines of each rank.
 
-    Args: hosts: of each rank, for its tag; {}: all are here. tag: lines get one. folder: for files of the ranks, or "".
+    Args:
+        hosts: of each rank, for its tag; {}: all are on this machine.
+        tag: lines begin with `[rank]` or `[rank@host]`.
+        folder: for a file with the lines of each rank; "": none.
     """
 
-    def __init__(self, hosts: dict[int, str], tag: bool, folder: str):
+    def __init__(self, hosts: Mapping[int, str], tag: bool, folder: str):
         self._hosts, self._tag, self._folder = hosts, tag, folder
         self._rank = -1  # whose piece has come last; -1: the launcher's own words
-        self._mark = b""  # what may become one
-        self._lines: dict[int, bytes] = {}  # the last one of each, without its end
+        self._mark = b""  # the beginning of a mark whose rest has not arrived
+        self._lines: dict[int, bytes] = {}  # of each rank, the line whose end has not arrived
         self._filters: dict[int, BannerFilter] = {}
 
     @property
@@ -130,7 +134,7 @@ class Parts:
     held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What has just arrived -> the lines that are whole, without banners."""
+        """Takes what has just arrived; returns the lines that are whole, without banners."""
         data = self._mark + data
         self._mark = match.group() if (match := _HALF_A_MARK.search(data)) else b""
         first, *pieces = _MARK.split(data.removesuffix(self._mark))
@@ -179,20 +183,20 @@ class Parts:
         return b"".join(tag + line for line in lines.splitlines(True))
 
 
-class Stream(threading.Thread):
-    """Passes one output of the launcher on to ours, without the launcher's banners, from when it is made.
+class OutputThread(threading.Thread):
+    """Passes one output of the launcher on to this process's, without the launcher's banners, from when it is made.
 
-    It is a thread, so that a reader of ours that stalls (`train.py | less`) does not keep signals from the ranks. What
-    has no reader any more (`| head`, a closed terminal) is dropped: the work of the ranks is not.
+    It is a thread, so that a reader that stalls (`train.py | less`) does not keep signals from the ranks. Output that
+    nobody reads any more (`| head`, a closed terminal) is dropped, and the ranks go on.
 
     Attributes:
-        stalls: it waits for our reader.
-        deadline: when it ends, as time.monotonic(), even if a process that left the job still holds its pipe open.
+        stalls: it waits for the reader of this process's output.
+        deadline: of time.monotonic(): ends then, even if a process that left the job still holds its pipe open.
     """
 
-    def __init__(self, source: IO[bytes], target: int, parts: Parts | None = None):
+    def __init__(self, source: IO[bytes], target: int, lines: RankLines | None = None):
         super().__init__(daemon=True)
-        self.filter = parts or BannerFilter()
+        self.filter = lines or BannerFilter()
         self.stalls = False
         self.deadline = math.inf
         self._source, self._target = source, target

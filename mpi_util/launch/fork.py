@@ -1,11 +1,10 @@
-"""Starts this script again as N ranks under the MPI launcher, and waits for them. Nothing here starts MPI."""
+"""Starts this script again as N ranks under the MPI launcher. Runs in the waiting parent; nothing here starts MPI."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import functools
-import io
 import os
 import re
 import resource
@@ -13,107 +12,79 @@ import shutil
 import stat
 import subprocess
 import sys
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
-from ..cluster.hosts import Hosts, find
-from ..errors import LaunchError, UsageError
+from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
-from ..ranks.failure import call_site
-from ..ranks.identity import (
-    RANK_PID,
-    Role,
-    check_tasks,
-    forget_launcher,
-    in_child_of_rank,
-    is_multiprocess,
-    under_launcher,
-)
+from ..ranks.identity import RANK_PID, Role, check_tasks, is_multiprocess
 from ..ranks.state import process
 from ..ranks.threads import environment as threads_environment
+from . import restarts
+from .api import DEPTH, STDIN
 from .launcher import ENVIRONMENT, ask_library, find_launcher
+from .monitor import ProcessMonitor
+from .supervise import Job
 from .verdict import Verdict
 
-_DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
-_STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
 
 
-def mpi_fork(
-    n: int | None, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None, max_restarts: int = 0,
-    hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None, tag_output: bool = False,
+def start(
+    n: int | None,
+    gpu_pct: float,
+    max_restarts: int,
+    find_hosts: Callable[[], Any] | None = None,
+    bind_to_core: bool = False,
+    threads: int | None = None,
+    tag_output: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
-) -> Literal["parent", "child"]:  # fmt: skip
-    """`mpi_util.mpi_fork` (collectives/start.py), without the preparation of the ranks."""
-    for name, value, least in (("n", n, 1), ("threads", threads, 1), ("max_restarts", max_restarts, 0)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
-            raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
-    role = process.of(Role)
-    role.is_parent = False  # in a notebook it may have been
-    if gpu_pct:
-        os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
-    if RANK_PID not in os.environ and not is_multiprocess():
-        role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
-    if in_child_of_rank():
-        if n in (1, None) or is_multiprocess():
-            return "child"
-        raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
-    if under_launcher() or role.job:
-        _write_whole_lines()
-        if (path := os.environ.pop(_STDIN, "")) and role.rank == 0:
-            try:
-                _open_stdin(path)
-            except OSError:  # where /proc is closed to it, rank 0 reads nothing
-                _open_stdin(os.devnull)
-        if role.rank == 0 and n not in (role.size, None) and role.size:
-            here = f"already under an MPI launcher with {role.size} ranks; n={n} is ignored"
-            print(f"mpi_util: {call_site()}: {here}", file=sys.stderr)
-        if role.rank == 0 and max_restarts and not role.job:
-            print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
-        return "child"
+) -> Literal["parent", "child"]:
+    """Starts the ranks and waits for them; returns "child" at once where one rank is enough, which is this process.
+
+    Args: find_hosts: the `cluster.hosts.Hosts` of the ranks; None: all run on this machine. Others: as for `mpi_fork`.
+    """
     if n != 1:
         check_tasks(lambda: ask_library()[0])
-    forget_launcher()
-    depth = int(os.environ.get(_DEPTH, "0"))
-    find_hosts = functools.partial(find, hosts, hostfile, nested=depth > 0)
-    where = find_hosts()
-    n = (sum(where.slots.values()) or usable_cores()) if n is None else int(n)
-    if n == 1 and not max_restarts and not (where.slots and where.asked):
+    depth = int(os.environ.get(DEPTH, "0"))
+    where = find_hosts() if find_hosts else None
+    if n is None:
+        n = int(where.n_slots if where else 0) or usable_cores()
+    others = where if where and where.are_used_by(n) else None
+    if n == 1 and not max_restarts and not others:
         return "child"
     if is_multiprocess():
         raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")
     if depth > 1:
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
-    others = bool(where.slots) and (n > 1 or where.asked)
     program = _command_of_rank()
-    environment = _rank_environment(gpu_pct, bind_to_core, threads) | {_DEPTH: str(depth + 1)}
-    stdin, environment[_STDIN] = _stdin_for_ranks(others)
+    environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
+    stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
     log_dir = _made(log_dir)
     sys.stdout.flush()
     sys.stderr.flush()
 
-    from .restarts import run  # only the parent needs these
-    from .supervise import Job
-
-    def start(more: dict[str, str], hosts: Hosts) -> tuple[Verdict, str]:
+    def start_once(more: dict[str, str]) -> tuple[Verdict, str]:
         """Runs the job once."""
-        where = hosts if others else None
-        job, command = Job(n, environment | more, where, _script(), tag_output, log_dir), program
+        variables = environment | more
+        on_hosts = others and functools.partial(others.open_monitor, find_hosts, variables, _script())
+        job, command = Job(n, variables, on_hosts or ProcessMonitor, tag_output, log_dir), program
         if found:
             family, launcher = found
-            options = family.options(bind_to_core, bool(tag_output or log_dir), job.places, job.rsh)
+            options = family.options(bind_to_core, bool(tag_output or log_dir)) + job.monitor.options(family.name)
             command = [launcher, "-n", str(n), *options, *program]
         return job.run(command, stdin), job.saved
 
     _allow_files(n)
     try:
-        status = run(start, find_hosts, max_restarts)
+        status = restarts.run(start_once, max_restarts)
     except OSError as error:
         raise LaunchError(f"cannot start {n} ranks: {error}") from None
     if status:
         sys.exit(status)
-    role.is_parent = True
+    process.of(Role).is_parent = True
     return "parent"
 
 
@@ -124,17 +95,6 @@ def _allow_files(n: int) -> None:
         raise LaunchError(f"cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {hard}")
     if 0 <= soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _write_whole_lines() -> None:
-    """Makes print() write each line at once and in one piece.
-
-    The ranks run with PYTHONUNBUFFERED, so that nothing is lost when one is killed. But that writes each argument of
-    print() on its own, and mixes the lines of several ranks.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _command_of_rank() -> list[str]:
@@ -216,19 +176,6 @@ def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
     # after su /proc is closed: it is another user's
     opens = not stat.S_ISSOCK(mine.st_mode) and os.access(path, os.R_OK | (os.W_OK if terminal else 0))
     return (subprocess.DEVNULL, path) if opens and not others else (None, "")
-
-
-def _open_stdin(path: str) -> None:
-    """Makes the parent's standard input this process's. Args: path: of it, in the parent's folder of /proc."""
-    mode = os.stat(path).st_mode
-    flags = os.O_RDWR | os.O_NOCTTY if stat.S_ISCHR(mode) else os.O_RDONLY | os.O_NONBLOCK  # a FIFO may have no writer
-    fd = os.open(path, flags)
-    os.set_blocking(fd, True)
-    if stat.S_ISREG(mode):  # opened anew it begins at its first byte
-        with open(path.replace("/fd/", "/fdinfo/")) as info:
-            os.lseek(fd, int(info.readline().split()[1]), os.SEEK_SET)
-    os.dup2(fd, 0)
-    os.close(fd)
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:

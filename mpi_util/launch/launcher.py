@@ -1,7 +1,7 @@
-"""Which MPI library mpi4py loads, and the launcher (mpiexec) that belongs to it.
+"""Which MPI library mpi4py loads, and the launcher (mpiexec) that belongs to it. Runs in the waiting parent.
 
-Nothing here imports mpi4py: importing MPI starts it, and a process that has started MPI leaks its environment into
-its children.
+Also in the agents of other hosts and in doctor. Nothing here imports mpi4py: importing MPI starts it, and a process
+that has started MPI leaks its environment into its children. So a process of its own is asked (`_PROBE`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiex
 _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
 # Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
-# its file.
-# Without "", or a file of the current directory would be imported in place of json.
+# the library's file. "" is removed from sys.path first, or a json.py in the current directory would be imported.
 _PROBE = """
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -49,30 +48,26 @@ class Family(NamedTuple):
     launcher: str  # pattern of the launcher's --version output
     flags: str  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
     bound_flags: str  # to bind each rank to a core, which it shares if there are more ranks than cores
-    on_hosts: str  # to start them on {hosts}, by the program {rsh} in place of ssh
-    parted: str  # to begin each piece of output with its rank (banners.Parts)
+    marked: str  # to begin each piece of output with its rank (banners.RankLines)
 
-    def options(self, bound: bool, parted: bool, places: dict[str, list[int]], rsh: str) -> list[str]:
-        """What the launcher is given. Arguments: see `supervise.Job`."""
-        texts = (self.bound_flags if bound else self.flags).split() + self.parted.split() * parted
-        if places:
-            hosts = ",".join(f"{name}:{len(ranks)}" for name, ranks in places.items())
-            texts += self.on_hosts.format(hosts=hosts, rsh=rsh).split()
-        return texts
+    def options(self, bound: bool, marked: bool) -> list[str]:
+        """What the launcher is given on one machine."""
+        return (self.bound_flags if bound else self.flags).split() + self.marked.split() * marked
 
 
-# Variables that the families need, unless the user has set them; each reads its own. In a shell of srun hydra's own
-# srun would wait for that one's cores. Open MPI's libfabric component sleeps for a second in MPI_Init (5.0.11); shared
-# memory and TCP serve without it. It runs as root, as a container's user often is, only with permission.
-# UCX, in MPICH between hosts, warns at the end of messages that no rank needs any more.
+# Defaults for all MPI families; each ignores the others', and what the user has set wins. SLURM_OVERLAP: in a shell of
+# srun hydra starts its proxies by an srun of its own, which would wait for the cores of the first one. btl: Open MPI's
+# libfabric component sleeps for a second in MPI_Init (5.0.11); shared memory and TCP work without it. Open MPI refuses
+# to run as root, which a container's user often is, unless both variables allow it. UCX (MPICH between hosts) warns at
+# the end of a job about messages that no rank needs any more.
 ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi", "UCX_LOG_LEVEL": "error"}
 ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENVIRONMENT |= {"HOME": os.path.expanduser("~").replace("~", "/")}  # Open MPI needs one, which services lack
 _INTEL = r"Intel\(R\) MPI"
-_HYDRA = "-hosts {hosts} -launcher ssh -launcher-exec {rsh}", f"-prepend-pattern {MARK}"
+_HYDRA = f"-prepend-pattern {MARK}"
 _FAMILIES = (
-    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core", *_HYDRA),
-    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core", *_HYDRA),
+    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core", _HYDRA),
+    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core", _HYDRA),
     Family(
         "Open MPI 5",
         "openmpi",
@@ -80,8 +75,6 @@ _FAMILIES = (
         r"\(Open MPI\) [5-9]",
         "--map-by slot:OVERSUBSCRIBE --bind-to none",
         "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",
-        "--host {hosts} --prtemca plm ssh --prtemca plm_ssh_agent {rsh} --prtemca plm_ssh_no_tree_spawn 1 "
-        "--leave-session-attached",
         "--output tag",
     ),
     Family(
@@ -91,8 +84,6 @@ _FAMILIES = (
         r"\(Open MPI\) [1-4]\.",
         "--oversubscribe --bind-to none",
         "--oversubscribe --map-by core --bind-to core:overload-allowed",
-        "--map-by slot --host {hosts} --mca plm rsh --mca plm_rsh_agent {rsh} --mca plm_rsh_no_tree_spawn 1 "
-        "--leave-session-attached",
         "--tag-output",
     ),
 )

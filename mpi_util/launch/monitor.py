@@ -1,12 +1,14 @@
-"""Watch the ranks of a job on one machine, from outside: who has come, who has died, in which order.
+"""Watches the ranks of a job on one machine from outside: who has come, who has died, and in which order.
 
-The ranks are children of the launcher's. It reaps them, reports one status for all and may name the wrong one: hydra
-prints the id of a rank that it killed itself, and ors all statuses together. So each machine's ranks are watched there,
-by mpi_fork's parent or by its agent (agent.py). In the job's folder each rank k
+Runs in the waiting parent; on each other host of a job, in that host's agent (cluster/agent.py).
+
+The ranks are children of the launcher, not of this process. The launcher reaps them, reports one status for all and may
+name the wrong rank: hydra prints the id of a rank that it killed itself, and ors all statuses together. So this file
+looks for itself. In the job's folder each rank k
 
 - writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
-- writes failed-<k>, a `verdict.Failure` as JSON, before it ends on its own account;
+- writes failed-<k>, a `Failure` as JSON, before it ends on its own account;
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize;
 - writes saved-<k>: what the next start gets (restarts.py).
 
@@ -22,6 +24,7 @@ import functools
 import math
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import reap
+from .verdict import Death
 
 _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
 _LOOK_S = 0.5
@@ -38,21 +42,25 @@ _GUARD_PAUSE_S = 1.0
 FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 
 
-class Watch:
-    """The ranks of a job on this machine.
+class ProcessMonitor:
+    """The processes of a job, all on this machine. `cluster.monitor.ClusterMonitor` is the same for several machines.
 
     Args:
-        folder: of the job, on this machine. ranks: those that will be here.
-        on_death: called with a rank that has ended, its exit code (negative for a signal, None: not seen), and False
-            by its FIFO, which comes first and shows only the order; with rank -1 for a helper process of the launcher,
-            with which its ranks end too.
+        folder: of the job; it is made. ranks: those that will be on this machine.
+        on_death: called with each death.
 
     Attributes:
         selector: whose events `step` handles; descriptors of others may be added, with a function as data.
+        refused: a signal for which a rank was not ready; 0: none.
+        hosts: {rank: host} if several machines take part, else {}. lost: hosts that cannot be reached any more: why.
     """
 
-    def __init__(self, folder: Path, ranks: Iterable[int], on_death: Callable[[int, int | None, bool], object]):
+    def __init__(self, folder: Path, ranks: Iterable[int], on_death: Callable[[Death], object]):
+        folder.mkdir(mode=0o700)
         self.folder, self.selector = folder, selectors.DefaultSelector()
+        self.refused = 0
+        self.hosts = dict[int, str]()
+        self.lost = dict[str, str]()
         self._on_death = on_death
         self._unregistered = set(ranks)
         self._watched: set[int] = set()  # processes
@@ -63,7 +71,43 @@ class Watch:
         for rank in self._unregistered:  # each FIFO reaches its end when the rank, its only writer, ends
             path = folder / f"alive-{rank}"
             os.mkfifo(path, 0o600)
-            self.at_end(os.open(path, os.O_RDONLY | os.O_NONBLOCK), functools.partial(on_death, rank, None, False))
+            self._call_at_end(os.open(path, os.O_RDONLY | os.O_NONBLOCK), functools.partial(self._died, rank))
+
+    def options(self, family: str) -> list[str]:
+        """What this kind of launcher is given so that it starts the ranks where they belong."""
+        return []
+
+    def step(self, wait: bool = True) -> None:
+        """Waits for an event, for half a second at most, and handles it."""
+        pause = _LOOK_EARLY_S if self._unregistered else _LOOK_S
+        for key, _ in self.selector.select(pause if wait else 0):
+            key.data()
+        self._keep_guard()
+        self._register()
+
+    def signal(self, rank: int, signum: int) -> None:
+        """Sends a signal to a rank; sets `refused` if the rank cannot handle one yet, or has ended."""
+        record = self.record(rank)
+        if "shm" in record and reap.belongs(record["pid"], str(self.folder)):
+            reap.send(record["pid"], signum)
+        else:
+            self.refused = signum
+
+    def is_stopped(self, rank: int) -> bool:
+        """True if SIGSTOP, or a debugger, has stopped it."""
+        return reap.is_stopped(self.record(rank).get("pid", 0))
+
+    def pause(self) -> None:
+        """Ctrl-Z: all processes of the job stop with this one, and continue with it (`fg`)."""
+        stopped = reap.job_processes(str(self.folder), stop=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for pid in stopped:
+            reap.send(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends what is left of the job; what has happened until then is reported."""
+        self.step(wait=False)
+        reap.kill_processes(str(self.folder))
 
     def close(self) -> None:
         """Ends what is left of the job on this machine, and removes what it leaves behind."""
@@ -76,18 +120,21 @@ class Watch:
             with self._guard:  # closes its pipe, and waits
                 pass
 
-    def step(self, wait: bool = True) -> None:
-        """Waits for an event, for half a second at most, and handles it."""
-        pause = _LOOK_EARLY_S if self._unregistered else _LOOK_S
-        for key, _ in self.selector.select(pause if wait else 0):
-            key.data()
-        self._keep_guard()
-        self._register()
+    def record(self, rank: int) -> dict[str, Any]:
+        """What the rank has written of itself; {}: nothing yet."""
+        return reap.read_record(self.folder / f"rank-{rank}")
 
-    def kill(self) -> None:
-        """Ends what is left of the job on this machine; what has happened until then is reported."""
-        self.step(wait=False)
-        reap.kill_processes(str(self.folder))
+    def others(self) -> list[int]:
+        """Processes of the job that are neither ranks nor the launcher's."""
+        return [pid for pid in reap.job_processes(str(self.folder)) if pid not in self._watched]
+
+    def watch(self, pid: int, on_end: Callable[[int], object]) -> None:
+        """Calls on_end(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
+        if pid not in self._watched and pid != os.getpid():
+            self._watched.add(pid)
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(pid)
+                self._call_at_end(pidfd, functools.partial(on_end, pidfd))
 
     def _keep_guard(self) -> None:
         """Starts the guard, and another one when it is killed; while the system refuses one, the job runs without."""
@@ -117,36 +164,7 @@ class Watch:
             else:
                 self._died(rank, pid)
 
-    def record(self, rank: int) -> dict[str, Any]:
-        """What the rank has written of itself; {}: nothing yet."""
-        return reap.read_record(self.folder / f"rank-{rank}")
-
-    def signal(self, rank: int, signum: int) -> bool:
-        """Sends a signal to a rank, if it has come to the point where it handles one; returns whether it has."""
-        record = self.record(rank)
-        ready = "shm" in record and reap.belongs(record["pid"], str(self.folder))
-        if ready:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(record["pid"], signum)
-        return ready
-
-    def is_stopped(self, rank: int) -> bool:
-        """True if SIGSTOP, or a debugger, has stopped it."""
-        return reap.is_stopped(self.record(rank).get("pid", 0))
-
-    def others(self) -> list[int]:
-        """Processes of the job that are neither ranks nor the launcher's."""
-        return [pid for pid in reap.job_processes(str(self.folder)) if pid not in self._watched]
-
-    def watch(self, pid: int, on_death: Callable[[int], object]) -> None:
-        """Calls on_death(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
-        if pid not in self._watched and pid != os.getpid():
-            self._watched.add(pid)
-            with contextlib.suppress(OSError, AttributeError):
-                pidfd = os.pidfd_open(pid)
-                self.at_end(pidfd, functools.partial(on_death, pidfd))
-
-    def at_end(self, descriptor: int, call: Callable[[], object]) -> None:
+    def _call_at_end(self, descriptor: int, call: Callable[[], object]) -> None:
         """Calls when the descriptor, a FIFO or pidfd, says that its process has ended; closes it at the end."""
 
         def ended() -> None:
@@ -156,5 +174,6 @@ class Watch:
         self._descriptors.append(descriptor)
         self.selector.register(descriptor, selectors.EVENT_READ, ended)
 
-    def _died(self, rank: int, pid: int, pidfd: int = -1) -> None:
-        self._on_death(rank, reap.exit_code(pid, pidfd), True)
+    def _died(self, rank: int, pid: int = 0, pidfd: int = -1) -> None:
+        """Reports a death. Args: pid: 0 if only the rank's FIFO has closed."""
+        self._on_death(Death(rank, reap.exit_code(pid, pidfd) if pid else None, pid > 0, time.time()))

@@ -1,36 +1,21 @@
-"""Starts a failed job again, and gives the next start what the last one has saved."""
+"""Starts a failed job again, in the waiting parent, with the note that the last start has saved."""
 
 from collections.abc import Callable
 
-from ..cluster.hosts import Hosts
-from ..errors import HostError
 from ..ranks.failure import print_line
 from ..ranks.records import RESTARTS, SAVED
 from .verdict import Verdict
 
 
-def run(
-    start: Callable[[dict[str, str], Hosts], tuple[Verdict, str]], find_hosts: Callable[[], Hosts], max_restarts: int
-) -> int:
+def run(start: Callable[[dict[str, str]], tuple[Verdict, str]], max_restarts: int) -> int:
     """Runs the job, and again after failures; returns the status of the last start.
 
-    Args:
-        start: runs it once, given more of its environment, and the hosts; returns how it ended, and what it has saved.
-        find_hosts: asked before each start; after the first one, those that cannot be used are left out.
+    Args: start: runs it once, given more of its environment; returns how it ended, and what it has saved.
     """
     last, note, restart = ("", ""), "null", 0
     while True:
-        restart += 1
-        more, hosts = {RESTARTS: str(restart - 1), SAVED: note}, find_hosts()
-        try:
-            verdict, saved = start(more, hosts)
-        except HostError as error:
-            if restart == 1 or not (hosts := hosts.without(set(error.hosts))).slots:
-                raise
-            for name, what in error.hosts.items():
-                print_line(f"mpi_util: restarting without host {name}: {what}")
-            verdict, saved = start(more, hosts)
-        note = saved or note
+        verdict, saved = start({RESTARTS: str(restart), SAVED: note})
+        note, restart = saved or note, restart + 1
         then = ""
         if verdict.cause and max_restarts:
             then = f"; restart {restart} of {max_restarts}"

@@ -1,18 +1,23 @@
-"""Find out from the evidence how a job ended: which rank failed first, how, and with which status the parent ends."""
+"""Finds out how a job ended: which rank failed first, how, and with which status the parent ends.
+
+Runs in the waiting parent, once per job, on what it has seen (`Evidence`); pure functions, but for the ranks' records.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ..host.reap import read_record
 from ..ranks.records import Failure
 
-# What launchers and MPI libraries print about a rank (MPICH 5.0, Open MPI 5.0): all there is about one on another
-# machine. An error within MPI is named, as its status is the low byte of an error code of MPI's, 143 as after SIGTERM.
+# What launchers and MPI libraries print about a rank (MPICH 5.0, Open MPI 5.0). An error within MPI is reported by its
+# text: its status is the low byte of one of MPI's error codes, which may be 143, as after SIGTERM.
 _REPORTS = (
     re.compile(r"^Abort\(-?\d+\)(?: on node (?P<rank>\d+) .*)?: (?P<error>Fatal error in .+?)(, error stack:)?$", re.M),
     re.compile(r"^\0?\*\*\* (?P<error>An error occurred in MPI_\w+)$", re.M),
@@ -24,11 +29,24 @@ _REPORTS = (
 )
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 _KILLED_CODES = (0, signal.SIGKILL, 128 + signal.SIGKILL)  # a launcher's, for a rank that was killed
-# Open MPI's ranks end so when they lose the connection to one on another host (status 14: MPI_ERR_UNKNOWN)
+# Open MPI's ranks print this, and end with this status (MPI_ERR_UNKNOWN), when a rank on another host has gone
 _CUT_OFF, _CUT_OFF_CODE = "*** An error occurred in Socket closed", 14
 # statuses after which the job is not started again: a usage error, SIGHUP, SIGINT, SIGTERM
 _FINAL = (2, 129, 130, 143)
 _HELPER = "a helper process of the launcher"
+
+
+class Death(NamedTuple):
+    """The end of a rank, or of a helper process of the launcher, with which its ranks end too."""
+
+    rank: int  # -1: a helper process
+    code: int | None  # exit code, negative for a signal; None: it was not seen
+    certain: bool  # False: only the rank's FIFO has closed, which comes first and shows the order
+    time: float  # of time.time()
+    host: str = ""  # where, if it was on another machine
+
+
+_NO_DEATH = Death(-1, None, False, math.inf)
 
 
 @dataclass(frozen=True)
@@ -49,26 +67,26 @@ class Evidence:
     folder: Path  # of the job, with the ranks' records
     deaths: dict[int, int | None] = field(default_factory=dict)  # exit code of each rank that has ended; None: unseen
     times: dict[int, float] = field(default_factory=dict)  # when each of these did
-    hosts: dict[int, str] = field(default_factory=dict)  # of each rank, where other hosts take part
-    lost: dict[str, str] = field(default_factory=dict)  # hosts that cannot be reached any more, and why
+    hosts: Mapping[int, str] = field(default_factory=dict)  # of each rank; {}: all are on this machine
+    lost: Mapping[str, str] = field(default_factory=dict)  # hosts that cannot be reached any more, and why
     banners: str = ""  # what the launcher and the MPI library printed about the end
     launcher_code: int = 0  # 0 also if the parent ended it
     forwarded: int = 0  # the signal that was passed on to rank 0
-    helper_code: int = 0  # exit code of a helper process of the launcher, if it is known
-    helper_host: str = ""  # where it was, if not on this machine
-    helper_at: float = math.inf  # when it died; with the first one the others do
+    helper: Death = _NO_DEATH  # the first of the launcher's helper processes that died
     given_up: bool = False  # the parent ended the job because the launcher did not
 
-    def died(self, rank: int, code: int | None, at: float) -> None:
+    def died(self, death: Death) -> None:
         """A rank has ended; what is known of that first is its time, and then its exit code."""
-        self.times.setdefault(rank, at)
-        if code is not None or rank not in self.deaths:
-            self.deaths[rank] = code
+        self.times.setdefault(death.rank, death.time)
+        if death.code is not None or death.rank not in self.deaths:
+            self.deaths[death.rank] = death.code
 
     def named(self, who: str) -> str:
-        """`rank 3` as `rank 3@host`, where several hosts take part."""
-        host = self.hosts.get(int(who[5:])) if re.fullmatch(r"rank \d+", who) else self.helper_host * (who == _HELPER)
-        return (f"{who} on {host}" if who == _HELPER else f"{who}@{host}") if host else who
+        """`rank 3` as `rank 3@host`, where several machines take part."""
+        if who == _HELPER:
+            return who + (self.helper.host and f" on {self.helper.host}")
+        host = self.hosts.get(int(who.removeprefix("rank "))) if who.startswith("rank ") else None
+        return f"{who}@{host}" if host else who
 
     def ended_in_order(self, rank: int) -> bool:
         """True for a rank that has ended with status 0 and MPI_Finalize."""
@@ -81,9 +99,7 @@ class Evidence:
 
 def judge(evidence: Evidence) -> Verdict:
     """Weighs the evidence of a job that has ended."""
-    evidence.deaths = {
-        rank: evidence.deaths[rank] for rank in sorted(evidence.deaths, key=lambda k: evidence.times.get(k, 0))
-    }
+    evidence.deaths = dict(sorted(evidence.deaths.items(), key=lambda item: evidence.times.get(item[0], 0)))
     if evidence.lost:
         text = "; ".join(f"host {name} is lost: {why}" for name, why in evidence.lost.items())
         return Verdict(1, _line(text, evidence.n_ranks), cause=f"lost {sorted(evidence.lost)}")
@@ -121,11 +137,15 @@ def describe_signal(signum: int) -> str:
 
 
 def _first_failure(evidence: Evidence) -> Failure | None:
-    """Who failed first: a rank that has recorded it, else a part of the launcher, with which its ranks die, else ..."""
+    """Who failed first, by the best evidence there is.
+
+    A rank that has recorded it; else a part of the launcher that was killed, as its ranks die with it; else the rank
+    that the launcher names; else what the order of the deaths says.
+    """
     if recorded := failed_record(evidence.folder):
         return recorded
-    if evidence.helper_code < 0:
-        return Failure(evidence.helper_code, who=_HELPER)
+    if (code := evidence.helper.code or 0) < 0:
+        return Failure(code, who=_HELPER)
     if evidence.launcher_code < 0 or evidence.n_ranks == 1:  # one is started without a launcher
         who = "the launcher" if evidence.n_ranks > 1 else "the program"
         return Failure(evidence.launcher_code, who=who) if evidence.launcher_code else None
@@ -141,10 +161,10 @@ def _first_failure(evidence: Evidence) -> Failure | None:
 def _first_death(evidence: Evidence) -> Failure | None:
     """The rank that died first where the launcher names none (hydra).
 
-    hydra kills the others with SIGKILL, so a rank with another end is the one, without MPI_Finalize too; else the first
-    that was killed. Open MPI, which names none while a process that a rank has started has its output, ends the others
-    with SIGTERM. It is none of these if hydra's status is another: one has called MPI_Abort, and hydra, which kills
-    that rank too, may drop the line that names it.
+    hydra sends SIGKILL to the survivors, so a rank that ended otherwise (without MPI_Finalize counts too) is the cause;
+    else the first one killed. But if hydra's own status is not that of a kill, a rank has called MPI_Abort: hydra kills
+    that rank as well, and may drop the line that names it, so no rank is named. Open MPI sends SIGTERM to the
+    survivors, and names no rank as long as a process that a rank has started holds its output open.
     """
     hydra = _HYDRA_SIGNAL.search(evidence.banners)
     unseen = -int(hydra[1]) if hydra else None
@@ -152,13 +172,14 @@ def _first_death(evidence: Evidence) -> Failure | None:
     codes = {rank: unseen if code is None else code for rank, code in deaths.items()}
     if not (evidence.launcher_code or evidence.given_up or any(codes.values())):
         return None
-    by_launcher = (-signal.SIGKILL, *[-signal.SIGTERM] * bool(evidence.hosts or evidence.given_up))
+    several = bool(evidence.hosts)
+    by_launcher = (-signal.SIGKILL, *[-signal.SIGTERM] * (several or evidence.given_up))
     cut_off = _CUT_OFF_CODE if _CUT_OFF in evidence.banners else None
     own = [rank for rank, code in codes.items() if code not in (None, cut_off, *by_launcher)]
     killed = [rank for rank, code in codes.items() if code in by_launcher]
     above = [rank for rank in codes if "shm" not in read_record(evidence.folder / f"rank-{rank}")]  # mpi_fork
     codes_of_killed = [*_KILLED_CODES]
-    if evidence.hosts:  # 255: hydra's, of another host
+    if several:  # 255: hydra's, for a rank on another host
         codes_of_killed += [255, signal.SIGTERM, 128 + signal.SIGTERM, _CUT_OFF_CODE]
     for rank in own or (killed if evidence.launcher_code in codes_of_killed else above * evidence.given_up):
         return Failure(codes[rank] or 0, who=f"rank {rank}")

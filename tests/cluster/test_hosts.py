@@ -14,8 +14,9 @@ from machines import Machines
 from training import EPISODES
 
 from mpi_util import HostError, LaunchError, usable_cores
-from mpi_util.cluster import hosts as launch_hosts
 from mpi_util.cluster.hosts import Hosts, find
+from mpi_util.cluster.remote import is_here
+from mpi_util.launch.api import hosts_module
 
 TWO = {"hosts": "h1:2,h2:2"}
 KNOWN_S, GONE_S = 10, 10  # until a host that vanishes is known, and until nothing is left
@@ -33,6 +34,7 @@ def assert_nothing_is_left(machines: Machines, within: float = 3.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_ranks_run_on_two_hosts(machines, mpi):
     status, out, err = machines.run("h1", mpi, RANKS / "hosts.py", json.dumps(TWO))
     assert (status, err) == (0, "started\n")
@@ -41,6 +43,7 @@ def test_ranks_run_on_two_hosts(machines, mpi):
     assert_nothing_is_left(machines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [{"MPI_UTIL_HOSTS": "h2:1,localhost:2"}, {"MPI_UTIL_HOSTS": "h2:3"}], ids=str)
 def test_rank_0_is_on_the_first_host_and_the_variable_serves_too(machines, mpi, where):
     status, out, err = machines.run("h1", mpi, RANKS / "hosts.py", '{"n": 3}', env=where)
@@ -48,6 +51,7 @@ def test_rank_0_is_on_the_first_host_and_the_variable_serves_too(machines, mpi, 
     assert "rank 0 of 3 is on h2" in out and out.count(" on h2") == int(where["MPI_UTIL_HOSTS"][3])
 
 
+@pytest.mark.slow
 def test_a_single_rank_on_another_host_needs_no_hostfile_there(machines, tmp_path):
     machines.on("h1", "sh", "-c", "echo h2 >/tmp/only-on-h1")
     arguments = ("CartPole-v1", "--hostfile", "/tmp/only-on-h1", "--total_steps", 1000, "--run_dir", tmp_path / "run")
@@ -55,6 +59,7 @@ def test_a_single_rank_on_another_host_needs_no_hostfile_there(machines, tmp_pat
     assert status == 0 and "1 process" in out, err
 
 
+@pytest.mark.slow
 def test_experiments_on_two_hosts(machines, mpi, tmp_path):
     program = ROOT / "tests" / "ranks" / "experiment_hosts.py"
     where = {"MPI_UTIL_HOSTS": "h1:2,h2:2"}
@@ -67,6 +72,7 @@ def test_experiments_on_two_hosts(machines, mpi, tmp_path):
     machines.on("h1", "rm", "-r", "/tmp/not-shared")
 
 
+@pytest.mark.slow
 def test_a_host_that_greets_and_a_large_environment(machines):
     machines.on("h2", "sh", "-c", "echo 'echo Welcome to h2' >/root/.ssh/rc")  # as a login shell's files may
     try:
@@ -90,6 +96,7 @@ def test_main_job_on_two_hosts_has_the_bits_of_one_process(machines, mpi, tmp_pa
     assert set(out.replace("[0@h1] ", "").splitlines()) <= set(logged.splitlines())
 
 
+@pytest.mark.slow
 def test_train_says_where_it_runs(machines, tmp_path):
     """The slots of the hosts are `--nprocs auto`, all their cores count, and the command that resumes names them."""
     arguments = ("--total_steps", 1200, "--batch_steps", 200, "--run_dir", tmp_path / "run", "--nprocs", "auto")
@@ -102,6 +109,7 @@ def test_train_says_where_it_runs(machines, tmp_path):
     assert re.fullmatch(r"train.py: these hosts cannot be used:\n  h9: ssh: Could not resolve .*\n", err)
 
 
+@pytest.mark.slow
 def test_a_log_dir_on_a_full_disk(mpi, small_disk):
     fork = f"mpi_util.mpi_fork(2, log_dir={str(small_disk)!r}) == 'parent'"
     program = f"import mpi_util\nif {fork}: exit()\nfor i in range(10_000): print('x' * 100)"
@@ -118,6 +126,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.slow_unless(who=3, how=["kill", "raise"])
 @pytest.mark.parametrize(("how", "status", "line"), FAILURES, ids=[failure[0] for failure in FAILURES])
 @pytest.mark.parametrize("who", [0, 3])
 def test_a_rank_that_fails_is_named_with_its_host(machines, mpi, how, status, line, who):
@@ -134,6 +143,7 @@ def test_a_rank_that_fails_is_named_with_its_host(machines, mpi, how, status, li
     assert_nothing_is_left(machines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "line"),
     [
@@ -157,6 +167,7 @@ def test_a_helper_that_is_killed_ends_the_job(machines, mpi, what, line):
     assert_nothing_is_left(machines)
 
 
+@pytest.mark.slow_unless(how="kill")
 @pytest.mark.parametrize("how", ["cut", "kill"])
 def test_a_host_that_vanishes_is_named(machines, mpi, how):
     process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(TWO), "work")
@@ -176,6 +187,7 @@ def test_a_host_that_vanishes_is_named(machines, mpi, how):
             machines.again()
 
 
+@pytest.mark.slow
 def test_restart_on_the_hosts_that_are_left(machines, mpi, tmp_path):
     """A power cut on h2: all ranks start again on h1, and go on from what was saved."""
     (tmp_path / "hostfile").write_text("h1 slots=1  # the first\nh2:2\n")
@@ -192,6 +204,7 @@ def test_restart_on_the_hosts_that_are_left(machines, mpi, tmp_path):
     assert out.count("on h1") == 1 + 3 and out.endswith("sum 900.0\n")
 
 
+@pytest.mark.slow
 def test_interrupts_reach_rank_0_on_another_host(machines, mpi):
     for signals, status, words in (([signal.SIGINT], 130, "rank 0: interrupted"), ([signal.SIGTERM] * 2, 143, "")):
         process = machines.start("h1", mpi, RANKS / "hosts.py", '{"hosts": "h2:2,h1:1"}', "work")
@@ -207,6 +220,7 @@ def test_interrupts_reach_rank_0_on_another_host(machines, mpi):
         assert_nothing_is_left(machines)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_parent_is_killed(machines, mpi):
     process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(TWO), "work")
     wait_until_started(process)
@@ -259,7 +273,7 @@ def test_hosts_that_cannot_be_used_have_a_line_each(machines, mpi, tmp_path):
     ],
 )
 def test_where_ranks_are(slots, n, expected):
-    assert Hosts(slots).places(n) == expected
+    assert Hosts(slots).ranks_by_host(n) == expected
 
 
 def test_which_hosts(tmp_path, monkeypatch):
@@ -270,8 +284,10 @@ def test_which_hosts(tmp_path, monkeypatch):
     assert find("a:2, b", None).slots == {"a": 2, "b": 1}
     monkeypatch.setenv("MPI_UTIL_HOSTS", "c:3")
     assert find(None, None).slots == {"c": 3} and find("a", None).slots == {"a": 1}
-    assert not find(None, None, nested=True).slots
+    assert hosts_module(None, None) and not hosts_module(None, None, nested=True)
+    assert hosts_module("a", None, nested=True)
     monkeypatch.setenv("MPI_UTIL_HOSTS", "")
+    assert not hosts_module(None, None)
     assert not find(None, None).slots
     for wrong in ("h1:0", "h1:x", "h1 slots=x", "h1;h2", ":3", ""):
         with pytest.raises(LaunchError, match="is no host"):
@@ -293,7 +309,8 @@ def test_the_hosts_of_a_slurm_allocation(tmp_path, monkeypatch):
     allocation = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),1", "SLURM_JOB_NUM_NODES": "3"}
     for name, value in allocation.items():
         monkeypatch.setenv(name, value)
+    assert hosts_module(None, None) and not hosts_module(None, None, nested=True)
     assert find(None, None).slots == {"n1": 4, "n2": 4, "n3": 1} and find(None, None).shell[0] == "srun"
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     assert not find(None, None).slots
-    assert launch_hosts.is_here("localhost") and not launch_hosts.is_here("n1")
+    assert is_here("localhost") and not is_here("n1")

@@ -11,7 +11,7 @@ import pytest
 from conftest import mpi_environment, run
 
 import mpi_util
-from mpi_util.collectives import dealing as module
+from mpi_util.collectives import deal as module
 from mpi_util.errors import UsageError
 from mpi_util.ranks.state import process
 
@@ -116,7 +116,7 @@ def test_another_machine_asks_seldom_and_hears_of_the_end(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, time, mpi_util\nif mpi_util.mpi_fork(4) == 'parent': sys.exit()\n"
-        "from mpi_util.collectives import dealing\n"
+        "from mpi_util.collectives import deal\n"
         "asked, ask = [], dealing._Counter._ask\n"
         "dealing._Counter._ask = lambda *question: asked.append(1) or ask(*question)\n"
         "mine = []\n"

@@ -15,13 +15,14 @@ from mpi_util_spinup import mpi_tf
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-@pytest.mark.parametrize(
-    ("mpi", "n"), [("mpich", 1), ("mpich", 2), ("mpich", 4), ("openmpi", 2), ("openmpi", 3)], indirect=["mpi"]
-)
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 4), ("openmpi", 2), ("openmpi", 3)], indirect=["mpi"])
 def test_tensorflow(run_ranks, n):
     assert "checks on" in run_ranks("tf_all.py", n, timeout=240, env=QUIET).out
 
 
+@pytest.mark.tensorflow
+@pytest.mark.torch
 def test_keras_on_torch(run_ranks):
     assert "in order" in run_ranks("tf_keras_torch.py", 2, timeout=120).out
 

@@ -5,8 +5,7 @@ import json
 import sys
 
 import pytest
-from conftest import RANKS, mpi_environment, run
-from launching import FLAGS, LAUNCHER
+from conftest import FLAGS, LAUNCHER, RANKS, mpi_environment, run
 
 import mpi_util
 from mpi_util.errors import UsageError
@@ -38,9 +37,9 @@ def require(found, collecting=1, updating=CORES):
                 assert used < 1.2 if wanted == 1 else used > 1.2, row
 
 
-@pytest.mark.parametrize(
-    "mode", ["after", pytest.param("before", marks=pytest.mark.slow), pytest.param("late", marks=pytest.mark.slow)]
-)
+@pytest.mark.torch
+@pytest.mark.slow_unless(mode="after")
+@pytest.mark.parametrize("mode", ["after", "before", "late"])
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 def test_rank_0_updates_with_all_cores_and_collects_with_one(mode):
     alone, product = watch(1, mode)
@@ -50,13 +49,15 @@ def test_rank_0_updates_with_all_cores_and_collects_with_one(mode):
     assert set(found) == {(0, "collect"), (0, "update"), (1, "collect"), (2, "collect")} and same == product
 
 
+@pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 def test_a_launcher_may_have_started_and_bound_the_ranks(mpi):
     command = [LAUNCHER[mpi], *FLAGS[mpi], "-n", 2]
     require(watch(2, "after", mpi, launcher=command)[0])
 
 
-@pytest.mark.slow  # TensorFlow takes seconds to load
+@pytest.mark.tensorflow
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 @pytest.mark.parametrize("mpi", ["openmpi"])  # by which the launcher binds each rank to a core
 def test_tensorflow_has_as_many_threads_on_each_rank(mpi):
@@ -67,10 +68,12 @@ def test_tensorflow_has_as_many_threads_on_each_rank(mpi):
     assert watch(1, "tensorflow", mpi)[1] == same
 
 
+@pytest.mark.torch
 def test_what_the_user_has_set_stays():
     require(watch(2, "after", env={"OMP_NUM_THREADS": "1"})[0], updating=1)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_other_ways_to_set_the_threads():
     require(watch(2, "after", env={"MPI_UTIL_CORES": "1"})[0], updating=1)
@@ -98,6 +101,7 @@ for call in calls:
 """
 
 
+@pytest.mark.torch
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 @pytest.mark.parametrize("n", [1, 2])
 def test_after_a_call_rank_0_has_the_same_threads_at_any_number_of_ranks(tmp_path, n):
@@ -107,6 +111,7 @@ def test_after_a_call_rank_0_has_the_same_threads_at_any_number_of_ranks(tmp_pat
     assert done.out == f"{CORES} 1\n" * 16, done.err
 
 
+@pytest.mark.torch
 def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -123,6 +128,7 @@ def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):
     assert run([sys.executable, program], 60).out == "1\n" * 3
 
 
+@pytest.mark.torch
 def test_a_number_that_another_thread_sets_is_its_own(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -139,6 +145,8 @@ def test_a_number_that_another_thread_sets_is_its_own(tmp_path):
     assert run([sys.executable, program], 60).out == "3\n1\n" * 2
 
 
+@pytest.mark.torch
+@pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n", [1, 2])
 def test_torch_may_be_imported_in_a_thread_while_the_ranks_gather(tmp_path, n):
     program = tmp_path / "program.py"
@@ -177,6 +185,8 @@ def first_exp(before):
     return done.out
 
 
+@pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_mkl_knows_the_processor_before_two_threads_ask(start):
     """It has a race there, in which a thread computes with 4 correct digits."""
@@ -185,6 +195,8 @@ def test_mkl_knows_the_processor_before_two_threads_ask(start):
     assert first_exp(STARTS[start]) == first_exp(SETTLED)
 
 
+@pytest.mark.torch
+@pytest.mark.slow
 def test_a_number_of_threads_that_is_not_that_of_the_cores():
     found, _ = watch(2, "after", env={"MPI_UTIL_UPDATE_THREADS": "3"})
     assert {row["threads"] for row in found[0, "update"]} == {3} and found[0, "collect"][0]["threads"] == 1
@@ -213,6 +225,7 @@ def test_numbers_that_are_none(monkeypatch):
             usable_cores()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("n", "env", "threads"),
     [(1, {}, CORES), (2, {}, max(1, CORES // 2)), (1, {"OMP_NUM_THREADS": "1"}, 1), (1, {"MPI_UTIL_CORES": "1"}, 1)],

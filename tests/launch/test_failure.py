@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import OPEN_MPI, RANKS, ROOT, mpi_environment, run
-from launching import FLAGS, LAUNCHER, survivors
+from conftest import FLAGS, LAUNCHER, OPEN_MPI, RANKS, ROOT, mpi_environment, run
+from launching import survivors
 
 import mpi_util
 from mpi_util.host.waiting import wait_until
@@ -46,6 +46,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_if(how=["exit", "raise-exit", "exit-text", "os-exit", "fail"])
 @pytest.mark.parametrize("how", CASES)
 def test_a_rank_that_fails_ends_the_job(run_ranks, how):
     status, texts = CASES[how]
@@ -89,6 +90,7 @@ sys.exit(3)
     assert done.status == 3 and done.err == "once in each\n" * 2
 
 
+@pytest.mark.slow_if(method="spawn")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_that_a_rank_starts_are_no_ranks(run_ranks, method):
     """They run the program's top level again, and its mpi_fork with it."""
@@ -208,6 +210,7 @@ def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
     assert "this process has started the ranks, which have ended, and has nothing to compute; write `if" in done.err
 
 
+@pytest.mark.slow_if(who=2)
 @pytest.mark.parametrize("who", [0, 2])
 def test_any_rank_may_be_killed(run_ranks, who):
     finished = run_ranks("fail.py", 3, who, "kill", timeout=SOON_S, status=137)
@@ -235,6 +238,7 @@ def test_the_watchdog_says_who_waits_and_who_is_missing(run_ranks, who):
     assert finished.err.count("stack of") == 2 * finished.err.count("has waited")  # the others' are the same
 
 
+@pytest.mark.slow_unless(who=0)
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
 @pytest.mark.parametrize(("who", "machines"), [(0, 1), (2, 1), (1, 3)])
 def test_the_watchdog_may_end_the_job_of_a_rank_that_is_stopped(run_ranks, who, machines):
@@ -248,6 +252,7 @@ def test_the_watchdog_may_end_the_job_of_a_rank_that_is_stopped(run_ranks, who, 
     assert "This is a report" not in finished.err
 
 
+@pytest.mark.slow
 def test_the_watchdog_sees_a_wait_for_the_lock_of_deal(run_ranks):
     finished = run_ranks("fail.py", 2, 1, "lock", timeout=SOON_S, env={"MPI_UTIL_WATCHDOG": "1"})
     assert "rank 0: waiting in deal at fail.py" in finished.err and "rank 1: missing" in finished.err
@@ -339,6 +344,7 @@ def read_pid(out) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow_unless(n=3, sent=[["HUP"]])
 @pytest.mark.parametrize(
     ("n", "how", "before", "sent", "status"),
     [
@@ -396,6 +402,7 @@ def test_a_terminal_that_closes_stops_the_program_in_order(tmp_path, mpi, n):
     assert (tmp_path / "saved").read_text() == "1"
 
 
+@pytest.mark.slow_unless(streams=["| head -1", "> /dev/full"])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("streams", [">&-", ">&- 2>&- <&-", "| head -1", "2>&1 | head -1", "> /dev/full"])
 def test_a_program_needs_no_output(tmp_path, n, streams):
@@ -411,6 +418,7 @@ def test_a_program_needs_no_output(tmp_path, n, streams):
     assert done.status == 0 and not done.err and (tmp_path / "done").exists()
 
 
+@pytest.mark.slow_if(ends="")
 @pytest.mark.parametrize(("ends", "status"), [("sys.exit(3)", 3), ("raise ValueError('of the child')", 1), ("", 0)])
 def test_a_forked_process_of_a_rank_may_end_as_it_likes(tmp_path, mpi, ends, status):
     program = tmp_path / "program.py"
@@ -427,6 +435,7 @@ def test_a_forked_process_of_a_rank_may_end_as_it_likes(tmp_path, mpi, ends, sta
     assert done.status == 0 and done.out.splitlines() == ["its own atexit", f"status {status}"], done.err
 
 
+@pytest.mark.slow_unless(call=["all_sum(np.ones(3))", "deal(4)"])
 @pytest.mark.parametrize(
     "call", ["all_sum(1)", "all_sum(np.ones(3))", "rank0_gather(1)", "rank0_bcast_wts(w)", "deal(4)"]
 )
@@ -473,6 +482,7 @@ def test_a_process_forked_before_the_first_call_is_no_rank(tmp_path, mpi, how):
     assert done.status == 0 and sorted(done.out.splitlines()) == ["2", "no rank", "no rank"], done.err
 
 
+@pytest.mark.slow_if(context="spawn")
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_mpi_fork_in_a_process_of_multiprocessing_is_refused(tmp_path, context):
     program = tmp_path / "program.py"
@@ -527,6 +537,7 @@ sys.exit(stop.status)
 """
 
 
+@pytest.mark.slow_unless(how="slow", n=3)
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 3), ("openmpi", 2), ("mpich", 1)], indirect=["mpi"])
 @pytest.mark.parametrize("how", ["stopped", "slow"])
 def test_after_a_signal_the_job_says_what_it_waits_for(tmp_path, mpi, n, how):
@@ -561,6 +572,7 @@ def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):
     assert ((tmp_path / "in a circle").read_text(), (tmp_path / "global").read_text()) == ("a", "b")
 
 
+@pytest.mark.slow_if(interrupted=1)
 @pytest.mark.parametrize("interrupted", [0, 1])
 def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, interrupted, mpi):
     program = tmp_path / "program.py"
@@ -582,6 +594,7 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, int
     assert "KeyboardInterrupt" in done.out and (interrupted == 0 or len(sums) == 7), done.out
 
 
+@pytest.mark.slow_if(n=2)
 @pytest.mark.parametrize(("n", "slow"), [(2, 0), (3, 2)])
 def test_a_message_that_came_at_the_end_of_the_last_round_is_about_this_one(tmp_path, n, slow, mpi):
     """A rank that is interrupted while it waits on the barrier page may receive what is sent in the next call."""

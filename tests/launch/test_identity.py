@@ -30,6 +30,7 @@ def mpiexec(mpi, n, *command, library=None, env=None):
     )  # fmt: skip
 
 
+@pytest.mark.openmpi
 @pytest.mark.parametrize("program", [SHOW, FORK.format(2), "import mpi4py.MPI\n" + SHOW], ids=["", "fork", "mpi4py"])
 def test_the_launcher_of_another_mpi(mpi, program):
     if mpi == "openmpi" and "mpi4py" in program:
@@ -43,6 +44,7 @@ def test_the_launcher_of_another_mpi(mpi, program):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow_if(outer="hand")
 @pytest.mark.parametrize("fork", ["os.fork()", "mp.get_context('fork').Process(target=show).start()"])
 @pytest.mark.parametrize("outer", ["fork", "hand"])
 def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer, fork):
@@ -90,6 +92,7 @@ LEFT = {
 }
 
 
+@pytest.mark.slow_unless(left=["PMI", "no PMI_FD", "all"], program=SHOW)
 @pytest.mark.parametrize("left", [*LEFT, "all"])
 @pytest.mark.parametrize("program", [SHOW, FORK.format(4)], ids=["", "fork"])
 def test_variables_that_a_launcher_has_left(mpi, left, program):
@@ -119,6 +122,7 @@ def test_variables_that_a_launcher_has_left(mpi, left, program):
         assert not [name for name in variables if name.endswith(("_RANK", "_SIZE"))]
 
 
+@pytest.mark.slow_if(left=["no socket", "no PMI_FD"])
 @pytest.mark.parametrize("left", LEFT)
 def test_a_launcher_in_a_shell_with_variables_of_another_one(mpi, left):
     """Those that its own ranks do not overwrite stay, but are not of a launcher that can be reached."""
@@ -135,6 +139,8 @@ def test_a_rank_without_a_size_is_none(left):
     assert done.out == "0 1 1\n" and not done.err
 
 
+@pytest.mark.slow_unless(value="x")
+@pytest.mark.slow_unless(bad="PMI_RANK")
 @pytest.mark.parametrize(
     ("bad", "variables"),
     [
@@ -155,6 +161,7 @@ def test_variables_that_make_no_sense(bad, variables, value):
         assert f"LaunchError: {bad} is '{value}', as no launcher sets it" in line and f"`unset {bad}`" in line
 
 
+@pytest.mark.slow_unless(n=None, outer="mpi_util")
 @pytest.mark.parametrize("n", [None, 1, 3])
 @pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
 def test_a_program_that_a_rank_starts(mpi, n, outer):
@@ -180,6 +187,7 @@ COMM_WORLD.Barrier()
     assert sorted(out.splitlines()) == [f"{rank} {size} {size}" for rank in range(size)]
 
 
+@pytest.mark.slow_if(outer="mpi4py")
 @pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
 def test_a_rank_may_start_a_launcher_by_hand(mpi, outer):
     """Its ranks have what the outer launcher has set for the outer rank too."""
@@ -218,6 +226,7 @@ def test_a_shell_of_srun_is_no_rank(mpi):
         assert sorted(done.out.splitlines()) == ["0 3 3", "1 3 3", "2 3 3"] and done.err == ""
 
 
+@pytest.mark.slow_if(how=["5", "kill"])
 @pytest.mark.parametrize(
     ("how", "status", "text"),
     [("import", 1, "status 1"), ("0", 1, "before MPI_Finalize"), ("5", 5, "status 5"), ("kill", 137, "signal 9")],

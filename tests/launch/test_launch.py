@@ -21,7 +21,7 @@ from launching import CLEAN_ENVIRONMENT, LAUNCHER_VARIABLES, TIMEOUT_S
 
 from mpi_util.errors import LaunchError, UsageError
 from mpi_util.host import cores, reap
-from mpi_util.launch import fork, launcher
+from mpi_util.launch import api, fork, launcher
 from mpi_util.launch.banners import BannerFilter
 from mpi_util.launch.supervise import Job
 from mpi_util.launch.verdict import Evidence, failed_record, judge
@@ -115,6 +115,7 @@ def test_one_rank_needs_no_mpi(python):
     assert run.stdout == "CHILD False\n"
 
 
+@pytest.mark.slow_if(n=4)
 @pytest.mark.parametrize("n", [2, 4, 10])
 def test_ranks_run_and_the_parent_says_nothing(python, n):
     run = Run(python, n, "ok")
@@ -164,6 +165,7 @@ def test_stdin_reaches_rank_0(python):
     assert "READ a line" in run.stdout
 
 
+@pytest.mark.slow_unless(kind=["pipe", "file"])
 @pytest.mark.parametrize("kind", ["null", "pipe", "fifo", "closed", "file"])
 def test_the_end_of_stdin_reaches_rank_0(python, tmp_path, kind):
     path = tmp_path / "file"
@@ -248,6 +250,7 @@ def test_already_under_a_launcher(python, mpi):
 # ---- runs that end badly
 
 
+@pytest.mark.slow_if(mode=["leave3", "signal6"])
 @pytest.mark.parametrize(
     ("mode", "status", "line"),
     [
@@ -297,6 +300,7 @@ def test_a_program_may_change_its_folder_above_the_fork_and_needs_no_home(tmp_pa
     assert run(command, 30, mpi_environment(mpi) | path, cwd=tmp_path).out == "2 sub ['program.py']\n"
 
 
+@pytest.mark.slow_if(victim="helper")
 @pytest.mark.parametrize("victim", ["launcher", "helper", "parent"])
 def test_kill_of_another_process_of_the_job(python, victim):
     run = Run(python, 4, "wait")
@@ -332,6 +336,7 @@ def test_a_rank_that_leaves_without_a_word_is_noticed_where_the_launcher_does_no
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_where_the_guard_was_killed_before_the_parent(python, signum):
     run = Run(python, 2, "wait")
@@ -347,6 +352,7 @@ def test_nothing_is_left_where_the_guard_was_killed_before_the_parent(python, si
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "not replaced"])
 def test_a_job_ends_well_whatever_has_become_of_its_guard(tmp_path, mpi, how):
     program = tmp_path / "program.py"
@@ -412,6 +418,7 @@ def test_ctrl_c_while_the_launcher_is_looked_for_is_one_line():
     assert (done.status, done.out, done.err) == (130, "", "mpi_util: interrupted (Ctrl-C)\n")
 
 
+@pytest.mark.slow_if(ends="by a second signal")
 @pytest.mark.parametrize("ends", ["in order", "by a second signal"])
 def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, ends):
     run = Run(python, 2, "flood", tmp_path / "signalled")
@@ -477,7 +484,7 @@ def test_reader_of_the_output_goes_away(python):
 @pytest.mark.parametrize("n", [0, -1, 2.0, "2", True])
 def test_a_count_that_is_none(n):
     with pytest.raises(UsageError, match="whole number of at least 1"):
-        fork.mpi_fork(n)
+        api.start_ranks(n)
 
 
 def test_no_mpi_library(python):
@@ -495,7 +502,7 @@ def test_no_mpi4py(python, tmp_path):
 
 def test_program_from_stdin(python):
     root = str(PROGRAM.parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch.fork import mpi_fork; mpi_fork(2)"
+    code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch.api import start_ranks; start_ranks(2)"
     for arguments in ([], ["-"]):
         ended = subprocess.run(
             [python, *arguments], input=code, env=CLEAN_ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S

@@ -26,6 +26,7 @@ def lines(done):
     return [line for line in done.err.splitlines() if line.startswith("mpi_util: ") and "uncaught" not in line]
 
 
+@pytest.mark.slow_if(how="helper")
 @pytest.mark.parametrize(
     ("how", "line"), [("kill", KILLED), ("raise", BUG), ("helper", f"a helper process of the launcher {KILLED}")]
 )
@@ -125,6 +126,7 @@ def victim(token, who):
     return random.choice(ranks) if who == "rank" else ranks[0].parent()
 
 
+@pytest.mark.slow_unless(n=3, who="rank")
 @pytest.mark.parametrize("who", ["rank", "launcher"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_train_goes_on_to_the_same_bits(undisturbed, tmp_path, n, who, mpi):
@@ -153,6 +155,7 @@ def test_train_goes_on_to_the_same_bits(undisturbed, tmp_path, n, who, mpi):
     assert not survivors(token)
 
 
+@pytest.mark.slow
 def test_an_exception_that_comes_once(undisturbed, tmp_path):
     folder = tmp_path / "run"
     env = {"MPI_UTIL_TEST_RAISE_ONCE": str(tmp_path / "raised")}

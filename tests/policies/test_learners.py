@@ -22,7 +22,6 @@ from learning import (
     Rank0,
     a_batch,
     assert_same_bits,
-    backends_slow,
     entropy,
     module,
 )
@@ -106,7 +105,8 @@ def test_log_probabilities_that_are_wrong_are_refused(backend):
 
 @BOTH
 @ALGOS
-@backends_slow("torch", "tf")
+@BACKENDS
+@pytest.mark.slow_if(backend="torch")
 def test_policy_solves_a_bandit(backend, algo, spec):
     rank0 = Rank0(backend, spec, algo, lr=5e-3 if algo == "vpg" else 1e-2, kl_targ=0.02 if algo == "ppo-kl" else None)
     first = rank0.batch(0)[2].mean()

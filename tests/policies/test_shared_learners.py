@@ -46,6 +46,7 @@ def test_several_learners_do_what_one_does_on_the_whole_batch(backend, spec, alg
     check_group(backend, spec, algo, weights, 3, **settings)
 
 
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("algo, spec", [("ppo", BOX), ("ppo-kl", DISCRETE), ("trpo", DISCRETE), ("vpg", BOX)])
 def test_several_learners_in_tensorflow_do_what_one_does(algo, spec):
     settings = {**MORE, "max_grad_norm": 100.0, "log_std_lr": 1.0}  # compiled once for all

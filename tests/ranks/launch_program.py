@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mpi_util.host import reap
-from mpi_util.launch.fork import mpi_fork
+from mpi_util.launch.api import start_ranks
 
 FAILING_RANK = 1
 WAIT_S = 30.0  # longer than any test waits: a rank that is not stopped makes its test fail
@@ -82,7 +82,7 @@ def show_environment():
 
 def main():
     n, mode = int(sys.argv[1]), sys.argv[2]
-    if mpi_fork(n, gpu_pct=0.25) == "parent":
+    if start_ranks(n, gpu_pct=0.25) == "parent":
         print("PARENT")
         return
     if n == 1:

@@ -40,7 +40,8 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "overlap")) for n in PROGRAMS])
+@pytest.mark.slow_unless(name=["gather", "rollout"])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_writes_what_it_measured(name, tmp_path):
     if name == "machines":
         skip_without_hosts()
@@ -91,8 +92,8 @@ def test_end_to_end_compares_with_the_best_of_each(tmp_path, monkeypatch):
     assert record["envpool_versions"]["python"].endswith("benchmarks/envpool_ppo.py")
 
 
+@pytest.mark.envpool
 def test_envpool_ppo_does_the_same_work(tmp_path):
-    pytest.importorskip("envpool")
     program, out = ROOT / "benchmarks" / "envpool_ppo.py", tmp_path / "out.json"
     done = run([sys.executable, program, "--iterations", 3, "--out", out], timeout=120)
     assert done.status == 0, done.out + done.err
@@ -103,8 +104,8 @@ def test_envpool_ppo_does_the_same_work(tmp_path):
     assert found["steps_per_s"] > 0 and 0 < found["reset_share"] < 0.06 and min(found["returns"]) > 90
 
 
+@pytest.mark.envpool
 def test_envpool_ppo_has_the_same_advantages():
-    pytest.importorskip("envpool")
     from benchmarks.envpool_ppo import GAMMA, LAM, advantages
 
     rng = np.random.default_rng(0)
@@ -120,9 +121,8 @@ def test_envpool_ppo_has_the_same_advantages():
         np.testing.assert_allclose(found[end:, i], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow  # compiles
+@pytest.mark.envpool
 def test_envpool_ppo_compiled_is_the_same():
-    pytest.importorskip("envpool")
     import torch
 
     from benchmarks.envpool_ppo import Agent, compiled_step, eager_step

@@ -12,7 +12,6 @@ from conftest import ROOT, mpi_environment, run
 
 from mpi_util_spinup.logx import load_weights
 
-slow = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 STEPS, EPOCHS = 201, 2  # shares of different sizes on 2 and 4 ranks
@@ -49,6 +48,7 @@ def table(folder: Path) -> list[dict[str, float]]:
     return [{key: float(value) for key, value in row.items()} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "env", "mpi", "n"),
     [
@@ -92,6 +92,7 @@ def test_spinning_up_program(name, env, mpi, n, tmp_path):
         assert "MaxEpRet" in start("adopt_test_policy", folder, "--episodes", 2, "--trust")
 
 
+@pytest.mark.tensorflow
 @pytest.mark.parametrize(("env", "n"), [("Pendulum-v1", 1), ("CartPole-v1", 2)])
 def test_program_of_2017(env, n):
     out = start("adopt_2017", env, "--nprocs", n, "-b", 3, "-n", 6, "--check")
@@ -131,9 +132,8 @@ def read(out: str) -> tuple[list[float], str]:
     return returns, re.fullmatch(r"checksum (\w{16})", out.splitlines()[-1])[1]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("same_bits", "gather_ppo_torch") else pytest.param(name, marks=slow) for name in TEACHING]
-)
+@pytest.mark.slow_unless(name=["same_bits", "gather_ppo_torch"])
+@pytest.mark.parametrize("name", TEACHING)
 def test_it_learns_and_has_the_same_bits_on_one_rank_and_on_three(name):
     alone, three = (start(name, "--nprocs", n, *TEACHING[name].split()) for n in (1, 3))
     returns, weights = read(alone)

@@ -316,7 +316,8 @@ def children_of(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seeds", [[3], pytest.param([3, 4], marks=pytest.mark.slow)], ids=["one", "two"])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [[3], [3, 4]], ids=["one", "two"])
 def test_runs_that_are_killed_or_stopped_continue_to_the_same_bits(tmp_path, seeds):
     disturbed, undisturbed, n = tmp_path / "disturbed", tmp_path / "undisturbed", len(seeds)
     process = started(disturbed, seeds)
@@ -366,6 +367,7 @@ def test_what_is_not_of_the_table_is_kept_out_of_it(capsys, monkeypatch, argumen
     assert end.value.code == 2 and re.fullmatch(f".*error: {line}", capsys.readouterr().err.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_runs_is_refused_and_no_run_begins_after_the_hours(tmp_path):
     made = learning.folder_of(tmp_path / "runs", TASK, 3)
     train = [

@@ -54,6 +54,7 @@ def test_the_wheel_holds_mpi_util_and_its_satellites(built):
     assert "# mpi_util" in text and all(link.startswith("https:") for link in links), links
 
 
+@pytest.mark.slow
 def test_the_source_distribution_is_complete(built, tmp_path):
     with tarfile.open(built[1]) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -21,8 +21,7 @@ from trainer.config import Config, parse
 README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 MPIEXEC = {"mpich": Path(sys.prefix, "bin", "mpiexec"), "openmpi": OPEN_MPI.parents[1] / "bin" / "mpiexec"}
-OPTIONAL = ("weight_sync", "runs", "integrations", "spinup", "run.py", "test_policy.py", "plot.py")
-OPTIONAL += ("logx.py", "run_utils.py", "serialization_utils.py")
+OPTIONAL = ("cluster", "doctor", "compat_2017.py", "tf1.py")
 
 
 def program(text: str, section: str) -> str:
@@ -57,6 +56,7 @@ def test_the_readme_shows_the_program_of_the_eight_steps_in_one_piece():
     assert all(("mpi_util" in line) <= bool(mark) for line, mark, _ in shown)
 
 
+@pytest.mark.slow_unless(n=[2, 10])
 @pytest.mark.parametrize(
     ("mpi", "n"), [("mpich", 2), ("mpich", 3), ("mpich", 5), ("mpich", 10), ("openmpi", 4)], indirect=["mpi"]
 )
@@ -83,8 +83,8 @@ def test_it_prints_the_same_with_a_copy_that_has_only_the_rooms_it_needs(steps, 
     (tmp_path / "program.py").write_text(STEPS.replace("import mpi_util\n", "from vendored import mpi_util\n"))
     done = run([sys.executable, "program.py", n], 60, {"PYTHONPATH": ""}, cwd=tmp_path)
     assert (done.status, done.out) == (0, steps[1]), done.err
-    table = DOCS["architecture.md"].partition("**You may delete**")[2].partition("\n\n")[0]
-    assert all(f"`{name}" in table for name in OPTIONAL)
+    allowed = DOCS["architecture.md"].partition("**You may delete**")[2].partition("\n\n")[0]
+    assert all(name in allowed for name in OPTIONAL)
 
 
 @pytest.fixture
@@ -148,8 +148,11 @@ ELSEWHERE = {  # run by a test of their own, with what they need
     "README.md In your program", "docs/adopting.md Eight steps",
 }  # fmt: skip
 SHORTER = {"1_000_000": "2_048"}  # steps
-LIBRARIES = {"docs/weight_sync.md In torchrl's collectors": "torchrl", "docs/sb3.md": "stable_baselines3"}
-LIBRARIES["docs/tools.md Several runs"] = "optuna"
+NEEDS = {
+    "docs/weight_sync.md In torchrl's collectors": pytest.mark.torchrl,
+    "docs/sb3.md": pytest.mark.sb3,
+    "docs/tools.md Several runs": pytest.mark.optuna,
+}
 
 
 def is_whole(code: str) -> bool:
@@ -164,11 +167,10 @@ def compile_part(code: str) -> None:
     compile("while True:\n" + textwrap.indent(code, "    "), "piece", "exec")
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.slow_if(section="docs/weight_sync.md A sender and a worker")
+@pytest.mark.parametrize("section", [pytest.param(name, marks=NEEDS.get(name, [])) for name in SECTIONS])
 def test_every_program_runs_and_every_piece_of_one_compiles(section, tmp_path):
     """The pieces of a section are one program, or each is one, or part of one. A first line `# x.py` names a file."""
-    if library := LIBRARIES.get(section):
-        pytest.importorskip(library)
     code = SECTIONS[section]
     named = {found[1]: piece for piece in code if (found := re.match(r"# (\w+\.py)\b", piece))}
     for name, piece in named.items():

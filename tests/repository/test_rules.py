@@ -1,10 +1,10 @@
-"""The house's rules: who may import whom, what an import may start, what the copied folder needs."""
+"""The house's rules: who may import whom, what an import may load, what the copied folder needs."""
 
 import ast
-import configparser
 import graphlib
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,49 +15,44 @@ import pytest
 
 import mpi_util
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Path(mpi_util.__file__).parent
+ROOT = PACKAGE.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import rooms  # noqa: E402
 
-PACKAGE = ROOT / "mpi_util"
-FRAMEWORKS = {
-    "torch",
-    "tensorflow",
-    "keras",
-    "gymnasium",
-    "safetensors",
-    "scipy",
-    "torchrl",
-    "stable_baselines3",
-}
-# Each room of mpi_util, and what it may import of the others. Files at the top are rooms of their own.
-BELOW_COLLECTIVES = "errors host launch arrays arrays.adapters program"
-KNOWN_NAMES = {name: BELOW_COLLECTIVES + " collectives" for name in ("mpi_tools", "mpi_pytorch", "mpi_tf")}
-ROOMS = KNOWN_NAMES | {
+FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "safetensors", "scipy", "torchrl", "stable_baselines3"}
+# Each room of mpi_util, and the rooms that it may import, lowest first.
+BELOW_CLUSTER = "errors host arrays ranks collectives launch"
+ROOMS = {
     "errors": "",
     "host": "errors",
-    "launch": "errors host",
-    "arrays": "errors host",
-    "arrays.adapters": "errors host arrays",
-    "program": "errors host launch arrays",
-    "collectives": BELOW_COLLECTIVES,
-    "runs": BELOW_COLLECTIVES + " collectives",
-    "weight_sync": BELOW_COLLECTIVES + " collectives",
-    "integrations": BELOW_COLLECTIVES + " collectives",
-    "logx": "runs",
-    "run_utils": "runs",
-    "serialization_utils": "runs",
-    "plot": "runs",
-    "spinup": "errors logx mpi_pytorch mpi_tools",
-    "run": "arrays runs errors run_utils",
-    "test_policy": "runs errors arrays logx",
-    "__main__": "",
+    "arrays": "errors",
+    "ranks": "errors host arrays",
+    "collectives": "errors host arrays ranks",
+    "launch": "errors host arrays ranks collectives",
+    "cluster": BELOW_CLUSTER,
+    "doctor": f"{BELOW_CLUSTER} cluster",
+    "compat_2017": "errors arrays ranks collectives",
+    "": f"{BELOW_CLUSTER} compat_2017",  # `import mpi_util`
 }
-MOST_FLOORS, MOST_AT_THE_TOP = 9, 12
+FOR_SEVERAL_MACHINES = {"collectives", "launch"}  # may load cluster/ inside functions
+DELETABLE = ["cluster", "doctor", "compat_2017.py", "arrays/adapters/tf1.py"]
+# Each package, and those that it may import.
+PACKAGES = {
+    "mpi_util": "",
+    "mpi_util_spinup": "mpi_util",
+    "mpi_util_weight_sync": "mpi_util",
+    "mpi_util_sb3": "mpi_util",
+    "policies": "",
+    "trainer": "mpi_util mpi_util_spinup mpi_util_weight_sync policies",
+    "train": "mpi_util trainer",
+}
+MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 14, 6, 35
+MOST_FILES_LOADED, MOST_LINES_LOADED = 30, 4000  # by `import mpi_util`
 
 
 def imports(path: Path, inside_functions: bool = True) -> set[str]:
-    """Modules that a file imports; relative ones as their name within mpi_util."""
+    """Modules that a file imports; relative ones with a dot in front."""
     tree = ast.parse(path.read_text())
     nodes = ast.walk(tree) if inside_functions else tree.body
     found = set()
@@ -70,34 +65,60 @@ def imports(path: Path, inside_functions: bool = True) -> set[str]:
     return found
 
 
+def roots(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+# ---- mpi_util
+
+
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_mpi_util_imports_relatively_and_no_framework_at_module_level(path):
-    roots = {name.partition(".")[0] for name in imports(path)}
-    assert not roots & {"mpi_util", "policies", "train"}
-    at_top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
-    of_folder = {"integrations": path.stem.replace("sb3", "stable_baselines3"), "spinup": "torch"}
-    library = {of_folder.get(path.parent.name, "")}
-    assert not at_top & FRAMEWORKS - library and "mpi4py" not in at_top
-    assert roots - FRAMEWORKS <= {"", "numpy", "mpi4py"} | sys.stdlib_module_names
+    at_top = roots(imports(path, inside_functions=False))
+    assert not at_top & FRAMEWORKS and "mpi4py" not in at_top
+    assert roots(imports(path)) - FRAMEWORKS <= {"", "numpy", "mpi4py"} | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_it_may(room):
+    may = {*ROOMS[room].split()} | ({"cluster"} if room in FOR_SEVERAL_MACHINES else set())
+    found = {in_package(target) for target in rooms.between(rooms.room_of)[f"mpi_util.{room}".rstrip(".")]}
+    assert found <= may, f"{room} imports {found - may}"
 
 
 def in_package(room: str) -> str:
     return room.removeprefix("mpi_util").removeprefix(".")
 
 
-def test_rooms_import_only_what_they_may():
-    graph = {
-        in_package(room): targets for room, targets in rooms.room_imports().items() if room.startswith("mpi_util.")
-    }
-    assert graph.keys() == ROOMS.keys()
-    for room, targets in graph.items():
-        unexpected = {in_package(t) for t in targets} - set(ROOMS[room].split())
-        assert not unexpected, f"{room} imports {unexpected}"
+def test_the_list_of_rooms_is_complete():
+    assert {in_package(room) for room in rooms.between(rooms.room_of)} == ROOMS.keys()
 
 
-def test_neither_modules_nor_rooms_import_in_a_circle():
-    rooms.floors(rooms.imports())
-    assert len(rooms.floors(rooms.room_imports())) <= MOST_FLOORS
+def test_cluster_is_loaded_from_below_inside_functions_and_in_few_places():
+    for room in FOR_SEVERAL_MACHINES:
+        paths = sorted((PACKAGE / room).rglob("*.py"))
+        assert not [path for path in paths if "cluster" in ".".join(imports(path, inside_functions=False))]
+        assert len([path for path in paths if "cluster" in ".".join(imports(path))]) <= 2
+
+
+def test_only_adapters_know_a_framework():
+    for path in sorted((PACKAGE / "arrays").glob("*.py")):
+        assert not [name for name in imports(path) if "adapters" in name], path
+
+
+def test_no_modules_rooms_or_packages_import_in_a_circle():
+    several = {name for name in rooms.modules() if name.startswith(rooms.LOADED_FROM_BELOW)}
+    rooms.floors({
+        name: targets if name in several else targets - several for name, targets in rooms.imports().items()
+    })  # fmt: skip
+    for group in (rooms.package_of, rooms.room_of):
+        rooms.floors(rooms.downward(rooms.between(group)))
+
+
+def test_the_picture_is_small():
+    graph = rooms.between(rooms.room_of)
+    assert len(graph) <= MOST_ROOMS and sum(map(len, graph.values())) <= MOST_ARROWS
+    assert len(rooms.floors(rooms.downward(graph))) <= MOST_FLOORS
 
 
 def test_the_check_finds_a_circle():
@@ -105,8 +126,18 @@ def test_the_check_finds_a_circle():
         rooms.floors({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
 
-def test_few_modules_at_the_top_none_hidden_by_a_name():
-    assert len(list(PACKAGE.glob("*.py"))) <= MOST_AT_THE_TOP
+def test_names_of_modules_in_strings_are_found():
+    def found(code: str) -> set[str]:
+        return {rooms._module(name) for name in rooms._strings(ast.parse(code), "mpi_util.launch")} - {""}
+
+    assert found("run([sys.executable, '-m', 'mpi_util', 'doctor'])") == {"mpi_util", "mpi_util.__main__"}
+    assert found("run('-m', f'{package}.doctor.checks')") == {"mpi_util.doctor.checks"}
+    assert found("import_module('.api', __package__)") == {"mpi_util.launch.api"}
+    assert found("import_module(f'.{names[k]}', here); names = {'a': 'ranks.state'}") == {"mpi_util.ranks.state"}
+    assert found("print('api', 'train', 'trainer')") == set()
+
+
+def test_no_module_is_hidden_by_a_name():
     for name in ("mpi_util", "mpi_util.collectives", "mpi_util.launch", "mpi_util_weight_sync", "mpi_util_spinup"):
         package = importlib.import_module(name)
         for module in rooms.modules():
@@ -115,24 +146,41 @@ def test_few_modules_at_the_top_none_hidden_by_a_name():
                 assert isinstance(getattr(package, last, importlib), types.ModuleType), module
 
 
-def test_every_room_is_installed():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    folders = {room for room in rooms.room_imports() if rooms.modules()[room].name == "__init__.py"}
-    assert set(setup["options"]["packages"].split()) == folders and setup["options"]["py_modules"] == "train"
-
-
-def test_the_drawing_is_that_of_the_code():
-    assert rooms.drawing() in rooms.DOCUMENT.read_text(), "run: python docs/rooms.py"
+def test_the_pictures_are_those_of_the_code():
+    text = rooms.DOCUMENT.read_text()
+    assert rooms.with_drawings(text) == text, "run: python docs/rooms.py"
 
 
 def test_every_room_says_what_it_does_and_where_to_begin():
-    for room in rooms.room_imports():
+    for room in rooms.between(rooms.room_of).keys() - {"mpi_util"}:
         path = rooms.modules()[room]
         text = ast.get_docstring(ast.parse(path.read_text())) or ""
         assert text, room
-        if PACKAGE in path.parent.parents:
+        if path.name == "__init__.py":
             assert "ead first" in text and "ay import" in text, room
+
+
+# ---- packages
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_it_may(package):
+    found = rooms.between(rooms.package_of)
+    assert found.keys() == PACKAGES.keys() and found[package] <= {*PACKAGES[package].split()}
+
+
+def test_satellites_use_only_what_is_never_deleted():
+    for module, targets in rooms.imports().items():
+        if module.startswith("mpi_util_"):
+            assert not [t for t in targets if re.match(r"mpi_util\.(cluster|doctor|compat_2017|.*\.tf1)\b", t)], module
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_mpi_util_names_no_other_package(path):
+    """Not in a message or a comment either: whoever copies the folder has none of them."""
+    assert not re.findall(
+        r"\bmpi_util_(?:spinup|weight_sync|sb3)|\btrainer\b|\btrain\.py|\bpolicies\b", path.read_text()
+    )
 
 
 def test_policies_know_neither_mpi_nor_each_others_framework():
@@ -140,18 +188,17 @@ def test_policies_know_neither_mpi_nor_each_others_framework():
     library = {"numpy": "threadpoolctl", "torch": "torch", "tf": "tensorflow keras"}
     for path in (ROOT / "policies").rglob("*.py"):
         names = imports(path)
-        roots = {name.partition(".")[0] for name in names}
         backend = path.parent.name if path.parent.name != "policies" else ""
         own = set(library.get(backend, "").split())
-        assert roots - own <= {"policies", "numpy"} | sys.stdlib_module_names, path
+        assert roots(names) - own <= {"policies", "numpy"} | sys.stdlib_module_names, path
         of_backends = {name.split(".")[1] for name in names if name.startswith("policies.")} & library.keys()
         assert of_backends <= {backend}, path
     assert {path.parent.name for path in (ROOT / "policies").glob("*/__init__.py")} == library.keys()
 
 
 def mpi_util_names(path: Path) -> set[str]:
-    """What a file uses of mpi_util: modules as `mpi_util.<module>`, names of the package as they are."""
-    found = {name for name in imports(path) if name.startswith("mpi_util.")}
+    """What a file uses of mpi_util and its satellites: modules by their names, names of mpi_util as they are."""
+    found = {name for name in imports(path) if re.match(r"mpi_util(\.|_)", name)}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mpi_util":
             found.add(node.attr)
@@ -160,21 +207,15 @@ def mpi_util_names(path: Path) -> set[str]:
     return found
 
 
-def test_trainer_and_train_use_public_names_and_point_one_way():
-    public = {
-        *mpi_util.__all__,
-        "__version__",
-        "mpi_util_spinup.logx",
-        "mpi_util_spinup.mpi_pytorch",
-        "mpi_util_weight_sync",
-    }
-    folder = sorted((ROOT / "trainer").glob("*.py"))
-    for path in [*folder, ROOT / "train.py"]:
+def test_trainer_and_train_use_public_names():
+    public = {*mpi_util.__all__, "__version__", "mpi_util_weight_sync"}
+    public |= {f"mpi_util_spinup.{name}" for name in ("logx", "mpi_pytorch", "plot")}
+    for path in [*sorted((ROOT / "trainer").glob("*.py")), ROOT / "train.py"]:
         assert mpi_util_names(path) <= public, path
-        ours = {name.partition(".")[0] for name in imports(path)} & {"policies", "trainer", "train", "tests"}
-        assert ours <= ({"trainer"} if path.name == "train.py" else {"policies", "trainer"}), path
-        top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
-        assert not top & {"torch", "tensorflow", "keras"}, path
+        assert not roots(imports(path, inside_functions=False)) & {"torch", "tensorflow", "keras"}, path
+
+
+# ---- what an import loads
 
 
 def fresh(code: str, cwd: Path = ROOT, env: dict | None = None) -> str:
@@ -190,6 +231,21 @@ def test_import_starts_nothing():
     assert fresh("import os, mpi_util; print(sorted(os.environ))") == before
 
 
+def test_import_loads_little():
+    loaded = fresh("import sys, mpi_util; print(*(n for n in sys.modules if n.split('.')[0] == 'mpi_util'))").split()
+    lines = {name: len(rooms.modules()[name].read_text().splitlines()) for name in loaded}
+    assert len(lines) <= MOST_FILES_LOADED and sum(lines.values()) <= MOST_LINES_LOADED
+    assert not {name.split(".")[1] for name in loaded if "." in name} & {"cluster", "doctor", "compat_2017"}
+
+
+def test_public_names_are_found_before_they_are_loaded():
+    code = "import mpi_util; names = {*mpi_util.__all__}; print(names <= {*dir(mpi_util)})\n"
+    assert fresh(code + "from mpi_util import *; print(names <= {*globals()})") == "True\nTrue\n"
+    assert "mpi_fork(n: " in fresh("import mpi_util, pydoc; print(pydoc.plain(pydoc.render_doc(mpi_util)))")
+    with pytest.raises(AttributeError, match="no attribute 'rnak'"):
+        mpi_util.rnak  # noqa: B018
+
+
 def test_a_worker_needs_no_framework():
     loaded = fresh("import sys, trainer.rollout, trainer.config; print(*sys.modules)")
     assert not {"torch", "tensorflow", "scipy", "policies.numpy"} & set(loaded.split())
@@ -200,18 +256,34 @@ def test_the_numpy_backend_needs_no_other():
     assert not {"torch", "tensorflow", "policies.torch", "policies.tf"} & set(loaded.split())
 
 
-def test_the_folder_works_where_it_is_copied(tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "vendored" / "mpi_util", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "vendored" / "__init__.py").touch()
+# ---- the folder that people copy
+
+
+@pytest.mark.parametrize("deleted", ["", *DELETABLE, " ".join(DELETABLE)])
+def test_the_folder_works_where_it_is_copied_with_what_may_be_deleted_or_without(tmp_path, deleted):
+    copy = tmp_path / "vendored"  # else what is installed would stand in for what is deleted
+    shutil.copytree(PACKAGE, copy / "mpi_util", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in deleted.split():
+        path = copy / "mpi_util" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (copy / "__init__.py").touch()
     (tmp_path / "program.py").write_text(
         "import sys\n"
         "import numpy as np\n"
         "from vendored import mpi_util\n"
+        "from vendored.mpi_util import *\n"
         "if mpi_util.mpi_fork(3) == 'parent': sys.exit()\n"
-        "d = mpi_util.rank0_accum_batches({'x': np.full(2, mpi_util.rank)})\n"
-        "mpi_util.print0(d['x'].tolist())\n"
+        "weights = {'w': np.full(3, mpi_util.rank + 1.0)}\n"
+        "rank0_bcast_wts(weights)\n"
+        "d = mpi_util.rank0_accum_batches({'x': np.full(2, mpi_util.rank), 'w': weights['w'][:1]})\n"
+        "mpi_util.print0(d['x'].tolist(), d['w'].tolist(), all_sum(1))\n"
+        "[*mpi_util.deal(4)]\n"
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "program.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[0, 0, 1, 1, 2, 2]\n", done.stderr
+    assert done.stdout == "[0, 0, 1, 1, 2, 2] [1.0, 1.0, 1.0] 3\n", done.stderr
+    if "cluster" in deleted:
+        environment["MPI_UTIL_HOSTS"] = "h1:2,h2:2"
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode and done.stderr.count("\n") == 1 and "cluster" in done.stderr, done.stderr

@@ -6,8 +6,7 @@ import sys
 import pytest
 from conftest import ROOT, run
 
-pytest.importorskip("stable_baselines3")
-pytest.importorskip("sb3_contrib")
+pytestmark = pytest.mark.sb3
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # for small networks on a busy machine several are slow
 
 

@@ -26,12 +26,14 @@ from mpi_util_spinup.serialization_utils import convert_json
 from mpi_util_spinup.table import Progress
 
 
+@pytest.mark.slow_if(n=[2, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_epoch_logger_on_ranks(run_ranks, tmp_path, n):
     out = run_ranks("spinup_log.py", n, tmp_path / "run").out
     assert out.count("AverageEpRet") == 3  # one table a row, from rank 0
 
 
+@pytest.mark.tensorflow
 def test_models_of_tensorflow(tmp_path):
     finished = run([sys.executable, RANKS / "spinup_tf.py", 1, tmp_path], 120)
     assert finished.status == 0, finished.err
@@ -386,6 +388,7 @@ def test_torch_on_a_full_disk_raises_the_systems_error(tmp_path, monkeypatch):
         savers.save_torch(torch.nn.Linear(100, 100), tmp_path, "")
 
 
+@pytest.mark.tensorflow
 def test_models_of_tensorflow_on_a_full_disk(small_disk):
     done = run([sys.executable, RANKS / "full_disk_tf.py", small_disk], 120)
     assert done.status == 0 and "Traceback" not in done.err, done.err

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_util.collectives import moments
+from mpi_util_spinup import statistics
 
 
+@pytest.mark.slow_unless(n=[2, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_tools(run_ranks, n):
     out = run_ranks("spinup_tools.py", n).out
@@ -92,7 +93,7 @@ floats = st.floats(-1e6, 1e6)
 @given(st.lists(st.lists(floats, max_size=6), min_size=1, max_size=4), st.sampled_from([0.0, 1e8]))
 def test_merged_moments_are_those_of_all_samples_together(parts, offset):
     parts = [np.array(part, float) + offset for part in parts]
-    merged = moments._merged([moments._summary("x", part) for part in parts])
+    merged = statistics._merged([statistics._summary("x", part) for part in parts])
     whole = np.concatenate(parts)
     if not whole.size:
         assert np.isnan(merged[:4]).all() and merged.n == 0

@@ -83,7 +83,7 @@ def test_the_names_are_there_with_their_arguments(module):
             assert not default or str(known[argument].default) == default, (name, argument)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@pytest.mark.tensorflow
 def test_names_that_load_tensorflow():
     """In a process of its own: what has asked for them once has them."""
     program = (
@@ -161,6 +161,7 @@ def command(*arguments, status=0, cwd):
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "n"), [("ppo", 2), ("vpg", 1), ("trpo", 3)])
 def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     grid = algorithm == "ppo"
@@ -258,6 +259,7 @@ def test_a_buffer_must_be_full():
     assert data["ret"].tolist() == [1 + 0.5 * (2 + 0.5 * 4), 2 + 0.5 * 4] and abs(float(data["adv"].mean())) < 1e-6
 
 
+@pytest.mark.slow
 def test_ppo_learns_cartpole(tmp_path):
     done = command(
         "mpi_util_spinup.run", "ppo", "--env", "CartPole-v1", "--epochs", 12, "--steps_per_epoch", 2000,

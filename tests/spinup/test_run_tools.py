@@ -249,6 +249,7 @@ def test_presets_are_the_settings_of_the_tables():
 # ---- several seeds
 
 
+@pytest.mark.slow
 def test_several_seeds_go_on_after_an_interruption(tmp_path):
     command = [
         sys.executable,

@@ -4,8 +4,7 @@ import os
 import sys
 
 import pytest
-from conftest import mpi_environment, run
-from launching import LAUNCHER
+from conftest import LAUNCHER, mpi_environment, run
 
 CORES = sorted(os.sched_getaffinity(0))
 ON_ONE = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"
@@ -16,8 +15,6 @@ BOUND = {
 }
 WIDE = ["--batch_steps", 1200, "--num_envs", 4, "--minibatches", 1, "--policy_hid_list", "256,256"]
 NARROW = ["--batch_steps", 1200, "--num_envs", 4, "--minibatches", 1]
-EACH = [(f, a) for f in ("numpy", "torch", "tf") for a in ("ppo", "ppo-kl", "trpo", "vpg")]
-QUICK = [("numpy", "ppo"), ("numpy", "trpo"), ("torch", "ppo")]
 
 
 def train(folder, *arguments, before=(), env=None):
@@ -35,16 +32,15 @@ def options(framework, algo, sizes):
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+@pytest.mark.slow_unless(framework="numpy", algo="ppo", sizes=[WIDE])
+@pytest.mark.parametrize("algo", ["ppo", "ppo-kl", "trpo", "vpg"])
 @pytest.mark.parametrize(
-    ("framework", "algo", "sizes"),
+    ("framework", "sizes"),
     [
-        pytest.param(*each, WIDE, id="-".join([*each, "256"]), marks=[pytest.mark.slow] * (each not in QUICK))
-        for each in EACH
-    ]
-    + [
-        pytest.param(*each, NARROW, id="-".join([*each, "64"]), marks=pytest.mark.slow)
-        for each in EACH
-        if "numpy" in each
+        pytest.param("numpy", WIDE, id="numpy-wide"),
+        pytest.param("numpy", NARROW, id="numpy-narrow"),
+        pytest.param("torch", WIDE, id="torch", marks=pytest.mark.torch),
+        pytest.param("tf", WIDE, id="tf", marks=pytest.mark.tensorflow),
     ],
 )
 def test_one_core_or_two(tmp_path, framework, algo, sizes):

@@ -72,8 +72,11 @@ def check(folder, expected, out: str) -> set[int]:
 @pytest.mark.parametrize(
     "mpi, n, how",
     [("mpich", 1, ()), ("openmpi", 2, ()), ("mpich", 3, ("--overlap",))]
-    + [pytest.param("openmpi", 3, ("--parallel", "average"), marks=pytest.mark.slow)]
-    + [pytest.param("mpich", 2, ("--framework", name), marks=pytest.mark.slow) for name in ("torch", "tf")],
+    + [
+        ("openmpi", 3, ("--parallel", "average")),
+        pytest.param("mpich", 2, ("--framework", "torch"), marks=[pytest.mark.torch, pytest.mark.slow]),
+        pytest.param("mpich", 2, ("--framework", "tf"), marks=pytest.mark.tensorflow),
+    ],
     indirect=["mpi"],
 )
 def test_training_has_the_same_bits_and_each_result_names_its_iteration(tmp_path, waiting, mpi, n, how):
@@ -140,6 +143,7 @@ def test_an_evaluator_that_is_killed_is_started_again(tmp_path, started, mpi, n)
     assert max(evaluated(tmp_path / "run")) == 15 and ends(evaluator)
 
 
+@pytest.mark.slow_unless(signum=signal.SIGTERM)
 @pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_what_was_under_evaluation_is_evaluated_on_resume(tmp_path, started, waiting, signum, status):
     process = started("--nprocs", 2, "--save_every", 0)

@@ -121,6 +121,7 @@ def test_what_is_no_image_is_refused_in_one_line():
     assert "it returned int, not an environment" in refused("CartPole-v1", "--env_wrappers", "builtins:id")
 
 
+@pytest.mark.slow_if(gives="turned")
 @pytest.mark.parametrize("gives", ["float", "turned"])
 def test_images_that_their_space_does_not_have_end_the_run(gives, tmp_path):
     arguments = [*SIDES, "--env_kwargs", json.dumps({"gives": gives}), "--run_dir", tmp_path / "x", "--nprocs", 2]
@@ -155,8 +156,8 @@ def test_a_policy_takes_raw_and_flat_observations(tmp_path):
         policy.act(np.zeros((1, 16)))
 
 
+@pytest.mark.atari
 def test_ataris_games(tmp_path):
-    pytest.importorskip("ale_py")
     config = Config(env="ALE/Pong-v5", env_wrappers="atari", network="cnn")
     env = make_env(config, quiet=True)
     assert image_shape(env, config) == (4, 84, 84) and env.observation_space.dtype == np.uint8

@@ -39,6 +39,8 @@ def alone(tmp_path_factory):
     return results
 
 
+@pytest.mark.slow_unless(n=3, arguments=[EPISODES, SEGMENTS])
+@pytest.mark.slow_unless(n=10, arguments=[EPISODES])
 @pytest.mark.parametrize("arguments", [EPISODES, SEGMENTS, ODD], ids=["episodes", "segments", "odd"])
 @pytest.mark.parametrize("n", [2, 3, 4, 10])
 def test_same_bits_at_any_size(alone, tmp_path, arguments, n):
@@ -66,6 +68,7 @@ def test_another_seed_gives_other_bits(alone, tmp_path):
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() != alone(EPISODES)[0]
 
 
+@pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n", [1, 3])
 def test_resume_goes_on_to_the_same_bits(alone, tmp_path, n):
     folder = tmp_path / "run"
@@ -148,6 +151,7 @@ def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     assert capsys.readouterr().out == "stopped: 3 iterations, 4,000 steps in 0:00; the last save failed\n"
 
 
+@pytest.mark.slow_unless(n=3, signum=[signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
@@ -271,6 +275,7 @@ def test_an_exception_names_rank_phase_and_episode(tmp_path):
     assert "(phase rollout, episode " in done.err
 
 
+@pytest.mark.slow_if(broken=["step ValueError", "reset FloatingPointError"])
 @pytest.mark.parametrize(
     "broken, n, more",
     [
@@ -311,6 +316,7 @@ def __getattr__(name):
 """
 
 
+@pytest.mark.slow_if(signum=signal.SIGTERM)
 @pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("in_rank", [False, True])
 def test_a_signal_during_the_imports(tmp_path, in_rank, signum, status):

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment
-from training import rows, train, wait_for_row
+from training import FRAMEWORKS, rows, train, wait_for_row
 
 from policies.actor import Actor, init_params
 from policies.scaler import Scaler
@@ -46,6 +46,7 @@ def start(*arguments, mpi):
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow_unless(env="Hopper-v4")
 @pytest.mark.parametrize(
     ("env", "mpi", "more"),
     [
@@ -85,6 +86,8 @@ def test_episodes_that_cannot_be_replayed_are_reported_and_new_ones_begin(tmp_pa
     assert [row.get("EnvRestarts") for row in rows(folder)] == ["", "0"]
 
 
+@pytest.mark.slow_unless(n=1, way=[EPISODES])
+@pytest.mark.slow_unless(n=3, way=[SEGMENTS])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("way", [EPISODES, SEGMENTS], ids=["episodes", "segments"])
 def test_an_environment_that_fails_is_made_again(tmp_path, way, n):
@@ -104,6 +107,7 @@ def test_an_environment_that_fails_is_made_again(tmp_path, way, n):
     assert expected == found, [name for name, bits in expected[2].items() if found[2].get(name) != bits]
 
 
+@pytest.mark.slow_if(way=[EPISODES])
 @pytest.mark.parametrize("way", [EPISODES, SEGMENTS], ids=["episodes", "segments"])
 def test_an_episode_that_fails_three_times_in_a_row_ends_the_run(tmp_path, way):
     arguments = ["tests.envs:Broken-v0", *way, "--on_env_error", "restart", "--run_dir", tmp_path / "run"]
@@ -257,6 +261,7 @@ def good(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow_if(bad="reward 1e30")
 @pytest.mark.parametrize(
     "bad, text",
     [
@@ -292,7 +297,8 @@ def test_a_checkpoint_that_is_not_finite_is_named(good, tmp_path, name):
         assert done.err == f"train.py: cannot load {path}: {name} in it is not finite\n"
 
 
-@pytest.mark.parametrize("framework", ["torch", "tf"])
+@pytest.mark.slow_if(option="--vf_lr")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("option", ["--lr", "--vf_lr"])
 def test_an_update_that_diverges_ends_the_run_with_one_line(tmp_path, framework, option):
     folder = tmp_path / "run"

@@ -28,12 +28,14 @@ def run(folder, *arguments, **more):
     return (folder / "policy.safetensors").read_bytes(), rows(folder)
 
 
+@pytest.mark.slow_if(algo="vpg")
 @pytest.mark.parametrize("algo", ["ppo-kl", "vpg", "trpo"])
 def test_each_algorithm_gives_the_same_bits_at_any_size(tmp_path, algo):
     made = [run(tmp_path / str(n), *EPISODES, "--algo", algo, "--nprocs", n) for n in (1, 3)]
     assert made[0] == made[1] and len(made[0][1]) == 2
 
 
+@pytest.mark.slow_if(algo="trpo")
 @pytest.mark.parametrize("algo", ["ppo", "trpo"])
 def test_overlap_gives_the_same_bits_at_any_size(tmp_path, algo):
     way = ["--overlap", "--algo", algo, "--eval_every", 300, "--eval_episodes", 2]
@@ -51,13 +53,14 @@ def test_overlap_collects_with_the_weights_from_before_the_update(tmp_path):
     assert lock_step[0] == frozen[0] and lock_step[1] != frozen[1]
 
 
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("algo", ["ppo", "trpo"])
 def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path, algo):
-    pytest.importorskip("tensorflow")
     made = [run(tmp_path / str(n), *SHORT, *brief(algo), "--framework", "tf", "--nprocs", n) for n in (1, 3)]
     assert made[0] == made[1] and len(made[0][1]) == 2
 
 
+@pytest.mark.slow_if(algo="ppo-kl")
 @pytest.mark.parametrize(
     "algo, mpi", [("ppo", "mpich"), ("ppo-kl", "mpich"), ("vpg", "openmpi"), ("trpo", "openmpi")], indirect=["mpi"]
 )
@@ -76,6 +79,7 @@ def test_both_ways_to_share_the_work_agree(tmp_path, mpi, algo):
     assert first[0] == pytest.approx(first[1], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_one_full_batch_step_is_the_same_in_both(tmp_path):
     once = ["Hopper-v4", "-n", 6, "-b", 6, "--algo", "vpg", "--epochs", 1, "--vf_epochs", 1, "--minibatches", 1]
     run(tmp_path / "gather", *once, "--nprocs", 2)
@@ -84,8 +88,8 @@ def test_one_full_batch_step_is_the_same_in_both(tmp_path):
     assert all(np.allclose(expected[name], averaged[name], rtol=1e-4, atol=1e-6) for name in expected)
 
 
+@pytest.mark.tensorflow
 def test_tensorflow_averages_too(tmp_path):
-    pytest.importorskip("tensorflow")
     way = [*SHORT, *BATCH, "--framework", "tf"]
     run(tmp_path / "gather", *way)
     run(tmp_path / "average", *way, "--nprocs", 2, "--parallel", "average")
@@ -93,8 +97,9 @@ def test_tensorflow_averages_too(tmp_path):
     assert all(np.allclose(expected[name], averaged[name], rtol=1e-3, atol=2e-3) for name in expected)
 
 
+@pytest.mark.slow
+@pytest.mark.tensorflow
 def test_a_run_goes_on_with_the_other_framework(tmp_path):
-    pytest.importorskip("tensorflow")
     run(tmp_path / "whole", *EPISODES, *BATCH)
     run(tmp_path / "parts", *EPISODES[:2], 6, *EPISODES[3:], *BATCH)
     train("--resume", tmp_path / "parts", "-n", 12, "--framework", "tf")
@@ -103,6 +108,7 @@ def test_a_run_goes_on_with_the_other_framework(tmp_path):
     assert len(rows(tmp_path / "parts")) == 2
 
 
+@pytest.mark.slow
 def test_an_averaging_run_is_resumed_to_the_same_bits(tmp_path):
     way = [*BATCH, "--algo", "ppo-kl", "--nprocs", 3, "--parallel", "average"]
     whole = run(tmp_path / "whole", *EPISODES, *way)
@@ -120,6 +126,7 @@ def test_evaluation_does_not_change_the_run_and_is_the_same_at_any_size(tmp_path
     assert load(tmp_path / "3" / "best.safetensors")[1]["test_ret"] == best
 
 
+@pytest.mark.slow
 def test_environments_stepped_together_for_a_wide_policy_give_the_same_bits_at_any_size(tmp_path):
     """10, 5 or 4 and 3 of them on a rank: more or fewer rows than a product has."""
     wide = [
@@ -145,6 +152,7 @@ def test_environments_stepped_together_for_a_wide_policy_give_the_same_bits_at_a
     assert made[0] == made[1] == made[2] and len(made[0][1]) == 3
 
 
+@pytest.mark.slow
 def test_returns_can_scale_the_rewards(tmp_path):
     made = [run(tmp_path / str(n), *SHORT, "--rew_scale", "returns", "--nprocs", n) for n in (1, 3)]
     assert made[0] == made[1] != run(tmp_path / "gamma", *SHORT, "--rew_scale", "gamma")
@@ -252,9 +260,10 @@ def test_a_framework_that_is_not_installed(tmp_path):
 TWO_BRANCH = ["--network", "examples.two_branch:network"]
 
 
+@pytest.mark.torch
+@pytest.mark.slow_if(algo="trpo")
 @pytest.mark.parametrize("algo", ["ppo", pytest.param("trpo", marks=pytest.mark.slow)])
 def test_a_network_of_ones_own_gives_the_same_bits_at_any_size_and_goes_on(tmp_path, algo):
-    pytest.importorskip("torch")
     how = [*EPISODES, *TWO_BRANCH, *brief(algo)]
     threads = {"OMP_NUM_THREADS": "4"}  # which torch would take on each process
     made = run(tmp_path / "whole", *how, "--nprocs", 3, env=threads)
@@ -278,9 +287,10 @@ BAD_NETWORKS = {
 }
 
 
+@pytest.mark.torch
+@pytest.mark.slow_if(case=["no module", "another shape", "a path", "random numbers", "other rows"])
 @pytest.mark.parametrize("case", BAD_NETWORKS)
 def test_a_network_that_cannot_be_used_gets_one_line(tmp_path, case):
-    pytest.importorskip("torch")
     name, line = BAD_NETWORKS[case]
     done = train("Hopper-v5", "--nprocs", 2, "--network", name, "--run_dir", tmp_path / "run", status=2)
     assert done.err.startswith(f"train.py: --network {name}: ") and line in done.err

@@ -68,6 +68,7 @@ STOPS = {
 }
 
 
+@pytest.mark.slow_unless(case="in the evaluation")
 @pytest.mark.parametrize(
     "case, mpi", [(case, "openmpi" if case.startswith("before") else "mpich") for case in STOPS], indirect=["mpi"]
 )
@@ -323,6 +324,7 @@ def test_what_could_not_be_saved_at_the_end_is_said_and_the_status_is_1(small_di
     assert load(folder / CHECKPOINT)[0]["iteration"] == before
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_removed_is_made_again(tmp_path, started):
     folder = tmp_path / "runs" / "run"
     process = started(folder, "-b", 20, "--save_every", 0.2)

@@ -29,7 +29,6 @@ def scheme_for(n, model=None, **options):
 
 
 def torchrl_scheme(**options):
-    pytest.importorskip("torchrl")
     import mpi_util_weight_sync.torchrl  # noqa: F401
 
     return MultiProcessWeightSyncScheme(**{"timeout": TIMEOUT, **options})
@@ -189,8 +188,10 @@ def test_a_sender_that_is_killed_while_it_writes_keeps_no_worker(forked):
 # ---- 3. the arguments of phase 1
 
 
+@pytest.mark.torchrl
 def test_device_map_fn_gets_weights():
-    tensordict = pytest.importorskip("tensordict")
+    import tensordict
+
     net, mine, seen = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).double(), []
     scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
     scheme.init_on_sender(model=net, num_workers=1, device_map_fn=lambda k, w: (seen.append(w), w.to(torch.float64))[1])
@@ -201,8 +202,10 @@ def test_device_map_fn_gets_weights():
     assert torch.equal(mine.weight, net.weight.double())
 
 
+@pytest.mark.torchrl
 def test_params_map_by_torchrl_without_model_id():
-    tensordict = pytest.importorskip("tensordict")
+    import tensordict
+
     nets, mine = [torch.nn.Linear(3, 2) for _ in range(2)], [torch.nn.Linear(3, 2) for _ in range(2)]
     scheme = torchrl_scheme(sync=False, timeout=5)
     scheme.init_on_sender(params_map={k: tensordict.TensorDict.from_module(net).data for k, net in enumerate(nets)})
@@ -236,9 +239,11 @@ def torchrl_pair(scheme, models, model_id="policy"):
             each.shutdown()
 
 
+@pytest.mark.torchrl
 def test_weights_of_each_worker_by_torchrl():
     """collector.update_policy_weights_({0: ..., 1: ...}) calls scheme.send with that."""
-    tensordict = pytest.importorskip("tensordict")
+    import tensordict
+
     nets, mine = [torch.nn.Linear(3, 2) for _ in range(2)], [torch.nn.Linear(3, 2) for _ in range(2)]
     own = {k: tensordict.TensorDict.from_module(net).data for k, net in enumerate(nets)}
     scheme = torchrl_scheme()
@@ -250,6 +255,7 @@ def test_weights_of_each_worker_by_torchrl():
         assert torch.equal(mine[1].weight, nets[0].weight) and scheme.versions == {0: 2, 1: 3}
 
 
+@pytest.mark.torchrl
 def test_a_torchrl_policy_without_weights_is_refused():
     scheme = torchrl_scheme(per_worker_weights=True)
     from torchrl.collectors import MultiSyncCollector, RandomPolicy
@@ -654,9 +660,9 @@ def collector_with(scheme, kind="MultiSyncCollector"):
     )
 
 
+@pytest.mark.torchrl
 @pytest.mark.timeout(120)
 def test_the_scheme_itself_in_a_collector_of_torchrl():
-    pytest.importorskip("torchrl")
     scheme = MultiProcessWeightSyncScheme()
     collector = collector_with(scheme)
     try:
@@ -666,6 +672,7 @@ def test_the_scheme_itself_in_a_collector_of_torchrl():
         collector.shutdown()
 
 
+@pytest.mark.torchrl
 @pytest.mark.timeout(120)
 def test_a_collector_that_shuts_down_shuts_its_scheme_down():
     scheme = torchrl_scheme()
@@ -738,10 +745,10 @@ def fail_to_make():
     raise ValueError("no such environment")
 
 
+@pytest.mark.torchrl
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("which", ["torchrl", "own"])
 def test_an_environment_that_fails_is_named_by_the_collector(which):
-    pytest.importorskip("torchrl")
     from sync_torchrl import make_env, make_policy
     from torchrl.collectors import MultiSyncCollector
     from torchrl.weight_update import MultiProcessWeightSyncScheme as Theirs

@@ -206,8 +206,10 @@ def test_nested_names_are_those_of_the_module():
         assert net[0].weight.tolist() == [[1, 1]] and net[0].bias.tolist() == [2]
 
 
+@pytest.mark.torchrl
 def test_a_tensordict():
-    tensordict = pytest.importorskip("tensordict")
+    import tensordict
+
     net, mine = hard_module(1), hard_module(2)
     scheme = MultiProcessWeightSyncScheme("tensordict", timeout=TIMEOUT)
     scheme.init_on_sender(weights=tensordict.TensorDict.from_module(net), num_workers=1)
@@ -217,8 +219,9 @@ def test_a_tensordict():
         assert same(hard_module(3), mine)
 
 
+@pytest.mark.tensorflow
 def test_keras_and_a_list_of_variables():
-    keras = pytest.importorskip("keras")
+    import keras
 
     def make(value):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization()])
@@ -976,21 +979,25 @@ def test_a_worker_that_leaves_while_an_update_is_written_has_not_died(monkeypatc
 # ---- MPI, torchrl
 
 
+@pytest.mark.slow_if(n=4)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_ranks(run_ranks, n):
     assert "weight sync: well" in run_ranks("weight_sync.py", n).out
 
 
+@pytest.mark.slow_if(machines=4)
 @pytest.mark.parametrize("machines", [2, 4])
 def test_ranks_on_several_machines(run_ranks, machines):
     assert "weight sync: well" in run_ranks("weight_sync.py", 4, env={"MPI_UTIL_MACHINES": str(machines)}).out
 
 
+@pytest.mark.slow_unless(when="midway")
 @pytest.mark.parametrize("when", ["before", "midway", "first"])
 def test_a_relay_that_is_stopped_is_late_and_keeps_its_place(run_ranks, when):
     assert "weight sync: well" in run_ranks("weight_sync.py", 4, "stopped", when, env={"MPI_UTIL_MACHINES": "4"}).out
 
 
+@pytest.mark.slow_if(machines=2)
 @pytest.mark.parametrize("machines", [1, 2])
 def test_any_number_of_schemes_one_after_another(run_ranks, machines):
     """MPICH has room for some 2,000 communicators."""
@@ -1008,16 +1015,16 @@ def test_without_torchrl_one_line_names_it(monkeypatch):
         importlib.import_module("mpi_util_weight_sync.torchrl")
 
 
+@pytest.mark.torchrl
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["MultiSyncCollector", "MultiAsyncCollector"])
 def test_torchrl_collectors(kind):
-    pytest.importorskip("torchrl")
     from sync_torchrl import collect
 
     collect(kind)
 
 
+@pytest.mark.torchrl
 @pytest.mark.timeout(300)
 def test_torchrl_collectors_in_mpi_ranks(run_ranks):
-    pytest.importorskip("torchrl")
     assert "collected" in run_ranks("weight_sync_torchrl.py", 3, timeout=200).out

@@ -1,7 +1,7 @@
-"""Adapters read and write the arrays of a framework's objects, one module for each framework.
+"""Adapters read and write the arrays of a framework's objects, one file for each framework. They run in every rank.
 
-The one for an object is loaded by name when such an object is met, so none knows another, and no framework is imported
-before the program has. May import `arrays`, `host` and `errors`, and a framework only inside functions. Read first:
+The adapter of an object is loaded by name when such an object is met, so none knows another, and no framework is loaded
+before the program has loaded it. May import `arrays` and `errors`, and a framework inside functions. Read first:
 `Adapter` and `slots` below, then pytorch.py.
 """
 

@@ -1,4 +1,4 @@
-"""torch: modules (parameters and buffers), optimizers (their state), and single tensors."""
+"""torch in every rank: modules (parameters and buffers), optimizers (their state), and single tensors."""
 
 import weakref
 from collections.abc import Iterator
@@ -69,58 +69,37 @@ def slots(model: Any) -> list[Slot]:
     return [tensor_slot(name, tensor) for name, tensor in named]
 
 
-class _Watch:
-    """Notices when a module has other tensors, or the same in other memory.
+def _fingerprint(parts: list[Any]) -> list[Any]:
+    """Differs once a module with these parts has other tensors, or the same in other memory or under other names.
 
-    That takes less time than to go through its names, which takes longer than to send the weights of a small one. The
-    module itself is not kept alive.
+    It takes less time than to make the slots, which takes longer than to send the weights of a small module. The module
+    is not kept alive. An equal `id` means the same tensor: the slots keep the memory of the one that they were made of.
     """
-
-    def __init__(self, module: Any):
-        self._children = [(weakref.ref(part), _children(part)) for part in module.modules()]
-        self._held = [held for part in module.modules() for held in (part._parameters, part._buffers)]
-        self._sizes = [*map(len, self._held)]
-        self._places = [
-            (held, name, tensor, tensor.data_ptr(), tensor.shape, tensor.stride())
-            for held in self._held
-            for name, tensor in held.items()
-            if tensor is not None
-        ]
-
-    def unchanged(self) -> bool:
-        """True if the module has the same tensors, in the same memory, under the same names."""
-        if [*map(len, self._held)] != self._sizes:
-            return False
-        for held, name, tensor, pointer, shape, stride in self._places:
-            same = held.get(name) is tensor and tensor.data_ptr() == pointer
-            if not same or tensor.shape != shape or tensor.stride() != stride:
-                return False
-        for ref, children in self._children:
-            if (part := ref()) is None or ((part._modules or children) and _children(part) != children):
-                return False
-        return True
+    return [
+        (weakref.ref(part), [*part._modules], [
+            (name, id(tensor), tensor.data_ptr(), tensor.shape, tensor.stride())
+            for held in (part._parameters, part._buffers) for name, tensor in held.items() if tensor is not None
+        ])
+        for part in parts
+    ]  # fmt: skip
 
 
-def _children(part: Any) -> list[tuple[str, int]]:
-    """(name, id) of the modules that a module has itself."""
-    return [(name, id(child)) for name, child in part._modules.items()]
-
-
-_kept: weakref.WeakKeyDictionary[Any, tuple[_Watch, KeptSlots]] = weakref.WeakKeyDictionary()  # by module
+_kept: weakref.WeakKeyDictionary[Any, tuple[list[Any], KeptSlots]] = weakref.WeakKeyDictionary()  # by module
 
 
 def _module_slots(module: Any) -> list[Slot]:
-    """The slots of a module: the same list as long as it has the same tensors in the same places."""
+    """The slots of a module: the same list as long as it has the same tensors in the same memory."""
     torch, kind = framework("torch"), type(module)
     other = kind.named_parameters is not torch.nn.Module.named_parameters or kind.__eq__ is not torch.nn.Module.__eq__
     if other or isinstance(module, torch.jit.ScriptModule):
         return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
-    watch, found = _kept.get(module, (None, KeptSlots(())))
-    if watch is None or not watch.unchanged():
+    parts = [*module.modules()]
+    if any(isinstance(part, torch.jit.ScriptModule) for part in parts):  # its dicts are others at each look
+        return KeptSlots(_new_slots(module), _stateful(module))
+    former, found = _kept.get(module, (None, KeptSlots(())))
+    if former is None or _fingerprint(parts) != former:
         found = KeptSlots(_new_slots(module), _stateful(module))
-        scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
-        if not scripted:  # its dicts are others at each look
-            _kept[module] = _Watch(module), found
+        _kept[module] = _fingerprint(parts), found
     return found
 
 

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import BatchError, WeightsError
-from ...host.segments import ALIGN
 from ..frameworks import framework
-from ..layout import Slot
+from ..layout import ALIGN, Slot
 from . import as_bits, as_numbers, is_extension, place_name, value_slot
 
 

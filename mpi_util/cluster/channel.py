@@ -1,0 +1,224 @@
+"""The channel of a communicator whose ranks lie on several machines; it runs in the process of each rank.
+
+Each machine has a leader, the lowest rank there; rank 0 leads its own. The ranks of a machine exchange messages with
+their leader, and share memory with it, as they do with rank 0 where there is one machine. Only leaders send to other
+machines:
+
+- An agreement: a leader sends rank 0 what all ranks of its machine contribute, equal messages once, and passes on the
+  answers. Failures bypass the leaders: an exiting or failing rank notifies rank 0, which notifies every rank.
+- A gather: the rows of a machine come into a block of its leader's, which sends it to rank 0 (forwarding.py).
+- A broadcast: rank 0's bytes come to the leaders by MPI's own broadcast, and into a block on each machine.
+- A sum: it goes from leader to leader in rank order (chain.py). Dealing has a file of its own (dealing.py).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..collectives.agreement import UnreadableReply
+from ..collectives.barrier import add_up_on_rank_0
+from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
+from ..collectives.messages import CALL, REPLY, Message, opened, packed
+from ..errors import MpiUtilError
+from ..host.segments import private
+from . import forwarding
+from .dealing import ClusterCounter
+
+if TYPE_CHECKING:
+    from ..collectives.peers import Peers
+    from ..collectives.reduce import Reduction
+
+Contribution = TypeVar("Contribution")
+Answer = TypeVar("Answer")
+
+
+class Joined(NamedTuple):
+    """The messages of all ranks of a machine, to or from its leader; equal ones once, with the ranks whose they are."""
+
+    messages: list[tuple[Message, list[int]]]
+
+    @classmethod
+    def of(cls, messages: Mapping[int, Message]) -> "Joined":
+        """Args: messages: by rank."""
+        found: dict[Message, list[int]] = {}
+        for k, message in messages.items():
+            found.setdefault(message, []).append(k)
+        return cls([*found.items()])
+
+    def by_rank(self) -> dict[int, Message]:
+        """The messages."""
+        return {k: message for message, ranks in self.messages for k in ranks}
+
+
+class MachineTarget(NamedTuple):
+    """Rank 0's answer in a gather."""
+
+    own: RowTarget  # where this rank puts its rows, in the block of its leader; for ranks of rank 0's machine as there
+    nbytes: int = 0  # for the leader of another machine: size of its block
+    writers: tuple[int, ...] = ()  # for such a leader: the other ranks of its machine that have any rows
+    pieces: Mapping[int, Sequence[Piece]] = {}  # for rank 0: of each other leader's block
+
+    @property
+    def block(self) -> np.ndarray | None:
+        """On rank 0: where all rows come together."""
+        return self.own.block
+
+
+class ClusterChannel(Channel):
+    """Collective: a channel between machines; made by `channel_of`.
+
+    Attributes:
+        above: its leader; for a leader, rank 0.
+        below: for a leader, the other ranks of its machine.
+        leads: True if this rank is a leader.
+        leaders: all leaders, in rank order.
+        between: communicator of the leaders; on other ranks MPI's null communicator.
+    """
+
+    counter_kind = ClusterCounter
+
+    def __init__(self, comm: Any, peers: "Peers"):
+        from mpi4py import MPI
+
+        super().__init__(comm, peers)
+        leader = self.machine[self.rank]
+        self.leads = self.rank == leader
+        self.above = 0 if self.leads else leader
+        self.below = [k for k, its in enumerate(self.machine) if its == self.rank and k != its]
+        self.leaders = sorted(set(self.machine))
+        self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
+        self._spoiled = False
+
+    # ---------------------------------------------------------------- agree
+
+    def agree(
+        self, op: str, contribute: Callable[[], Contribution], decide: Callable[[list[Contribution]], Sequence[Answer]]
+    ) -> Answer:
+        def checked() -> Contribution:
+            if self._spoiled:
+                raise MpiUtilError(f"{op}: a call between machines was interrupted; the program must be started again")
+            return contribute()
+
+        return super().agree(op, checked, decide)
+
+    @contextlib.contextmanager
+    def spoiled_on_failure(self, requests: list[Any]) -> Iterator[None]:
+        """For MPI's collective requests: if the block fails, leaders may be out of step; later calls raise an error."""
+        try:
+            with forwarding.kept_on_failure(requests):
+                yield
+        except BaseException:
+            self._spoiled = True
+            raise
+
+    def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
+        if self.rank == 0:
+            awaited |= {*self.leaders[1:]}
+        found: dict[int, Message] = {}
+        for k, message in super()._receive_calls(op, mine, awaited).items():
+            payload = opened(message)[1] if message[0] == CALL else ()
+            found |= payload[3].by_rank() if payload and isinstance(payload[3], Joined) else {k: message}
+        return found
+
+    def _send_replies(self, replies: Mapping[int, Message]) -> None:
+        down = {k: replies[k] for k in self.below}
+        for leader in self.leaders[1:]:
+            of_machine = Joined.of({k: replies[k] for k, its in enumerate(self.machine) if its == leader})
+            down[leader] = packed(REPLY, (self.messages.calls, of_machine))
+        self.messages.post_all(down)
+
+    def _ask(self, op: str, mine: Message) -> Any:
+        if not self.leads:
+            return super()._ask(op, mine)
+        found = super()._receive_calls(op, mine, {*self.below})
+        reply = super()._ask(op, packed(CALL, (*self.call_id(op), Joined.of(found))))
+        replies = reply.by_rank()
+        self.messages.post_all({k: replies[k] for k in self.below})
+        try:
+            return opened(replies[self.rank])[1][1]
+        except Exception as error:  # an object of the program in it cannot be made here
+            raise UnreadableReply from error
+
+    # ---------------------------------------------------------------- move bytes
+
+    def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Any]:
+        here = [own if its == 0 else [] for its, own in zip(self.machine, pieces)]
+        targets = [MachineTarget(own) for own in super().collect_targets(nbytes, here)]
+        images: dict[int, list[Piece]] = {}
+        for leader in self.leaders[1:]:
+            image = images[leader] = []
+            ranks = [k for k, its in enumerate(self.machine) if its == leader]
+            end = 0
+            for k in ranks:
+                starts = []
+                for _, n in pieces[k]:
+                    starts.append(end)
+                    end += n
+                targets[k] = MachineTarget(RowTarget(starts))
+                image += pieces[k]
+            writers = tuple(k for k in ranks if k != leader and any(n for _, n in pieces[k]))
+            targets[leader] = targets[leader]._replace(nbytes=end, writers=writers)
+        targets[0] = targets[0]._replace(pieces=images)
+        return targets
+
+    def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
+        own = target.own
+        try:
+            if self.rank == 0:
+                receiver = forwarding.Receiver(self, own.block, target.pieces)
+                super().collect(op, own, arrays)
+                receiver.finish()
+            elif self.leads:
+                block, address = self.lease(target.nbytes) if target.writers else (private(target.nbytes), None)
+                for k in target.writers:
+                    self.messages.send(k, address)
+                super().collect(op, own._replace(block=block, writers=target.writers), arrays)
+                forwarding.send(self, block)
+            else:
+                if self.above and any(array.nbytes for array in arrays):
+                    own = own._replace(address=self.messages.receive(self.above, op))
+                super().collect(op, own, arrays)
+        except Exception as error:
+            self._notify_waiting(op, error)
+            raise
+
+    def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Any]:
+        here, elsewhere = super().spread_sources(nbytes, fill), BlockSource(nbytes)
+        return [source if leader == 0 else elsewhere for source, leader in zip(here, self.machine)]
+
+    def spread(self, op: str, source: Any) -> np.ndarray:
+        try:
+            if self.rank == 0:
+                forwarding.broadcast(self, source.block)
+            elif self.leads:
+                source = self._receive_block(source.nbytes)
+            elif self.above:
+                source = source._replace(address=self.messages.receive(self.above, op))
+            return super().spread(op, source)
+        except Exception as error:
+            self._notify_waiting(op, error)
+            raise
+
+    def _receive_block(self, nbytes: int) -> BlockSource:
+        """The leader of another machine receives rank 0's bytes for its machine."""
+        with self.spoiled_on_failure([]):
+            block, address = self.lease(nbytes) if self.below else (private(nbytes), None)
+            forwarding.broadcast(self, block)
+        for k in self.below:
+            self.messages.send(k, address)
+        return BlockSource(nbytes, None, block, () if address else self.below)
+
+    def _notify_waiting(self, op: str, error: Exception) -> None:
+        """A leader fails in the middle of a call: the ranks that may wait for it raise the error too."""
+        if self.leads:
+            self.messages.fail(op, error, [*self.below, *self.leaders])
+
+    def add_up(self, reduction: "Reduction") -> np.ndarray:
+        return add_up_on_rank_0(self, reduction)
+
+    def close(self) -> None:
+        if self.between:
+            self.between.Free()
+        super().close()

@@ -1,0 +1,192 @@
+"""How the ranks of a communicator agree on a call before they make it; in the process of each rank.
+
+Each rank sends rank 0 what it contributes; rank 0 checks it, decides, and answers each one. Differences between ranks
+are found here, so that all of them raise the error and none is left waiting.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
+from ..ranks import failure, threads
+from ..ranks.identity import world
+from ..ranks.state import process
+from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
+
+if TYPE_CHECKING:
+    from .barrier import SharedBarrier
+
+Contribution = TypeVar("Contribution")
+Answer = TypeVar("Answer")
+
+
+class UnreadableReply(Exception):
+    """Rank 0's answer has come, and an object of the program in it cannot be made here; its cause says why."""
+
+
+class Agreement:
+    """What a channel needs to agree: a star around rank 0.
+
+    Attributes:
+        rank, size: in the communicator.
+        whole: True if all ranks of the job are in it.
+        above: the rank to which this one sends what it contributes: rank 0.
+        below: the ranks that send theirs to this one: for rank 0 all others.
+        barrier: the page on which ranks add up gradients (barrier.py), once there is one.
+    """
+
+    barrier: "SharedBarrier | None" = None
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size, self.messages = rank, size, Messages(rank, size)
+        self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
+        everyone = world()
+        self.whole = everyone is None or size == everyone.Get_size()
+        # in a process that was forked from this one `enter` raises an error, and in one that was started by a rank
+        self._pid = os.getpid() if size > 1 else 0
+        self._failure = process.of(failure.FailureState)
+
+    def enter(self, op: str) -> None:
+        """This rank begins a collective call, or a part of one."""
+        if os.getpid() == self._pid:
+            self._failure.call = op
+        else:
+            failure.enter(op)
+        self.messages.calls += 1
+        if self.whole and self.rank == 0:
+            threads.beside()
+
+    def agree(
+        self,
+        op: str,
+        contribute: Callable[[], Contribution],
+        decide: Callable[[list[Contribution]], Sequence[Answer]],
+    ) -> Answer:
+        """Collective: rank 0 looks at what all ranks contribute and answers each of them.
+
+        Args:
+            op: name of the collective call, the same on all ranks.
+            contribute: called on every rank: gives something small that can be pickled. What it raises is raised on
+                every rank, so that a rank that fails while it prepares leaves no rank waiting and none a call ahead.
+            decide: called on rank 0: contributions in rank order -> answers in rank order; rank 0's own is not pickled.
+                What it raises is raised on every rank.
+
+        Returns: this rank's answer.
+
+        Raises:
+            RankMismatchError: ranks are in different calls. RankLeftError: a rank ended while others are in this call.
+        """
+        self.enter(op)
+        own_error: Exception | None = None
+        try:
+            mine = packed(CALL, (*self.call_id(op), contribute()))
+        except Exception as error:
+            own_error, shown = error, portable(op, self.rank, error, name_rank=True)
+            shown.silent = True  # this rank reports it
+            mine = packed(ERROR, shown)
+        awaited = set(self.below)  # those whose message has not been read
+        try:
+            if self.rank:
+                return self._ask(op, mine)
+            return self._decide(self._receive_calls(op, mine, awaited), decide)
+        except UnreadableReply as error:  # the call has not failed: the others have their answers
+            raise error.__cause__ or error from None
+        except Exception as error:
+            self.fail_all(portable(op, 0, error), awaited)
+            raise own_error or error from None
+
+    def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
+        """Rank 0: the message (CALL, ERROR or WAITING) of each rank; removes from `awaited` those that have come.
+
+        Raises: the error of a rank that fails, or RankLeftError, as soon as it is known.
+        """
+        messages, found = self.messages, {self.rank: mine}
+        for k in messages.ended:
+            raise messages.left_error(op, k)
+        while awaited:
+            source, message = messages.next(awaited, range(self.size))
+            kind = message[0]
+            if kind == LEAVE:
+                messages.ended[source] = opened(message)[1]
+                raise messages.left_error(op, source)
+            if source not in awaited:
+                if kind == ERROR:
+                    raise opened(message)[1]
+            elif (
+                kind == ERROR
+                or (kind == CALL and not messages.is_late(source, message))
+                or (kind == WAITING and opened(message)[1][1] >= messages.calls)  # else it has gone on since
+            ):
+                found[source] = message
+                awaited.remove(source)
+        return found
+
+    def _decide(self, found: Mapping[int, Message], decide: Callable[[list[Contribution]], Sequence[Answer]]) -> Answer:
+        """Rank 0 checks what all contribute, and answers them."""
+        read = {message: opened(message) for message in set(found.values())}
+        each = {k: read[found[k]] for k in sorted(found)}
+        for kind, error in each.values():
+            if kind == ERROR:
+                raise error
+        calls = [call for _, call in each.values()]
+        self.check_calls([call[:3] for call in calls], range(self.size))
+        try:
+            answers = decide([call[3] for call in calls])
+        except RankMismatchError as error:
+            if len({call[2] for call in calls}) == 1:
+                raise
+            raise rank_mismatch(f"{error}\ncalled at", [call[2] for call in calls]) from None
+        # an answer that several get, as the same object, is pickled once
+        made = {id(answer): answer for answer in answers[1:]}
+        replies = {key: packed(REPLY, (self.messages.calls, answer)) for key, answer in made.items()}
+        self._send_replies({k: replies[id(answers[k])] for k in range(1, self.size)})
+        self.messages.answered = self.messages.calls
+        return answers[0]
+
+    def _send_replies(self, replies: Mapping[int, Message]) -> None:
+        """Rank 0 sends each rank its answer."""
+        self.messages.post_all(replies)
+
+    def _ask(self, op: str, mine: Message) -> Any:
+        """Another rank sends its message to rank 0. Returns: the answer."""
+        messages = self.messages
+        messages.post_all({self.above: mine})
+        if messages.ended:
+            raise messages.left_error(op, 0)
+        while True:  # what a call that failed or was interrupted has left is dropped
+            _, message = messages.next([self.above], [0])
+            try:
+                kind, payload = opened(message)
+            except Exception as error:  # of a class of the program
+                raise UnreadableReply from error
+            if kind == REPLY and payload[0] == messages.calls:
+                return payload[1]
+            if kind == ERROR:
+                raise payload
+            if kind == LEAVE:
+                messages.ended[0] = payload
+                if payload[2] < messages.calls:  # else the answer is on its way
+                    raise messages.left_error(op, 0)
+
+    def call_id(self, op: str) -> tuple[str, int, str]:
+        """Where this rank is: the call, its number, `file:line` of the program."""
+        return op, self.messages.calls, failure.call_site()
+
+    def check_calls(self, calls: Sequence[tuple[str, int, str]], ranks: Sequence[int]) -> None:
+        """Raises RankMismatchError unless the ranks are in the same (call, its number, where in the program)."""
+        if len({call[:2] for call in calls}) > 1:
+            sites = [f"{op} at {site}" for op, _, site in calls]
+            what = "ranks are in different collective calls; all must make the same calls in the same order"
+            raise rank_mismatch(what, sites, ranks)
+
+    def fail_all(self, error: MpiUtilError, unread: set[int]) -> None:
+        """The call has failed on this rank. On rank 0: all others raise `error`.
+
+        Args: unread: the ranks whose message has not been read. It comes later, and is then dropped.
+        """
+        self.barrier = None  # one of the ranks may not have it
+        error.silent = True  # on the others: this rank reports it
+        self.messages.failed = dict.fromkeys(unread, self.messages.calls)
+        if self.rank == 0:
+            self.messages.post_all(dict.fromkeys(range(1, self.size), packed(ERROR, error)))

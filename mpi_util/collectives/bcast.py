@@ -1,0 +1,222 @@
+"""Sends, averages and compares weights; `bcast` sends any object. In the process of each rank."""
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..arrays import tree
+from ..arrays.adapters import slots
+from ..arrays.layout import Plan, Slot, derived
+from ..errors import BatchError, WeightsError
+from ..ranks import failure
+from ..ranks.identity import Comm
+from ..ranks.state import process
+from .channel import Channel, channel_of, paired
+from .gather import rank0_accum_batches
+from .mismatch import check_all_same, check_same
+
+T = TypeVar("T")
+
+
+def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
+    """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
+
+    Everything moves as one block, whatever the number of arrays. The values are written in place, on the device where
+    the model lives; rank 0's are only read. A model may change between calls, if it changes in the same way on all
+    ranks.
+
+    Args:
+        model: torch module (parameters and buffers), torch optimizer (its state), Keras model (all weights, BatchNorm's
+            statistics too) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of NumPy arrays,
+            tensors and variables; the same names, dtypes and shapes on every rank. The numbers in automatic layer names
+            (`dense_3`) do not matter.
+        graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
+            state), and nothing is added to it; where the ranks' differ, because rank 0 alone has an optimizer, the
+            trainable ones. None: the session's own; other models have none.
+        label: accepted as in 2017, and not used.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        The version of these weights, on every rank: 1 for the first broadcast on this communicator, then 2, ...
+
+    Raises:
+        RankMismatchError: on every rank, with the first name that differs, if the models differ.
+        WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
+    """
+    channel = channel_of(comm)
+    channel.version = _send("rank0_bcast_wts", channel, _Models(model, graph))
+    return channel.version
+
+
+def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
+    """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
+
+    Integers and booleans (step counters, masks) are not averaged: all get rank 0's.
+
+    Args, Raises: as `rank0_bcast_wts`.
+    """
+    channel = channel_of(comm)
+    own = _Models(model, graph, only_all=True)
+    _compare("all_avg_wts", channel, own)
+    (plan,) = own.plans
+    found = [slot for _, slot in plan.pairs]
+    stacked = rank0_accum_batches({slot.name: slot.numbers()[None] for slot in found}, comm=comm)
+    if channel.rank == 0:
+        for slot in found:
+            numbers = stacked[slot.name]
+            if numbers.dtype.kind in "fc":
+                wide = np.result_type(numbers.dtype, np.float64)
+                slot.write(slot.bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
+        plan.flush()
+    _send("all_avg_wts", channel, own)
+
+
+def chksum(model: Any, graph: Any = None, label: str = "") -> str:
+    """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
+
+    Args:
+        model: as in `rank0_bcast_wts`.
+        graph: likewise.
+        label: printed with the checksum, tagged with the rank, if it is not empty; it may take the place of `graph`.
+    """
+    if isinstance(graph, str):
+        graph, label = None, graph
+    plan = derived(slots(model, graph), Plan.of)
+    total = tree.digest(plan.layout.signature, *(slot.copy().tobytes() for _, slot in plan.pairs)).hex()
+    if label:
+        from ..ranks.console import msg
+
+        msg(f"{label} chksum {total}")
+    return total
+
+
+def bcast(x: T, *, comm: Comm = None) -> T:
+    """Collective: rank 0's `x` on every rank.
+
+    Args:
+        x: an array is overwritten in place on the other ranks, where it must have rank 0's dtype and shape; anything
+            else that can be pickled, an array of objects too, is returned as a copy of rank 0's.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        Rank 0's value; for an array, `x` itself.
+
+    Raises:
+        RankMismatchError: on every rank, if an array's dtype or shape differs. BatchError: x cannot be pickled.
+    """
+    channel = channel_of(comm)
+    array: Any = x
+    in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject and not isinstance(x, np.ma.MaskedArray)
+
+    def describe() -> tuple[Any, ...] | None:
+        if in_place and channel.rank and not array.flags.writeable:
+            raise BatchError("bcast: the array of another rank than 0 is written in place, and this one is read-only")
+        return (array.dtype, array.shape) if in_place else None
+
+    def decide(described: list[Any]) -> Sequence[Any]:
+        check_all_same("bcast", described)
+        if not in_place:
+            return [x] * channel.size
+        return channel.spread_sources(array.nbytes, lambda block: np.copyto(view_of(block), array))
+
+    def view_of(block: np.ndarray) -> np.ndarray:
+        return np.ndarray(array.shape, array.dtype, block)
+
+    answer = channel.agree("bcast", describe, decide)
+    if not in_place:
+        return answer
+    block = channel.spread("bcast", answer)
+    if channel.rank:
+        np.copyto(array, view_of(block))
+    return x
+
+
+class _Models:
+    """What a rank sends or gets: its model, with a plan for each choice of weights.
+
+    The plans are made when they are first asked for, within the agreement, so that an error reaches all ranks.
+    """
+
+    def __init__(self, model: Any, graph: Any, only_all: bool = False):
+        """Args: only_all: a session's trainable variables are no choice."""
+        self._model, self._graph, self._only_all = model, graph, only_all
+
+    @functools.cached_property
+    def plans(self) -> list[Plan]:
+        """Of all weights; of a session with a graph also of the trainable variables."""
+        plans = [derived(slots(self._model, self._graph), _writable)]
+        if self._graph is not None and not self._only_all:
+            with contextlib.suppress(WeightsError):  # it has none
+                plans.append(derived(slots(self._model, self._graph, trainable=True), _writable))
+        return plans
+
+    def choices(self) -> list[tuple[bytes, bytes]]:
+        """For each plan: its signature, and the alignments of its arrays."""
+        return [
+            (plan.layout.signature, np.array([slot.place for _, slot in plan.pairs], np.int64).tobytes())
+            for plan in self.plans
+        ]
+
+
+def _send(op: str, channel: Channel, models: _Models) -> int:
+    """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
+
+    def decide(choices: list[list[tuple[bytes, bytes]]]) -> Sequence[Any]:
+        for i, of_ranks in enumerate(zip(*choices)):
+            if len({signature for signature, _ in of_ranks}) == 1:
+                plan = models.plans[i]
+                _note_alignment(plan, *(alignment for _, alignment in of_ranks[:2]))
+                sources = channel.spread_sources(plan.layout.nbytes, plan.write_all)
+                return paired(sources, (i, channel.version + 1))
+        return [(None, None)] * channel.size
+
+    source, found = channel.agree(op, models.choices, decide)
+    if found is None:
+        _compare(op, channel, models)  # raises the error that names the first array that differs
+    choice, version = found
+    block = channel.spread(op, source)
+    if channel.rank:
+        models.plans[choice].take(block)
+    return version
+
+
+def _compare(op: str, channel: Channel, models: _Models) -> None:
+    """Collective: raises RankMismatchError if the models differ."""
+
+    def decide(kinds: list[list[Any]]) -> list[None]:
+        last = min(map(len, kinds)) - 1
+        check_same(op, [of_rank[last] for of_rank in kinds])
+        return [None] * channel.size
+
+    channel.agree(op, lambda: [plan.layout.kinds for plan in models.plans], decide)
+
+
+def _writable(found: list[Slot]) -> Plan:
+    """The plan of slots that can all be written: on rank 0 too, so that it is the same on every rank."""
+    for slot in found:
+        if slot.fixed:
+            raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.fixed}")
+    return Plan.of(found)
+
+
+class _Noted(list[str]):
+    """The array whose alignment differs, once that was printed."""
+
+
+def _note_alignment(plan: Plan, rank_0s: bytes, rank_1s: bytes = b"") -> None:
+    """Prints which array lies otherwise in memory on rank 1 than on rank 0, if one does, once.
+
+    A vector instruction may begin elsewhere in an array with other strides, or at another alignment; then the same
+    product with the same values has other last bits.
+    """
+    if rank_1s and rank_0s != rank_1s and not process.of(_Noted):
+        differ = np.frombuffer(rank_0s, np.int64) != np.frombuffer(rank_1s, np.int64)
+        name = plan.layout.entries[int(np.flatnonzero(differ)[0])].name
+        process.of(_Noted).append(name)
+        failure.print_line(
+            f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
+            "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
+        )

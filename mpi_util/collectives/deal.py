@@ -1,0 +1,234 @@
+"""Divides numbered work among the ranks: dealt to the rank that is free, or in equal shares; in each rank's process."""
+
+import collections
+import fcntl
+import itertools
+import mmap
+import operator
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+from ..errors import RankMismatchError, UsageError
+from ..host.segments import Segment, Ticket, attach
+from ..host.waiting import wait_until
+from ..ranks import failure, threads
+from ..ranks.identity import Comm, nworkers, rank
+from ..ranks.state import process
+from ..ranks.watchdog import Watchdog
+from .channel import Channel, channel_of
+
+# number of the round, how many it deals, the next to deal, the end of these, the round if it was closed
+_SLOT = struct.Struct("qqqqq")
+_DEALT, _CLOSED = struct.Struct("qqqq"), struct.Struct("q")  # its parts: the last one is written without the lock
+_ROUNDS = 64  # rounds that may be under way at once: after as many a slot is used again
+_NONE_YET = -1
+
+Round = tuple[int, int]
+"""Its number, how many numbers it deals."""
+
+
+ALL_DEALT = range(-1, -1)
+
+
+def share(n: int) -> range:
+    """This rank's part of 0 .. n-1, one block of it; the first ranks get the remainder. Not collective.
+
+    As `deal` does, it ends the time in which rank 0 computes with all cores: what is shared is computed beside others.
+
+        for step in range(len(share(4000))): ...      # of 4000 steps
+        envs = [make_env(i) for i in share(num_envs)]
+
+    Args:
+        n: how many; 0 gives every rank an empty range.
+
+    Raises:
+        UsageError: n is not a count.
+    """
+    each, remainder = divmod(_count("share", n), nworkers())
+    threads.beside()
+    first = rank() * each + min(rank(), remainder)
+    return range(first, first + each + (rank() < remainder))
+
+
+def _count(call: str, n: int) -> int:
+    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
+        raise UsageError(f"{call}: n is a number of things to be shared, 0 or more; got {n!r}")
+    return operator.index(n)
+
+
+def deal(n: int, *, comm: Comm = None) -> "Deal":
+    """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
+
+    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
+    one machine count in shared memory under a lock. Another machine than rank 0's gets its numbers from rank 0, at
+    first half of its ranks' part at once, then half of what is theirs of the rest, down to one by one. Rank 0 answers
+    before each number of its own, while it waits in a collective call, and in `Deal.serve`. A rank that does not call
+    it gets none. If all ranks of such a machine leave the loop early, no rank gets the numbers that are left there.
+
+    Args:
+        n: how many; the same on every rank.
+        comm: communicator; None: all ranks.
+
+    Raises:
+        UsageError: `n` is not a count. Or, raised when this rank asks for the next number: the loop's body has dealt
+            too, which each rank runs a different number of times, so numbers of that inner deal were lost.
+        RankMismatchError: another rank deals another number. Raised when this rank asks for one.
+    """
+    n, channel = _count("deal", n), channel_of(comm)
+    if comm is None or channel.size > 1:  # else a rank deals to itself
+        process.of(_Made)[threading.get_ident()] += 1
+    return Deal(channel.states.of(channel.counter_kind or Counter), n)
+
+
+class _Made(collections.Counter[int]):
+    """How many deals of several ranks each thread of this process has made."""
+
+
+class Deal:
+    """One round of dealing. Iterate over it; `close` ends the round for all ranks.
+
+    Attributes:
+        taken: the numbers that this rank has got so far: the `index` of what it made of them.
+    """
+
+    def __init__(self, counter: "Counter", n: int):
+        self._counter, self._n = counter, n
+        self._round = next(counter.rounds)
+        self.taken: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        made, n_made = process.of(_Made), None
+        while True:
+            here = threading.get_ident()
+            if n_made and n_made != (here, made[here]) and n_made[0] == here:
+                raise UsageError(
+                    "deal: the body of a loop over dealt numbers has dealt too; each rank runs it a different number "
+                    "of times, so numbers were lost. Deal pairs as one range: "
+                    "for i, j in (divmod(k, m) for k in deal(n * m))"
+                )
+            threads.beside()  # each time, as there may have been a gather
+            self.serve()
+            if (number := self._counter.take((self._round, self._n))) is None:
+                return
+            self.taken.append(number)
+            n_made = here, made[here]
+            yield number
+
+    def close(self) -> None:
+        """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may: it takes no lock."""
+        self._counter.close_round(self._round)
+
+    @property
+    def closed(self) -> bool:
+        """True once the round was closed: at once on rank 0's machine, elsewhere at the next number or `serve`."""
+        return self._counter.is_closed(self._round)
+
+    def serve(self) -> None:
+        """Call it amid an episode: on rank 0, so that other machines need not wait for its end; there, for `closed`."""
+        self._counter.serve()
+
+
+class Counter:
+    """Collective: what has been dealt on one communicator: a slot for each of the last rounds.
+
+    It lies in memory that the ranks of a machine share, under a file lock, which the kernel gives back when its holder
+    is killed. On several machines each has a counter, of a subclass (`Channel.counter_kind`). On machines other than
+    rank 0's it begins with nothing and gets its numbers from rank 0, by overriding `_first` and `_more`.
+
+    Attributes:
+        rounds: gives this rank's next round its number.
+        here: the ranks that share this counter.
+        lock_threads: what keeps other ranks away does not keep away this rank's other threads.
+    """
+
+    def __init__(self, channel: Channel):
+        self.channel, self.rounds, self.lock_threads = channel, itertools.count(), threading.RLock()
+        self.here = [k for k, lowest in enumerate(channel.machine) if lowest == channel.machine[channel.rank]]
+        slots = _SLOT.pack(_NONE_YET, 0, 0, 0, _NONE_YET) * _ROUNDS
+        self._slots: mmap.mmap | bytearray = bytearray(slots)
+        self._file: int | None = None  # which is locked
+        self._segment: Segment | None = None
+        owns = channel.rank == self.here[0]
+
+        def make() -> Ticket | None:
+            if not owns or len(self.here) == 1:
+                return None
+            self._segment = Segment(len(slots))
+            self._segment.map[:] = slots
+            return self._segment.ticket
+
+        ticket = channel.agree("deal", make, lambda tickets: [tickets[lowest] for lowest in channel.machine])
+        if self._segment:
+            self._slots, self._file = self._segment.map, self._segment.ticket.fd
+        elif ticket:
+            self._file, self._slots = attach(ticket)  # opened by this process: a lock belongs to an open file
+
+    def take(self, dealt: Round) -> int | None:
+        """The next number of a round; None: all are dealt. RankMismatchError: another rank deals another number."""
+        failure.enter("deal")
+        with self.lock_threads:
+            found = self.take_some(dealt)
+        return found.start if found else None
+
+    def take_some(self, dealt: Round, how_many: Callable[[int], int] = lambda left: 1) -> range:
+        """The next numbers of a round. Args: how_many: number that are left here -> number to take, at least 1."""
+        round_number, n = dealt
+        start = round_number % _ROUNDS * _SLOT.size
+        if self._file is not None:
+            wait_until(self._try_lock, None, process.of(Watchdog))  # a holder may be stopped
+        try:
+            found, found_n, number, end, closed = _SLOT.unpack_from(self._slots, start)
+            if found > round_number or closed == round_number:
+                return ALL_DEALT
+            if found < round_number:
+                first = self._first(n)
+                found_n, number, end = n, first.start, first.stop
+            if found_n != n:
+                raise RankMismatchError(
+                    f"deal: this rank deals {n} numbers and another one {found_n}; give the same on every rank"
+                )
+            if number == end != ALL_DEALT.stop:
+                more = self._more(dealt)
+                number, end = more.start, more.stop
+            taken = range(number, min(end, number + how_many(end - number)))
+            _DEALT.pack_into(self._slots, start, round_number, n, max(number, taken.stop), end)
+            return taken
+        finally:
+            if self._file is not None:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _first(self, n: int) -> range:
+        """The numbers that are here when a round of `n` begins."""
+        return range(n)
+
+    def _more(self, dealt: Round) -> range:
+        """More numbers for the ranks that share this counter, once it has none left. Called with the lock held."""
+        return ALL_DEALT
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._file or 0, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close_round(self, round_number: int) -> None:
+        """Deals nothing more in that round. A signal handler may call it: it takes no lock."""
+        _CLOSED.pack_into(self._slots, round_number % _ROUNDS * _SLOT.size + _DEALT.size, round_number)
+
+    def is_closed(self, round_number: int) -> bool:
+        """True once that round was closed."""
+        at = round_number % _ROUNDS * _SLOT.size + _DEALT.size
+        return bool(_CLOSED.unpack_from(self._slots, at)[0] == round_number)
+
+    def serve(self) -> None:
+        """Answers other machines, and hears of rounds that are closed, where there are several machines."""
+
+    def close(self) -> None:
+        """Gives file and memory back."""
+        if self._segment is not None:
+            self._segment.close()
+        elif self._file is not None:
+            os.close(self._file)

@@ -1,0 +1,212 @@
+"""Sums and means over the ranks, of numbers, arrays and gradients; in the process of each rank.
+
+They are added up in rank order, so that all ranks get the same bits, in every run and on any number of machines.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from ..arrays import tree
+from ..arrays.adapters import adapter_for, array_of
+from ..arrays.layout import Layout
+from ..errors import BatchError, MpiUtilError
+from ..ranks.identity import Comm
+from .channel import channel_of
+from .mismatch import check_all_same, check_same
+
+_GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
+
+T = TypeVar("T")
+Array = TypeVar("Array", bound=Iterable[Any])  # of any framework: no number is iterable
+Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
+# (name, dtype, shape) of each array; (name, None, None) where there is none
+Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
+
+
+@overload
+def all_sum(x: Array, *, comm: Comm = None) -> Array: ...
+@overload
+def all_sum(x: int, *, comm: Comm = None) -> np.int64: ...
+@overload
+def all_sum(x: T, *, comm: Comm = None) -> T: ...
+def all_sum(x: Any, *, comm: Comm = None) -> Any:
+    """Collective: the elementwise sum over the ranks, on every rank, added in rank order.
+
+    Args:
+        x: number, array or tensor; same dtype and shape on every rank.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        A new array, a tensor on x's device, or a NumPy scalar for a number. Of x's dtype, in which integers may wrap
+        around; bools are counted: int64.
+
+    Raises:
+        RankMismatchError: on every rank, if dtypes or shapes differ. BatchError: x is text, or holds objects.
+    """
+    return _combine("all_sum", x, np.add, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, comm)
+
+
+@overload
+def all_mean(x: Array, *, comm: Comm = None) -> Array: ...
+@overload
+def all_mean(x: int, *, comm: Comm = None) -> np.float64: ...
+@overload
+def all_mean(x: T, *, comm: Comm = None) -> T: ...
+def all_mean(x: Any, *, comm: Comm = None) -> Any:
+    """Collective: the elementwise mean over the ranks, on every rank: their sum in rank order, divided by their number.
+
+    Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
+    """
+    return _combine("all_mean", x, np.add, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), comm, True)
+
+
+def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
+    """Collective: as `all_sum`, but of x's dtype, with any NumPy function of two arrays, the same on every rank.
+
+    Raises:
+        RankMismatchError: on every rank, if dtypes, shapes or functions differ.
+        MpiUtilError: on every rank, if the function does not accept such an array.
+    """
+    return _combine(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype, comm)
+
+
+def _combine(
+    name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False
+) -> Any:
+    """A number is sent within an agreement; arrays are combined as gradients are, which takes a third of the time."""
+    channel, adapter = channel_of(comm), adapter_for(x)
+    try:
+        array = array_of(x, numbers=True)
+    except Exception:  # raised again within the agreement, and so on every rank
+        array = np.empty(())
+
+    def accepted(found: np.ndarray) -> np.ndarray:
+        if found.dtype.kind in "SU":
+            raise BatchError(f"{name}: {found.dtype} is text; give it a number, or use rank0_gather")
+        nothing = np.empty(0, result_dtype(found.dtype))
+        try:
+            op(nothing, nothing, out=nothing)
+        except TypeError as error:
+            raise MpiUtilError(f"{name}: {error}") from None
+        return found
+
+    def make() -> Arrays:
+        return {"x": accepted(array).astype(result_dtype(array.dtype))}
+
+    def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
+        check_all_same(name, [(number.dtype, number.shape) for number in numbers])
+        first, *others = numbers
+        dtype = result_dtype(first.dtype)
+        total = first.astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
+        for number in others:
+            op(total, number, out=total)
+        return [np.asarray(total / channel.size if divide else total).astype(dtype)] * channel.size
+
+    total: Any
+    if array.ndim:
+        total = average(f"{name} of an array", make, comm=comm, function=op, divide=divide)["x"]
+    else:
+        total = channel.agree(name, lambda: accepted(array_of(x, numbers=True)), decide)
+    return adapter.from_numbers(total, x)
+
+
+def average(
+    op: str, make: Callable[[], Arrays], *, comm: Comm = None, function: np.ufunc = np.add, divide: bool = True
+) -> Arrays:
+    """Collective: arrays become their mean over the ranks, which is the same bits on every rank.
+
+    Args:
+        op: name of the calling function, for messages.
+        make: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
+            for an array that there is not, on any rank. What `make` raises is raised on every rank.
+        comm: communicator; None: all ranks.
+        function: of two arrays: how they are combined, instead of added.
+        divide: False: they are not divided by the number of ranks, and may be integers.
+
+    Returns:
+        What `make` gave.
+
+    Raises:
+        RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
+    """
+    channel = channel_of(comm)
+    own = Reduction(op, make, function, channel.size if divide else 0)
+    if channel.size == 1:
+        channel.enter(op)  # rank 0's threads are those of any number of ranks
+        return own.arrays
+    own.take(channel.add_up(own))
+    return own.arrays
+
+
+class Reduction:
+    """One sum, mean or other reduction: what this rank adds, and how rows are combined (see barrier.py).
+
+    The arrays are made when they are first asked for, within the collective call, so that an error reaches all ranks.
+    """
+
+    def __init__(self, op: str, make: Callable[[], Arrays], function: np.ufunc, divisor: int):
+        """Args: divisor: number of ranks if it is a mean, else 0."""
+        self.op, self._make, self.function, self.divisor = op, make, function, divisor
+
+    @functools.cached_property
+    def arrays(self) -> Arrays:
+        """By name, what `make` gives."""
+        made = self._make()
+        for name, array in made.items():
+            if array is not None and self.divisor and array.dtype.kind not in "fc":
+                raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be averaged; use a float dtype")
+        return made
+
+    @functools.cached_property
+    def description(self) -> Description:
+        """What must be the same on all ranks."""
+        made = self.arrays.items()
+        return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
+
+    @property
+    def digest(self) -> bytes:
+        """Eight bytes that stand for the call and its arrays."""
+        return _layout_of(self.op, self.description)[0]
+
+    @property
+    def layout(self) -> Layout:
+        """Of a row: the arrays of each dtype lie together."""
+        return _layout_of(self.op, self.description)[1]
+
+    def check(self, descriptions: Sequence[Description]) -> None:
+        """Raises the RankMismatchError that says how the ranks' arrays differ, if they do."""
+        check_same(self.op, descriptions)
+
+    def write(self, row: np.ndarray) -> None:
+        """Copies this rank's arrays into a row."""
+        there = (array for array in self.arrays.values() if array is not None)
+        for array, view in zip(there, self.layout.views(row)):
+            np.copyto(view, array)
+
+    def take(self, total: np.ndarray) -> None:
+        """Copies a row into this rank's arrays."""
+        there = (array for array in self.arrays.values() if array is not None)
+        for array, view in zip(there, self.layout.views(total)):
+            np.copyto(array, view)
+
+    def combine(self, rows: Sequence[np.ndarray], total: np.ndarray, part: int = 0, parts: int = 1) -> None:
+        """Combines rows in their order, and for a mean divides, into `total`; or one of so many parts of each."""
+        for run in zip(*(self.layout.runs(row) for row in (*rows, total))):
+            size = math.ceil(len(run[0]) / parts / _GRAIN) * _GRAIN
+            first, second, *rest, out = (array[part * size : (part + 1) * size] for array in run)
+            self.function(first, second, out=out)
+            for row in rest:
+                self.function(out, row, out=out)
+            if self.divisor:
+                np.divide(out, self.divisor, out)
+
+
+@functools.lru_cache(maxsize=256)
+def _layout_of(op: str, description: Description) -> tuple[bytes, Layout]:
+    """(digest, layout) of the arrays. float16 is added up as float32."""
+    there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in description if dtype)
+    return tree.digest(op, description), Layout.of(there, packed=True)
