@@ -14,7 +14,6 @@ process it runs and which file to read first.
     launch/          the process that starts the ranks, waits for them, and says which one failed and why
     cluster/ *       several machines: their hosts and agents, and how collectives reach from one to another
     doctor/ *        checks whether a job will run here: python -m mpi_util doctor
-    tensorflow_setup *    TensorFlow's threads and GPU memory, set so that several ranks can share a machine
     compat_2017 *    names and keywords of the mpi_util of 2017; with arrays/adapters/tf1.py * for tf.compat.v1
 
 A project that copies this folder may delete what is marked *. docs/architecture.md of the repository has the drawing,
@@ -50,11 +49,11 @@ from .ranks.seeding import rank_seed, set_global_seeds, stream
 from .ranks.watchdog import watchdog
 
 if TYPE_CHECKING:
+    from .arrays.adapters.tensorflow_setup import setup_tensorflow_for_mpi
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork, nslots
     from .ranks.signals import StopRequest
-    from .tensorflow_setup import setup_tensorflow_for_mpi
 
 __version__ = "0.1.0"
 
@@ -81,7 +80,7 @@ _READ = {
     "nworkers": "ranks.identity",
     "restarts": "ranks.records",
     "last_saved": "ranks.records",
-    "tf_config": "tensorflow_setup",
+    "tf_config": "arrays.adapters.tensorflow_setup",
 }
 # Loaded when they are first read, because not every rank needs them.
 _LOADED = {
@@ -91,7 +90,7 @@ _LOADED = {
     "merge_moments": "collectives.moments",
     "mpi_fork": "launch.api",
     "nslots": "launch.api",
-    "setup_tensorflow_for_mpi": "tensorflow_setup",
+    "setup_tensorflow_for_mpi": "arrays.adapters.tensorflow_setup",
 } | dict.fromkeys(("accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"), "compat_2017")
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 import mpi_util
-from mpi_util import tensorflow_setup
+from mpi_util.arrays.adapters import tensorflow_setup
 from mpi_util_spinup import mpi_tf
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -58,15 +58,13 @@ def test_mpi_tf_loads_no_framework():
     assert done.stdout == "\n"
 
 
-@pytest.mark.parametrize("variable", ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", None])
+@pytest.mark.parametrize("variable", ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
 def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch, variable):
     for name in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
 
     def gpu_of(k):
-        monkeypatch.setattr(tensorflow_setup, "rank", lambda: 2 if variable else k)
-        if variable:
-            monkeypatch.setenv(variable, str(k))
+        monkeypatch.setenv(variable, str(k))
         return tensorflow_setup.own_gpu(3)
 
     assert [gpu_of(k) for k in range(5)] == [0, 1, 2, 0, 1]
