@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import MpiUtilError, UsageError
+from mpi_util.host import reap
 from mpi_util.host.cores import usable_cores
 from mpi_util.launch.api import mpi_fork, nslots
 from mpi_util.ranks import failure
@@ -304,7 +305,7 @@ def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
 def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
-    failure.die_with_parent()
+    reap.die_with_parent()
     if not os.path.exists(path):
         raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file

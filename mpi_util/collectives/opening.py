@@ -3,11 +3,12 @@
 This is the only place that loads `cluster`, where ranks lie on several machines.
 """
 
+import os
 import time
 from typing import Any
 
 from ..errors import LaunchError, MpiUtilError, UsageError
-from ..host.cores import update_threads
+from ..host.cores import take_cores, update_threads
 from ..ranks import failure, threads
 from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import process
@@ -95,8 +96,8 @@ def _prepare_rank(world: Channel) -> None:
     infos = world.peers.infos if world.size > 1 else {}
     notes = [(infos[k].pid, infos[k].ticket) if k in infos else (0, None) for k in range(world.size)]
     process.of(Watchdog).join(world.rank, world.peers.note if infos else None, notes)
-    if world.rank == 0:
-        threads.take_cores([infos[k].pid for k in infos if k != 0 and world.machine[k] == 0])
+    if world.rank == 0 and "MPI_UTIL_BOUND" not in os.environ:
+        take_cores([infos[k].pid for k in infos if k != 0 and world.machine[k] == 0])
     threads.start(world.rank == 0, world.peers.of_rank_0(update_threads()) if infos else 0)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import UsageError
@@ -35,6 +36,19 @@ def update_threads() -> int:
         UsageError: MPI_UTIL_UPDATE_THREADS is not a whole number of at least 1.
     """
     return _count(UPDATE_THREADS, "threads that rank 0 updates with") or usable_cores()
+
+
+def take_cores(others: Iterable[int]) -> None:
+    """Lets this process run on the cores of these others too, whatever a launcher has bound it to (Open MPI binds).
+
+    Args:
+        others: process ids, of processes that sleep while this one has work for all cores.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))
+        if cores != os.sched_getaffinity(0):
+            for task in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(task), cores)
 
 
 def _count(name: str, what: str) -> int:

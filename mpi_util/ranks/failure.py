@@ -10,7 +10,6 @@ hear that this one has ended, and RankLeftError ends those that wait for it.
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import io
 import os
@@ -35,7 +34,6 @@ _FIRST_REPORT_S = 1.0  # ranks that share an error wait this long for rank 0 to 
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
 # hydra drops what it has not read of a rank's stderr when the rank aborts: without a pause 4 of 30 reports were cut
 _LAST_WORDS_S = 0.1
-_PR_SET_PDEATHSIG = 1
 _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a whole array
 # `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
 SAME_SIGNAL_S = 0.3
@@ -94,7 +92,7 @@ def install() -> None:
     if under_launcher() or state(Role).job:
         process.set_environment({RANK_PID: str(os.getpid())})
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
-        die_with_parent()
+        reap.die_with_parent()
         _register()
 
 
@@ -292,26 +290,17 @@ def _end_together() -> None:
             os._exit(end.status)
         return
     _record_end()
-    together = not several
-    if mpi:
-        if end.status and several:
-            _record(end)
-        together = mine.leave is not None and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
+    if end.status and several:
+        _record(end)
+    together = mpi and mine.leave and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
     if end.status and (together or not several):
         _record(end._replace(in_order=True), again=several)
-    elif end.status:
-        _record(end)
-        _abort_at_the_end(end.status)
-
-
-def _abort_at_the_end(status: int) -> None:
-    """Has mpi4py abort the job when the interpreter has ended the program in order: its files are written by then."""
-    if mpi := _running_mpi():
+    elif end.status and mpi:
         from mpi4py.run import set_abort_status
 
         _flush()
         time.sleep(_LAST_WORDS_S)
-        set_abort_status(status) if mpi.COMM_WORLD.size > 1 else None
+        set_abort_status(end.status)  # mpi4py aborts the job once Python has ended the program and its files
 
 
 def _record(failure: Failure, again: bool = False) -> None:
@@ -325,12 +314,6 @@ def _running_mpi() -> Any:
     """The module mpi4py.MPI, if MPI has been started and not ended; else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
-
-
-def die_with_parent() -> None:
-    """A process whose parent (a rank's: the launcher) is killed is killed too, even while it computes (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _register() -> None:

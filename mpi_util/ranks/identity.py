@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,7 +34,7 @@ _FOR_RANKS = re.compile(
 _MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
 _LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
 _IMPORTED_IN = os.getpid()  # a process with another id has been forked since
-_OTHERS_S = 3.0  # rank 0 has this long to report a wrong launcher before the end of another rank ends the job
+OTHERS_S = 3.0  # rank 0 has this long to report a wrong launcher before the end of another rank ends the job
 
 Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
 
@@ -221,7 +220,7 @@ def check_launcher(library: str, size: int = 0) -> None:
             f"alone; use {use}"
         )
         error.silent = role.rank > 0
-        time.sleep(_OTHERS_S * error.silent)
+        time.sleep(OTHERS_S * error.silent)
     role.launcher = ""
     raise error
 
@@ -229,18 +228,6 @@ def check_launcher(library: str, size: int = 0) -> None:
 def srun_option(library: str) -> str:
     """By which option srun's tasks are ranks of this MPI library."""
     return "--mpi=pmix" if "Open MPI" in library else "--mpi=pmi2"
-
-
-def check_tasks(library: Callable[[], str]) -> None:
-    """Raises LaunchError in each of several tasks of srun that know nothing of one another, nor of an MPI."""
-    if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
-        error = LaunchError(
-            f"srun has started this program {tasks} times, each of them alone; use srun {srun_option(library())}, or "
-            "start it once, as in a batch script: mpi_fork then starts ranks on all hosts of the allocation"
-        )
-        error.silent = first_number(("SLURM_PROCID",), 0) > 0
-        time.sleep(_OTHERS_S * error.silent)
-        raise error
 
 
 def under_launcher() -> bool:

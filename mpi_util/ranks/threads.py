@@ -170,19 +170,6 @@ class _Threads:
         return spec
 
 
-def take_cores(others: Iterable[int]) -> None:
-    """Rank 0 may run wherever the others of its machine may, whose cores are free while they sleep.
-
-    That is so whatever a launcher has bound it to (Open MPI binds by default). Args: others: their process ids.
-    """
-    if others and "MPI_UTIL_BOUND" not in os.environ:
-        with contextlib.suppress(OSError, AttributeError):
-            cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))
-            if cores != os.sched_getaffinity(0):
-                for task in os.listdir("/proc/self/task"):
-                    os.sched_setaffinity(int(task), cores)
-
-
 def start(is_root: bool, most: int = 0) -> None:
     """This process becomes a rank: one thread in each pool. Args: most: rank 0's `update_threads`; 0: its own."""
     state(_Threads).start(is_root, most)
