@@ -28,7 +28,7 @@ from ..ranks.identity import (
     rank,
     under_launcher,
 )
-from ..ranks.state import open_standard_streams, process
+from ..ranks.state import process
 
 DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
 STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
@@ -101,7 +101,7 @@ def mpi_fork(
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it.
     """
-    open_standard_streams()
+    _open_standard_streams()
     try:
         check_variables()
         settings = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir)
@@ -153,6 +153,17 @@ def start_ranks(
 
     find = (lambda: cluster.find(hosts, hostfile)) if cluster else None
     return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, **settings)
+
+
+def _open_standard_streams() -> None:
+    """Opens /dev/null for standard streams that are closed (`>&-`, daemons), or a file that we open would be one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:

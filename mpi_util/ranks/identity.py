@@ -169,11 +169,6 @@ def nworkers() -> int:
     return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 
-def local_size() -> int:
-    """Number of ranks on this machine, if the launcher has set it; else of all. Does not start MPI."""
-    return first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
-
-
 def check_variables() -> None:
     """Raises LaunchError where what the environment says of this process's rank makes no sense."""
     if error := state(Role).error:
