@@ -26,7 +26,7 @@ from mpi_util.host.cores import usable_cores
 from mpi_util.launch.api import mpi_fork, nslots
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
-from mpi_util.ranks.state import process
+from mpi_util.ranks.state import state
 
 from .files import read_own, replace_file
 from .serialization_utils import convert_json
@@ -99,7 +99,7 @@ class Experiment:
 
         Args: where: as from `setup_logger_kwargs`. at_once: number of runs that share the machine.
         """
-        if process.of(_Loading).now:
+        if state(_Loading).now:
             raise UsageError("experiments import this script: put what starts them under `if __name__ == '__main__':`")
         if under_launcher():
             raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
@@ -312,10 +312,10 @@ def run_packed(path: str) -> None:
     num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
         sys.exit()
-    process.of(_Loading).now = True
+    state(_Loading).now = True
     spawn.prepare(preparation)
     thunk, kwargs = pickle.loads(packed)  # noqa: S301
-    process.of(_Loading).now = False
+    state(_Loading).now = False
     if "env_name" in kwargs:
         kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))
     thunk(**kwargs)

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from mpi_util.errors import UsageError
-from mpi_util.ranks.state import process
+from mpi_util.ranks.state import state
 
 _RELEASED_S = 2.0  # after which the lock of a process that was killed is free
 
@@ -114,7 +114,7 @@ class _Locks(weakref.WeakValueDictionary[tuple[int, int], FolderLock]):
 def lock_folder(path: Path) -> FolderLock:
     """The lock of a folder, for as long as it is kept. UsageError: another process has it."""
     found = os.stat(path)
-    held, key = process.of(_Locks), (found.st_dev, found.st_ino)
+    held, key = state(_Locks), (found.st_dev, found.st_ino)
     lock = held.get(key)
     if lock is None:
         try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from mpi_util.arrays.layout import Layout
 from mpi_util.errors import WorkerLeftError
 from mpi_util.ranks.identity import Role
-from mpi_util.ranks.state import process
+from mpi_util.ranks.state import state
 
 from .connection import Connection
 from .sections import Section
@@ -42,7 +42,7 @@ def name_of(model_id: str | None) -> str:
 def left(text: str) -> WorkerLeftError:
     """The error of a side whose other one has ended. In a job mpi_fork's parent names that one first."""
     error = WorkerLeftError(text)
-    error.silent = bool(process.of(Role).job)
+    error.silent = bool(state(Role).job)
     return error
 
 

@@ -28,7 +28,7 @@ from ..ranks.identity import (
     rank,
     under_launcher,
 )
-from ..ranks.state import process
+from ..ranks.state import process, state
 
 DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
 STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
@@ -132,7 +132,7 @@ def start_ranks(
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
             raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
-    role = process.of(Role)
+    role = state(Role)
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
@@ -168,7 +168,7 @@ def _open_standard_streams() -> None:
 
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
-    if under_launcher() or process.of(Role).job:  # also of a single rank; a hostfile need not be on every host
+    if under_launcher() or state(Role).job:  # also of a single rank; a hostfile need not be on every host
         return nworkers()
     if not (hosts or hostfile or os.environ.get(HOSTS)):
         return 0

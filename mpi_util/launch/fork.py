@@ -19,7 +19,7 @@ from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
 from ..ranks.identity import RANK_PID, Role, is_multiprocess
-from ..ranks.state import process
+from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
 from . import restarts
 from .api import DEPTH, STDIN
@@ -84,7 +84,7 @@ def start(
         raise LaunchError(f"cannot start {n} ranks: {error}") from None
     if status:
         sys.exit(status)
-    process.of(Role).is_parent = True
+    state(Role).is_parent = True
     return "parent"
 
 
