@@ -280,7 +280,7 @@ def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> bytes:
 def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
-    failure.die_with_parent()
+    reap.die_with_parent()
     if not os.path.exists(path):
         raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file
