@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
 from mpi_util.arrays.frameworks import framework
+from mpi_util.host import reap
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 
