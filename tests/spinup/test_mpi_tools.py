@@ -22,6 +22,7 @@ def test_tools(run_ranks, n):
     assert sorted(re.findall(r"^Message from (\d): all \t ready$", out, re.M)) == [str(k) for k in range(n)]
 
 
+@pytest.mark.slow
 def test_ranks_are_bound_to_a_core_each(run_ranks):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -32,6 +33,7 @@ def test_ranks_are_bound_to_a_core_each(run_ranks):
     assert all(len(found) < len(str(cores)) for found in bound.values())
 
 
+@pytest.mark.slow
 def test_more_bound_ranks_than_cores_share_them_and_the_status_is_the_ranks_own(run_ranks):
     n = len(os.sched_getaffinity(0)) + 1
     out = run_ranks("spinup_bound.py", min(n, 6), 7, status=7).out

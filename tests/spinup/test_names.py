@@ -136,6 +136,7 @@ def test_the_table_is_spinning_ups(tmp_path, algorithm):
     assert abs(row["Entropy"] - (0.5 + 0.5 * np.log(2 * np.pi) - 0.5)) < 1e-6  # of one part of an action
 
 
+@pytest.mark.slow
 def test_rank_0_alone_may_read_the_current_row(run_ranks):
     run_ranks("spinup_row.py", 3)
 
@@ -173,6 +174,7 @@ def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     assert played.count("Episode ") == 3 and "AverageEpRet" in played and "no display here" in played
 
 
+@pytest.mark.slow
 def test_the_command_lines_own_names(tmp_path):
     short = ["--env", "CartPole-v1", "--cpu", "auto", "--epochs", 1, "--steps_per_epoch", 40, "--train_v_iters", 1]
     command(

@@ -120,6 +120,7 @@ def test_the_mean_of_the_last_100_episodes():
     assert recent.add({"Episodes": 160, "AverageEpRet": 4.5, "EpLen": 0})["AverageEpRet"] == 3.0  # of 60 and 40
 
 
+@pytest.mark.slow
 def test_the_last_episodes_are_known_after_a_resume(tmp_path):
     arguments = ["--batch_steps", 64, "--num_envs", 1, "--save_every", 0, "--run_dir", tmp_path / "run"]
     train("Pendulum-v1", *arguments, "--total_steps", 512)  # episodes end after 200 and 400 steps
@@ -137,6 +138,7 @@ def test_small_curves_and_clocks():
     assert [clock(s) for s in (0.4, 59.6, 3600 + 61)] == ["0:00", "1:00", "1:01:01"]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_curve_a_video_and_other_formats(tmp_path):
     folder = tmp_path / "run"
     os.environ["MPI_UTIL_CURVE"] = "1"
@@ -165,6 +167,7 @@ def test_a_run_leaves_a_curve_a_video_and_other_formats(tmp_path):
     assert not list(folder.glob("*.log"))
 
 
+@pytest.mark.slow
 def test_videos_and_their_errors(tmp_path):
     folder = tmp_path / "run"
     train("Hopper-v4", "--total_steps", 1000, "--run_dir", folder)
@@ -186,6 +189,7 @@ def test_videos_and_their_errors(tmp_path):
         assert problem in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_without_a_display_no_window_is_opened(tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
@@ -195,6 +199,7 @@ def test_without_a_display_no_window_is_opened(tmp_path, monkeypatch):
         assert done.err.count("\n") == 1 and "there is no display" in done.err
 
 
+@pytest.mark.slow
 def test_a_saved_policy_in_three_lines(tmp_path):
     folder = tmp_path / "run"
     train("Hopper-v4", "--total_steps", 1000, "--eval_every", 500, "--run_dir", folder)
@@ -281,6 +286,7 @@ def test_several_seeds_go_on_after_an_interruption(tmp_path):
     assert len((folder / "progress.txt").read_text().splitlines()) == 21
 
 
+@pytest.mark.slow
 def test_several_seeds_of_train_py(tmp_path):
     done = run([sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 8, "-b", 8, "--seeds", "3-4"], 60, cwd=tmp_path)
     assert done.status == 0 and done.out.startswith("2 runs: --seed 3 4\n"), done.err
@@ -325,6 +331,7 @@ def test_plot_without_matplotlib_is_one_line(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_an_environment_in_the_users_folder_is_found(tmp_path):
     (tmp_path / "myenvs.py").write_text(
         "import gymnasium\n"
@@ -373,6 +380,7 @@ def half(env):
 """
 
 
+@pytest.mark.slow
 def test_spaces_of_parts_images_and_wrappers(tmp_path):
     (tmp_path / "parts.py").write_text(ENVS)
 
