@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..collectives.channel import Piece
     from .channel import ClusterChannel
 
-_PART_BYTES = 1 << 20
-_AHEAD = 8  # parts for which rank 0 has memory at once
+_PART_BYTES = 1 << 22
+_AHEAD = 4  # parts for which rank 0 has memory at once
 _BROADCAST_BYTES = 1 << 30  # at once: MPI counts to 2**31
 _SPIN_S = 20e-3  # MPI moves what comes only while it is tested
 _FIRST_TAG, _TAGS = 8, 1 << 14  # their sum stays below the 32767 that every MPI has
