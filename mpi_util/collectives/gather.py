@@ -112,13 +112,8 @@ def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
     """Joins on rank 0, which then has all cores: the others have nothing to do until its next collective call."""
     gathered = _gather(channel, op, Rows(op, channel.rank, batch, index))
     if channel.whole and channel.rank == 0:
-<<<<<<< HEAD
         threads.use_all_cores()
-    return gathered.batch() if gathered else batch
-=======
-        threads.alone()
     return batch if channel.rank else gathered.batch()
->>>>>>> 0ffe9f06eaab1e240ffb9f6772f9b029e6c80c2b
 
 
 class Leaf(NamedTuple):
