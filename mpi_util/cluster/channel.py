@@ -170,8 +170,9 @@ class ClusterChannel(Channel):
         try:
             if self.rank == 0:
                 receiver = forwarding.Receiver(self, own.block, target.pieces)
-                super().collect(op, own, arrays)
-                receiver.finish()
+                with forwarding.kept_on_failure(receiver.coming):
+                    super().collect(op, own, arrays)
+                    receiver.finish()
             elif self.leads:
                 block, address = self.lease(target.nbytes) if target.writers else (private(target.nbytes), None)
                 for k in target.writers:

@@ -95,7 +95,11 @@ def send(channel: "ClusterChannel", block: np.ndarray) -> None:
 
 
 class Receiver:
-    """Rank 0 receives what other leaders `send`, in parts from each in turn, and copies them to their places."""
+    """Rank 0 receives what other leaders `send`, in parts from each in turn, and copies them to their places.
+
+    Attributes:
+        coming: (request, its memory, where its bytes belong) of the parts that are received now.
+    """
 
     def __init__(self, channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]):
         """Begins to receive.
@@ -107,27 +111,26 @@ class Receiver:
         self._channel, self._block, self._tag = channel, block, tag_of_call(channel)
         streams = [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]
         self._ahead = (each for turn in itertools.zip_longest(*streams) for each in turn if each)
-        self._coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()
+        self.coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()
         for _ in range(_AHEAD):
             self._receive_next(np.empty(_PART_BYTES, np.uint8))
 
     def _receive_next(self, memory: np.ndarray) -> None:
         for leader, part in itertools.islice(self._ahead, 1):
             nbytes = sum(n for _, n in part)
-            self._coming.append((self._channel.comm.Irecv(memory[:nbytes], leader, self._tag), memory, part))
+            self.coming.append((self._channel.comm.Irecv(memory[:nbytes], leader, self._tag), memory, part))
 
     def finish(self) -> None:
         """Returns when all is there."""
-        with kept_on_failure(self._coming):
-            while self._coming:
-                request, memory, part = self._coming[0]
-                wait_for(self._channel, [request])
-                at = 0
-                for start, n in part:
-                    self._block[start : start + n] = memory[at : at + n]
-                    at += n
-                self._coming.popleft()
-                self._receive_next(memory)
+        while self.coming:
+            request, memory, part = self.coming[0]
+            wait_for(self._channel, [request])
+            at = 0
+            for start, n in part:
+                self._block[start : start + n] = memory[at : at + n]
+                at += n
+            self.coming.popleft()
+            self._receive_next(memory)
 
 
 def _in_parts(pieces: Sequence["Piece"]) -> list[list["Piece"]]:
