@@ -64,6 +64,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Long texts, such as an expected message, are shortened in a test's id, so that it fits on a line."""
+    return f"{val[:24].strip()}..." if isinstance(val, str) and len(val) > 24 else None
+
+
 def parameters(item: pytest.Item) -> dict[str, object]:
     return item.callspec.params if hasattr(item, "callspec") else {}
 

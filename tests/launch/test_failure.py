@@ -130,7 +130,7 @@ def test_rank_0_that_leaves_a_loop_alone_is_reported(tmp_path, mpi, n):
 
 
 @pytest.mark.slow
-def test_an_error_that_one_rank_catches_ends_the_others_with_a_reason(tmp_path, mpi):
+def test_an_error_that_one_rank_catches_ends_the_others(tmp_path, mpi):
     (tmp_path / "program.py").write_text(
         "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
         "if mpi_util.rank == 0:\n"
@@ -206,7 +206,7 @@ def test_an_error_within_mpi_is_named_and_no_signal(mpi):
     assert done.err.count(f"{error[mpi]}") >= 4  # MPI's own report, of which more lines follow, is there too
 
 
-def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
+def test_a_program_that_goes_on_in_the_parent_runs_once(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import mpi_util\nmpi_util.mpi_fork(2)\nprint('sum', mpi_util.all_sum(1))\n")
     done = run([sys.executable, program], SOON_S)
@@ -499,7 +499,7 @@ def test_the_end_of_the_ranks_is_not_waited_for_in_silence(tmp_path, mpi):
 
 
 @pytest.mark.slow
-def test_ranks_that_differ_because_they_are_elsewhere_are_told_where(tmp_path, mpi):
+def test_ranks_that_differ_are_told_where_they_are(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
@@ -563,7 +563,7 @@ def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interrupted", [0, 1])
-def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, interrupted, mpi):
+def test_an_interrupted_call_leaves_no_answer_for_the_next(tmp_path, interrupted, mpi):
     program = tmp_path / "program.py"
     program.write_text(
         "import signal, sys, time, mpi_util\n"
@@ -585,7 +585,7 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, int
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "slow"), [(2, 0), (3, 2)])
-def test_a_message_that_came_at_the_end_of_the_last_round_is_about_this_one(tmp_path, n, slow, mpi):
+def test_an_early_message_is_about_the_next_round(tmp_path, n, slow, mpi):
     """A rank that is interrupted while it waits on the barrier page may receive what is sent in the next call."""
     program = tmp_path / "program.py"
     program.write_text(

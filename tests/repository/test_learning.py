@@ -31,7 +31,7 @@ def curve(seed: int, evaluations, steps=None, training=None, episodes=None) -> n
     return np.array(list(zip(*columns)), float)
 
 
-def test_the_published_statistic_is_the_best_point_of_the_mean_curve():
+def test_the_statistic_is_the_best_point_of_the_mean_curve():
     """The means are 2, 5, 4; the mean of each seed's own best would be 7."""
     found = results.statistics_of({1: curve(1, [1, 8, 2]), 2: curve(2, [3, 2, 6])}, results.EVALUATION, 30)
     assert (found["peak"], found["peak_at_steps"]) == (5, 20)
@@ -49,7 +49,7 @@ def test_the_last_tenth_is_a_mean_over_steps_and_then_over_seeds():
     assert results.statistics_of({1: a, 2: b}, results.TRAINING, 300)["last_by_seed"] == [1.5, 5]
 
 
-def test_runs_that_are_evaluated_at_other_steps_meet_at_the_same_ones(monkeypatch):
+def test_runs_evaluated_at_other_steps_meet_at_the_same(monkeypatch):
     monkeypatch.setattr(results, "EVAL_EVERY", 10)
     steps, returns = results.mean_curve(
         {1: curve(1, [10, 20, 40], [5, 10, 30]), 2: curve(2, [10, 30], [10, 30])}, results.EVALUATION
@@ -71,7 +71,7 @@ def test_the_interquartile_mean_by_hand(scores, iqm):
     assert results.interquartile_mean(np.array(scores)) == pytest.approx(iqm) == pytest.approx(plain_iqm(scores))
 
 
-def test_the_interquartile_mean_over_tasks_takes_all_runs_together():
+def test_the_interquartile_mean_takes_all_runs_together():
     tasks_scores = [[0.1, 0.9, 1.5], [2.0, 0.3, 0.4], [1.0, 1.1, 7.0]]
     together = [score for scores in tasks_scores for score in scores]
     assert results.interquartile_mean(*map(np.array, tasks_scores)) == pytest.approx(plain_iqm(together))
@@ -96,7 +96,7 @@ def test_the_interval_is_that_of_a_bootstrap_within_each_task():
     assert results.interval([np.array(task) for task in scores]) == pytest.approx(expected, abs=0.1)
 
 
-def test_a_score_is_0_for_random_actions_and_1_for_the_published_figure():
+def test_a_score_is_0_if_random_and_1_if_as_published():
     found = {}
     for env in ("Reacher-v4", "Hopper-v4"):
         task = Task("PPO-1M", env, 30)
@@ -240,7 +240,7 @@ def progress_rows(*rows: tuple[float, float, float]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(("target", "seconds"), [(100, 2), (101, 4), (400, 4), (401, 5), (800, 5), (801, None)])
-def test_a_return_is_reached_by_the_mean_of_the_last_100_episodes(target, seconds):
+def test_a_return_is_reached_by_the_mean_of_100_episodes(target, seconds):
     """By whole rows: after 2 s of the rows 1 and 2, after 4 s of 2 and 4 (none ended in 3), after 5 s of 5 alone."""
     rows = progress_rows((1, 60, 900), (2, 120, -700), (3, 120, float("nan")), (4, 180, 1500), (5, 280, 800))
     row = time_to_return.reached(rows, target)
@@ -318,7 +318,7 @@ def children_of(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [[3], [3, 4]], ids=["one", "two"])
-def test_runs_that_are_killed_or_stopped_continue_to_the_same_bits(tmp_path, seeds):
+def test_killed_or_stopped_runs_continue_to_the_same_bits(tmp_path, seeds):
     disturbed, undisturbed, n = tmp_path / "disturbed", tmp_path / "undisturbed", len(seeds)
     process = started(disturbed, seeds)
     process.kill()
@@ -368,7 +368,7 @@ def test_what_is_not_of_the_table_is_kept_out_of_it(capsys, monkeypatch, argumen
 
 
 @pytest.mark.slow
-def test_a_folder_with_other_runs_is_refused_and_no_run_begins_after_the_hours(tmp_path):
+def test_other_runs_are_refused_and_none_begins_after_the_hours(tmp_path):
     made = learning.folder_of(tmp_path / "runs", TASK, 3)
     train = [
         sys.executable,

@@ -111,7 +111,7 @@ def test_any_rows_come_back_as_they_were_written(tmp_path_factory, rows, kept, m
     assert sorted(path.parent.iterdir()) == [path, *damaged] and bool(progress.damage) == bool(damaged)
 
 
-def test_a_resumed_run_keeps_rows_and_a_new_one_puts_results_aside(tmp_path, capsys):
+def test_a_resumed_run_keeps_rows_a_new_one_does_not(tmp_path, capsys):
     logger = logged(tmp_path, {"Epoch": 0}, {"Epoch": 1}, {"Epoch": 2})
     logger.save_config({"first": True})
     logged(tmp_path, {"Epoch": 1, "New": 0.5}, keep_rows=1)

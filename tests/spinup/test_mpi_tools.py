@@ -34,7 +34,7 @@ def test_ranks_are_bound_to_a_core_each(run_ranks):
 
 
 @pytest.mark.slow
-def test_more_bound_ranks_than_cores_share_them_and_the_status_is_the_ranks_own(run_ranks):
+def test_more_bound_ranks_than_cores_share_them(run_ranks):
     n = len(os.sched_getaffinity(0)) + 1
     out = run_ranks("spinup_bound.py", min(n, 6), 7, status=7).out
     assert len(re.findall(r"on \[\d+", out)) == min(n, 6)

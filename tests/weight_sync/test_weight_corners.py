@@ -396,7 +396,7 @@ def test_a_receiver_learns_that_its_sender_has_shut_down():
         assert receiver.wait_ended(5) and receiver.ended
 
 
-def test_on_update_that_ends_its_thread_is_reported_on_both_sides():
+def test_on_update_that_ends_its_thread_is_reported():
     def leave(version: int) -> None:
         if version == 2:
             sys.exit("stop")
@@ -625,7 +625,7 @@ def test_a_scheme_that_is_dropped_gives_everything_back(side):
     assert held() <= before, (before, held())
 
 
-def test_a_scheme_that_was_never_connected_gives_its_descriptors_back():
+def test_a_scheme_never_connected_leaks_no_descriptor():
     gc.collect()
     before = held()
     scheme_for(1)
