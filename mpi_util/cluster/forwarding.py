@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from ..collectives.messages import DATA, LEAVE, opened
 from ..errors import MpiUtilError
 from ..ranks import failure
-from ..ranks.state import process
+from ..ranks.state import state
 
 if TYPE_CHECKING:
     from ..collectives.channel import Piece
@@ -38,12 +38,12 @@ class Abandoned(list[Any]):
 
 
 @contextlib.contextmanager
-def kept_on_failure(requests: list[Any]) -> Iterator[None]:
+def kept_on_failure(requests: Collection[Any]) -> Iterator[None]:
     """If the block fails, the requests that it has begun are kept, and with them their memory."""
     try:
         yield
     except BaseException:
-        process.of(Abandoned).extend(requests)
+        state(Abandoned).extend(requests)
         raise
 
 
@@ -74,7 +74,7 @@ def _raise_report(channel: "ClusterChannel") -> None:
                 raise payload[1]
             if kind == LEAVE and payload[0]:
                 messages.ended[source] = payload
-                raise messages.left_error(process.of(failure.FailureState).call, source)
+                raise messages.left_error(state(failure.FailureState).call, source)
 
 
 def broadcast(channel: "ClusterChannel", block: np.ndarray) -> None:

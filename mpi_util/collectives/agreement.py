@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
 from ..ranks import failure, threads
 from ..ranks.identity import world
-from ..ranks.state import process
+from ..ranks.state import state
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class UnreadableReply(Exception):
 
 
 class Agreement:
-    """What a channel needs to agree: a star around rank 0.
+    """The part of a channel that agrees: a star around rank 0.
 
     Attributes:
         rank, size: in the communicator.
@@ -43,19 +43,18 @@ class Agreement:
         self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()
-        # in a process that was forked from this one `enter` raises an error, and in one that was started by a rank
         self._pid = os.getpid() if size > 1 else 0
-        self._failure = process.of(failure.FailureState)
+        self._failure = state(failure.FailureState)
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
         if os.getpid() == self._pid:
             self._failure.call = op
         else:
-            failure.enter(op)
+            failure.enter(op)  # raises an error in a process that a rank has started
         self.messages.calls += 1
         if self.whole and self.rank == 0:
-            threads.beside()
+            threads.use_one_core()
 
     def agree(
         self,

@@ -22,7 +22,7 @@ from ..host.segments import Attached, BlockAddress, Pool, private
 from ..host.waiting import wait_until
 from ..ranks.console import print0_once
 from ..ranks.identity import Comm
-from ..ranks.state import States, process
+from ..ranks.state import States, state
 from .agreement import Agreement, Answer
 from .barrier import add_up
 from .peers import Peers
@@ -74,6 +74,7 @@ class Channel(Agreement):
         self.comm: Any = None
         self.machine = peers.machine if peers else [0]
         self.pool, self.attached = Pool(), Attached()
+        self._shares = self.machine.count(self.machine[self.rank]) > 1  # there are others on its machine
         self.states = States(self)
         self.version = 0
         if peers:
@@ -87,7 +88,7 @@ class Channel(Agreement):
 
         For rank 0, while it decides: then no other rank uses what was leased in the call before.
         """
-        if self.size > 1 and nbytes:
+        if self._shares and nbytes:
             try:
                 return self.pool.lease(nbytes)
             except OSError as error:
@@ -215,7 +216,7 @@ class Kept:
 
 def channel_of(comm: Comm = None) -> Channel:
     """Collective at its first call for a communicator: its channel. None: the world, or without MPI this process."""
-    kept = process.of(Kept)
+    kept = state(Kept)
     if comm is None and kept.world is not None and kept.world.size > 1:
         return kept.world
     from .opening import open_channel

@@ -85,10 +85,9 @@ def test_what_a_curve_shows_can_be_chosen(tmp_path):
     (axes,) = plot.make_plots([f"{tmp_path}/x/a", f"{tmp_path}/x/b"], ["one", "two"], exclude=["x/a"]).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["two"]
     assert len(plot.get_datasets(f"{tmp_path}/x/")) == len(plot.get_datasets(f"{tmp_path}/x")) == 2
-    (axes,) = plot.make_plots([tmp_path / "x"], kind="scaling").axes
-    assert axes.lines[0].get_xdata().tolist() == [1, 2] and axes.lines[0].get_ydata().tolist() == [1000, 2000]
-    (axes,) = plot.make_plots([tmp_path / "x"], kind="phases").axes
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.5, 0.25, 0.1, 0.1, 0.2, 0.2, 0.1, 0.1])
+    speed, phase = plot.make_plots([tmp_path / "x"], xaxis="time", values=["StepsPerSecond", "RolloutS"]).axes
+    assert [line.get_ydata()[0] for line in (*speed.lines, *phase.lines)] == [1000, 2000, 0.5, 0.25]
+    assert [text.get_text()[-11:] for text in speed.get_legend().get_texts()] == ["1 processes", "2 processes"]
 
 
 def test_plots_from_the_command_line(tmp_path):
