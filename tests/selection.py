@@ -20,10 +20,9 @@ LIBRARIES = {
     "torchrl": ["torchrl", "tensordict"],
     "sb3": ["stable_baselines3", "sb3_contrib"],
     "atari": ["ale_py"],
-    "envpool": ["envpool"],
     "optuna": ["optuna"],
 }
-NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "envpool", "optuna")
+NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "optuna")
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],

@@ -15,7 +15,6 @@ from conftest import FLAGS, LAUNCHER, OPEN_MPI, RANKS, ROOT, mpi_environment, ru
 from launching import survivors
 
 import mpi_util
-from mpi_util.host.waiting import wait_until
 from mpi_util.launch.launcher import ENVIRONMENT
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
@@ -215,19 +214,6 @@ def test_a_program_that_goes_on_in_the_parent_runs_once(tmp_path):
     assert "this process has started the ranks, which have ended, and has nothing to compute; write `if" in done.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("who", [0, 2])
-def test_any_rank_may_be_killed(run_ranks, who):
-    finished = run_ranks("fail.py", 3, who, "kill", timeout=SOON_S, status=137)
-    assert f"rank {who} was killed by signal 9" in finished.err
-
-
-@pytest.mark.slow
-def test_rank_0_that_ends_early_is_told_from_a_slow_one(run_ranks):
-    finished = run_ranks("fail.py", 3, 0, "return", timeout=SOON_S, status=1)
-    assert "rank 0 has ended while rank 1 waits for it in rank0_accum_batches" in finished.err
-
-
 @pytest.mark.parametrize(("mpi", "who"), [("mpich", 0), ("openmpi", 1)], indirect=["mpi"])
 def test_the_watchdog_says_who_waits_and_who_is_missing(run_ranks, who):
     finished = run_ranks("fail.py", 3, who, "hang", timeout=60, env={"MPI_UTIL_WATCHDOG": "1.7"})
@@ -268,17 +254,6 @@ def test_the_watchdog_sees_a_wait_for_the_lock_of_deal(run_ranks):
 def test_the_watchdog_takes_seconds(seconds):
     with pytest.raises(mpi_util.UsageError, match="is a number of seconds, 0 or more"):
         mpi_util.watchdog(seconds)
-
-
-def test_a_short_wait_is_not_even_noted():
-    times = []
-
-    class Watch:
-        first_s, due, over = (lambda _: 1.0), times.append, times.append
-
-    started = time.perf_counter()
-    wait_until(lambda: time.perf_counter() > started + 0.2, None, Watch())
-    assert not times
 
 
 UNDER = {"mpich": Path(sys.prefix) / "bin", "openmpi": OPEN_MPI.parents[1] / "bin"}

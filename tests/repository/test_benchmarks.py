@@ -9,7 +9,6 @@ import pytest
 from conftest import ROOT, run, skip_without_hosts
 
 from benchmarks import end_to_end, scaling
-from policies.returns import gae
 
 PROGRAMS = {
     "advice": "--repeats 1 --iterations 6 --only 'HalfCheetah-v5, trpo, 2x64'",
@@ -90,53 +89,6 @@ def test_end_to_end_compares_with_the_best_of_each(tmp_path, monkeypatch):
         ("compiled EnvPool's best (1 torch threads)", 1.8, True),
     ]
     assert record["envpool_versions"]["python"].endswith("benchmarks/envpool_ppo.py")
-
-
-@pytest.mark.envpool
-def test_envpool_ppo_does_the_same_work(tmp_path):
-    program, out = ROOT / "benchmarks" / "envpool_ppo.py", tmp_path / "out.json"
-    done = run([sys.executable, program, "--iterations", 3, "--out", out], timeout=120)
-    assert done.status == 0, done.out + done.err
-    found = json.loads(out.read_text())
-    network = 376 * 64 + 64 + 64 * 64 + 64  # but for its last layer
-    assert sum(found["parameters"].values()) == 2 * network + 64 * 17 + 17 + 64 + 1 + 17
-    assert (found["env_steps"], found["optimizer_steps"]) == (3 * 4000, 3 * 10 * 32)
-    assert found["steps_per_s"] > 0 and 0 < found["reset_share"] < 0.06 and min(found["returns"]) > 90
-
-
-@pytest.mark.envpool
-def test_envpool_ppo_has_the_same_advantages():
-    from benchmarks.envpool_ppo import GAMMA, LAM, advantages
-
-    rng = np.random.default_rng(0)
-    rewards, values = rng.normal(size=(9, 2)), rng.normal(size=(10, 2))
-    done, terminated = np.zeros((2, 9, 2), bool)
-    done[3, 0] = terminated[3, 0] = done[5, 1] = True  # the other is cut off
-    found = advantages(rewards, values, terminated, done)
-    for i, end in enumerate((4, 6)):
-        last = 0.0 if i == 0 else values[end, i]
-        expected = gae(rewards[:end, i], values[:end, i], last, GAMMA, LAM)
-        np.testing.assert_allclose(found[:end, i], expected, rtol=1e-5, atol=1e-6)
-        expected = gae(rewards[end:, i], values[end:9, i], values[9, i], GAMMA, LAM)
-        np.testing.assert_allclose(found[end:, i], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.envpool
-def test_envpool_ppo_compiled_is_the_same():
-    import torch
-
-    from benchmarks.envpool_ppo import Agent, compiled_step, eager_step
-
-    torch.manual_seed(0)
-    agents = [Agent(5, 2) for _ in range(2)]
-    agents[1].load_state_dict(agents[0].state_dict())
-    steps = [make(agent) for make, agent in zip((eager_step, compiled_step), agents)]
-    for _ in range(30):
-        minibatch = torch.randn(16, 5), torch.randn(16, 2), torch.randn(16) - 1, 4 * torch.randn(16), torch.randn(16)
-        for step in steps:
-            step(*minibatch)
-    for eager, compiled in zip(*(agent.parameters() for agent in agents)):
-        torch.testing.assert_close(eager, compiled, rtol=1e-3, atol=1e-5)
 
 
 def test_table_shows_each_claim(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -69,19 +68,6 @@ def plain_iqm(scores: list[float]) -> float:
 )
 def test_the_interquartile_mean_by_hand(scores, iqm):
     assert results.interquartile_mean(np.array(scores)) == pytest.approx(iqm) == pytest.approx(plain_iqm(scores))
-
-
-def test_the_interquartile_mean_takes_all_runs_together():
-    tasks_scores = [[0.1, 0.9, 1.5], [2.0, 0.3, 0.4], [1.0, 1.1, 7.0]]
-    together = [score for scores in tasks_scores for score in scores]
-    assert results.interquartile_mean(*map(np.array, tasks_scores)) == pytest.approx(plain_iqm(together))
-
-
-def test_the_interval_of_two_runs_by_hand():
-    """Resamples of (0, 1): mean 0 and 1 with probability 1/4 each, so both are beyond the 2.5 % at an end."""
-    assert results.interval([np.array([0.0, 1.0])]) == [0, 1]
-    assert results.interval([np.array([4.0, 4.0]), np.array([5.0, 5.0])]) == [4.5, 4.5]
-    assert results.interval([np.array([1.0, 2.0]), np.array([3.0])]) is None
 
 
 def test_the_interval_is_that_of_a_bootstrap_within_each_task():
@@ -350,42 +336,3 @@ def test_killed_or_stopped_runs_continue_to_the_same_bits(tmp_path, seeds):
     done = run(command(disturbed, seeds), 30)
     assert done.status == 0 and f"{n} of {n} runs are complete" in done.out and "begins" not in done.out
     assert results.read(learning.curves_path(disturbed, TASK), TASK.command).keys() == set(seeds)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--only", "PPO/*"], r"--only PPO/\* names no task; tasks: PPO-default-1M/Humanoid-v4, .*, PPO-1M/.*"),
-        (["--seeds", "20,3"], "--seeds 3 is not one of the table, which begin at 20; give another --results"),
-        (["--steps", "4000"], "--steps makes other runs than the table's; give another --results"),
-    ],
-)
-def test_what_is_not_of_the_table_is_kept_out_of_it(capsys, monkeypatch, arguments, line):
-    monkeypatch.setattr(sys, "argv", ["learning.py", *arguments, "--list"])
-    with pytest.raises(SystemExit) as end:
-        learning.main()
-    assert end.value.code == 2 and re.fullmatch(f".*error: {line}", capsys.readouterr().err.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_other_runs_are_refused_and_none_begins_after_the_hours(tmp_path):
-    made = learning.folder_of(tmp_path / "runs", TASK, 3)
-    train = [
-        sys.executable,
-        "train.py",
-        TASK.env,
-        "--seed",
-        3,
-        "--total_steps",
-        TASK.steps,
-        "--batch_steps",
-        TASK.steps,
-    ]
-    assert run([*train, "--run_dir", made], 60).status == 0
-    done = run(command(tmp_path, [3]), 30)
-    assert done.status == 1 and len(done.err.splitlines()) == 1
-    assert done.err.endswith("seed3 holds a run with --kl_targ 0.05, not 0.0; remove it, or give another --runs\n")
-    shutil.rmtree(made)
-    done = run(command(tmp_path, [3], "--hours", 0), 30)
-    assert done.status == 0 and "begins" not in done.out
-    assert not any(made.parent.iterdir())

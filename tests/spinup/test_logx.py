@@ -26,8 +26,7 @@ from mpi_util_spinup.serialization_utils import convert_json
 from mpi_util_spinup.table import Progress
 
 
-@pytest.mark.slow_unless(n=3)
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize(("mpi", "n"), [("openmpi", 1), ("mpich", 3), ("openmpi", 4)], indirect=["mpi"])
 def test_epoch_logger_on_ranks(run_ranks, tmp_path, n):
     out = run_ranks("spinup_log.py", n, tmp_path / "run").out
     assert out.count("AverageEpRet") == 3  # one table a row, from rank 0
