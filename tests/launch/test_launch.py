@@ -750,11 +750,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
         ),
         ({"deaths": {1: 0, 2: 7, 0: 0}, "ended": (0, 1), "launcher_code": 7}, 7, "rank 2 ended with status 7"),
         ({"deaths": {2: 0, 1: -9, 0: -9}, "launcher_code": 0}, 1, "rank 2 ended before MPI_Finalize"),
-        (
-            {"deaths": {2: None, 1: None}, "banners": HYDRA_SEGFAULT, "launcher_code": 11},
-            139,
-            SEGFAULT_LINE,
-        ),
+        ({"deaths": {2: None, 1: None}, "banners": HYDRA_SEGFAULT, "launcher_code": 11}, 139, SEGFAULT_LINE),
         (
             {"deaths": {1: 143, 0: -9}, "banners": MPICH_INIT, "launcher_code": 143},
             1,

@@ -11,20 +11,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 from conftest import ROOT
-from learning import (
-    ALGOS,
-    BACKENDS,
-    BOTH,
-    BOX,
-    DISCRETE,
-    FIELDS,
-    N,
-    Rank0,
-    a_batch,
-    assert_same_bits,
-    entropy,
-    module,
-)
+from learning import ALGOS, BACKENDS, BOTH, BOX, DISCRETE, FIELDS, N, Rank0, a_batch, assert_same_bits, entropy, module
 
 from policies.actor import init_params
 from policies.backend import as_array, n_threads

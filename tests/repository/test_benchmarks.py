@@ -4,11 +4,8 @@ import json
 import shlex
 import sys
 
-import numpy as np
 import pytest
 from conftest import ROOT, run, skip_without_hosts
-
-from benchmarks import end_to_end, scaling
 
 PROGRAMS = {
     "advice": "--repeats 1 --iterations 6 --only 'HalfCheetah-v5, trpo, 2x64'",
@@ -63,34 +60,6 @@ def find_spreads(samples: dict) -> list[dict]:
     return [s for part in samples.values() if isinstance(part, dict) for s in find_spreads(part)]
 
 
-OTHER = """
-import json, pathlib, sys
-program, *options = sys.argv[1:]
-assert pathlib.Path(program).exists()
-settings = dict(zip(options[::2], options[1::2]))
-rates = {"compiled": 20.0, "none": 100.0, "eager": 10.0 + float(settings["--threads"])}
-rate = rates[settings["--update"]] if program.endswith("envpool_ppo.py") else float(settings["--envs"])
-pathlib.Path(settings["--out"]).write_text(json.dumps({"steps_per_s": rate, "versions": {"python": program}}))
-"""
-
-
-def test_end_to_end_compares_with_the_best_of_each(tmp_path, monkeypatch):
-    other = tmp_path / "python"  # stands in for an interpreter that has another learner
-    other.write_text(f"#!{sys.executable}\n{OTHER}")
-    other.chmod(0o755)
-    options = f"--repeats 1 --ranks 2 --sb3_python {other} --envpool_python {other} --results {tmp_path}"
-    monkeypatch.setattr(sys, "argv", ["end_to_end.py", *options.split()])
-    monkeypatch.setattr(end_to_end, "ours", lambda n, args: 36.0)
-    end_to_end.main()
-    record = json.loads((tmp_path / "end_to_end.json").read_text())
-    assert [(claim["claim"].partition(" / ")[2], claim["measured"], claim["met"]) for claim in record["claims"]] == [
-        ("SB3's best (1 worker, 20 environments, 1 torch threads)", 1.8, False),
-        ("EnvPool's best (2 torch threads)", 3.0, True),
-        ("compiled EnvPool's best (1 torch threads)", 1.8, True),
-    ]
-    assert record["envpool_versions"]["python"].endswith("benchmarks/envpool_ppo.py")
-
-
 def test_table_shows_each_claim(tmp_path):
     claims = [{"claim": "time / memcpy", "target": "<= 1", "measured": 0.875, "met": True}]
     (tmp_path / "gather.json").write_text(json.dumps({"claims": claims}))
@@ -114,17 +83,3 @@ def test_every_program_is_tried_or_is_left_out_on_purpose():
     others |= {"background", "learning_tasks", "learning_results", "learning_doc"}  # parts of learning
     others |= {"spinup", "spinup_loop"}  # blocking MPI calls: minutes on a machine that has other work
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others
-
-
-def test_the_simulation_of_scaling():
-    costs = scaling.Costs(1e-5, 1e-5, {"all": 0.1, "member": 0.01, "leader": 0.02, "rank": 1e-4})
-    assert scaling.last_done(np.array([3.0, 1.0, 1.0, 1.0, 2.0]), 2) == 5.0
-    alone, two, many = (scaling.simulate(n, 200, 1e-3, costs) for n in (1, 2, 10_000))
-    steps = scaling.lengths(200)
-    assert alone.rollout == pytest.approx(steps.sum() * 1.01e-3) and alone.agree == 0
-    assert alone.rollout / 2 <= two.rollout < alone.rollout * 0.6 and two.update == alone.update
-    assert many.rollout == pytest.approx(steps.max() * 1.01e-3)
-    assert many.agree == pytest.approx(2 * (1e-4 + 63e-5 + 64e-5 + 1e-3 + 6 * scaling.HOP_S))
-    limits = [scaling.limit(episodes, 1e-3, costs) for episodes in scaling.EPISODES.values()]
-    assert 16 <= limits[0] <= 200
-    assert scaling.tables(costs).count("|") > 300

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, run
 
-from benchmarks import learning, learning_doc, peer_run, record, time_to_return
+from benchmarks import learning, learning_doc, record, time_to_return
 from benchmarks import learning_results as results
 from benchmarks.learning_tasks import GROUPS, RANDOM, Task, tasks
 from trainer.config import parse
@@ -231,29 +231,6 @@ def test_a_return_is_reached_by_the_mean_of_100_episodes(target, seconds):
     rows = progress_rows((1, 60, 900), (2, 120, -700), (3, 120, float("nan")), (4, 180, 1500), (5, 280, 800))
     row = time_to_return.reached(rows, target)
     assert (row and row["Time"]) == seconds
-
-
-def test_a_peers_run_continues_from_its_last_save(tmp_path, monkeypatch):
-    """What came after the save is dropped: rows, episodes, and time."""
-    monkeypatch.setattr(peer_run.signal, "signal", lambda *_: None)
-    run = peer_run.PeerRun(tmp_path)
-    assert run.checkpoint is None and (run.steps, run.episodes) == (0, 0)
-    run.returns += [1.0, 3.0]
-    run.row(100)
-    run.save(100, lambda folder: (folder / "model").write_text("100"))
-    run.returns += [7.0]
-    run.row(200)
-    with pytest.raises(OSError):
-        run.save(200, lambda folder: (folder / "missing" / "model").write_text("200"))
-    run = peer_run.PeerRun(tmp_path)
-    assert (run.steps, run.episodes) == (100, 2) and (run.checkpoint / "model").read_text() == "100"
-    assert [row["AverageEpRet"] for row in record.progress(tmp_path)] == [2.0]
-    run.row(200)
-    run.save(200, lambda folder: (folder / "model").write_text("200"))
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-200"]
-    rows = record.progress(tmp_path)
-    assert [row["TotalEnvInteracts"] for row in rows] == [100, 200] and rows[0]["Time"] <= rows[1]["Time"]
-    assert np.isnan(rows[1]["AverageEpRet"]) and rows[1]["Episodes"] == 2
 
 
 # ---- runs that are killed, stopped and continued

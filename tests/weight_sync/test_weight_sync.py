@@ -536,17 +536,6 @@ def test_the_latest_wins():
         assert scheme.versions == {0: 4}
 
 
-def test_a_thousand_sends_to_one_that_does_not_look():
-    scheme, mine = scheme_for(1), arrays(0.0)
-    with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
-        for _ in range(1000):
-            scheme.send_async(arrays(5.0))
-        while receiver.version < 1001:
-            assert receiver.receive(5) is not None
-            assert scheme.versions
-        assert len(scheme._sender.publisher._sections) == 1
-
-
 def test_a_slow_one_gets_the_newest_of_hundreds_in_two_sections():
     scheme, mine = scheme_for(1), arrays(0.0)
     with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
@@ -784,24 +773,6 @@ def test_a_returned_section_is_not_read_from_its_successor():
     with pytest.raises(WorkerLeftError, match="shut down"), Reader().reading(ticket._replace(fd=9999)):
         pass
     reader.keep(())
-
-
-def test_a_worker_that_was_too_early_may_try_again():
-    scheme, mine = scheme_for(1), arrays(0.0)
-    receiver = pickle.loads(pickle.dumps(scheme))
-    receiver.timeout = 0.1
-    receiver.init_on_receiver(model_id="policy", worker_idx=0, model=mine)
-    scheme._sender.publisher.open()
-    with pytest.raises(SyncTimeoutError):
-        receiver.connect()
-    receiver.timeout = TIMEOUT
-    trying = threading.Thread(target=receiver.connect)
-    trying.start()
-    scheme.connect()
-    trying.join()
-    assert receiver.version == 1 and (mine["layer"]["w"] == 1).all()
-    receiver.shutdown()
-    scheme.shutdown()
 
 
 @pytest.mark.parametrize("noticed", [True, False])
