@@ -18,12 +18,12 @@ from typing import Any, Literal
 from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
-from ..ranks.identity import RANK_PID, Role, check_tasks, is_multiprocess
-from ..ranks.state import process
+from ..ranks.identity import RANK_PID, Role, is_multiprocess
+from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
 from . import restarts
 from .api import DEPTH, STDIN
-from .launcher import ENVIRONMENT, ask_library, find_launcher
+from .launcher import ENVIRONMENT, check_tasks, find_launcher
 from .monitor import ProcessMonitor
 from .supervise import Job
 from .verdict import Verdict
@@ -46,7 +46,7 @@ def start(
     Args: find_hosts: the `cluster.hosts.Hosts` of the ranks; None: all run on this machine. Others: as for `mpi_fork`.
     """
     if n != 1:
-        check_tasks(lambda: ask_library()[0])
+        check_tasks()
     depth = int(os.environ.get(DEPTH, "0"))
     where = find_hosts() if find_hosts else None
     if n is None:
@@ -84,12 +84,12 @@ def start(
         raise LaunchError(f"cannot start {n} ranks: {error}") from None
     if status:
         sys.exit(status)
-    process.of(Role).is_parent = True
+    state(Role).is_parent = True
     return "parent"
 
 
 def _allow_files(n: int) -> None:
-    """Raises the limit of open files if the launcher of n ranks would fail for it, with lines that do not say so."""
+    """Raises the limit of open files if n ranks need more: launchers fail for it with lines that do not say so."""
     needed, (soft, hard) = _FILES + _FILES_OF_RANK * n, resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
     if 0 <= hard < needed:
         raise LaunchError(f"cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {hard}")
@@ -159,10 +159,12 @@ def _script() -> str:
 
 
 def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
-    """(the launcher's stdin, what rank 0 opens in its place): ours, but no terminal in the background.
+    """The launcher's stdin, and the path that rank 0 opens as its own: this process's stdin, as a rule.
 
-    A launcher would read what is for the shell or the next program of a loop, as rank 0 may never read; and Open MPI's
-    passes on no end of the input. Args: others: other hosts, to which only a launcher passes it on.
+    Not through the launcher: it would read ahead what is for the shell or the next program of a loop, and Open MPI's
+    does not pass on the end of the input. A terminal of which this job is in the background gives nothing.
+
+    Args: others: other hosts take part, and only the launcher can pass on input to them.
     """
     path, nothing = f"/proc/{os.getpid()}/fd/0", (subprocess.DEVNULL, os.devnull)
     try:
