@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .channel import Channel
     from .reduce import Reduction
 
-_ALONG, _TOGETHER = 1 << 16, 1 << 20  # bytes of a rank, of all, that go along with an agreement
+_ALONG, _TOGETHER = 1 << 18, 1 << 20  # bytes of a rank, of all, that go along with an agreement
 _ENTRY = struct.Struct("<q8s")  # number of the round, digest
 _FAILED, _TOO_SMALL = b"failed  ", b"room    "  # in place of a digest
 _QUIET_TESTS = 8  # before a waiting rank looks for messages too
