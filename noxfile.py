@@ -1,8 +1,8 @@
 """The checks of this repository, each in an environment of its own; CI runs the same ones.
 
-    pip install nox
-    nox -s test                       # or core, lint; on another Python: nox -s test -P 3.13
-    nox -s full -- tests/weight_sync  # what follows -- goes to pytest
+pip install nox
+nox -s test                       # or core, lint; on another Python: nox -s test -P 3.13
+nox -s full -- tests/weight_sync  # what follows -- goes to pytest
 """
 
 import nox

@@ -5,7 +5,7 @@
 Two Humanoid-v4 policies, 2x64 and Patrick Coady's sizes, to 2 and 10 workers that have a torch module each. Clocked is
 `send`, acknowledged: until the sender knows that every worker has the new weights. Every alternative has a thread in
 the same workers, and all take turns, with 2 ms between one and the next, and again with 20 ms, in which the processors
-sleep and forget what they had in their caches ("cold"). "share" is `init_on_receiver(share=True)`. torchrl's SharedMem
+sleep and forget what they had in their caches ("cold"). "share" is `zero_copy=True`. torchrl's SharedMem
 writes into memory that all workers use as they go: no copy in the worker, and nothing that keeps versions apart. The
 memcpy is one numpy.copyto of the same bytes while all others sleep. Memory is the PSS of the sender and its workers
 together, less what the same costs with the small policy (code, threads); the workers' own modules are there before.
@@ -158,7 +158,7 @@ def receive_in_process(policy: str, k: int, pipe: Any, schemes: dict) -> None:
     """A worker: a module and a thread for each alternative."""
     modules = {way: make_module(policy) for way in schemes}
     for way, scheme in schemes.items():
-        share = {"share": True} if way.endswith("share") else {}
+        share = {"zero_copy": True} if way.endswith("share") else {}
         scheme.init_on_receiver(model_id="policy", model=modules[way], worker_idx=k, **share)
     for way, scheme in schemes.items():
         scheme.connect(**({"worker_idx": k} if way in TORCHRL else {}))
@@ -171,7 +171,7 @@ def receive_in_rank(policy: str, schemes: dict[str, Any]) -> None:
     """A rank: a module and a thread for each of ours; ends when the sender shuts down."""
     modules = {way: make_module(policy) for way in schemes}
     for way, scheme in schemes.items():
-        scheme.init_on_receiver(model_id="policy", model=modules[way], share=way.endswith("share"))
+        scheme.init_on_receiver(model_id="policy", model=modules[way], zero_copy=way.endswith("share"))
     for scheme in schemes.values():
         scheme.connect()
     for way, scheme in schemes.items():
@@ -240,7 +240,7 @@ def hold(policy: str, k: int, pipe: Any, scheme: Any, share: bool) -> None:
     module = make_module(policy)
     pipe.send("made")
     pipe.recv()
-    scheme.init_on_receiver(worker_idx=k, model=module, share=share)
+    scheme.init_on_receiver(worker_idx=k, model=module, zero_copy=share)
     scheme.connect()
     time.sleep(1.0)  # until the sends are over
     used = time.process_time()

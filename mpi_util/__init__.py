@@ -1,7 +1,10 @@
 """mpi_util: run a batch reinforcement-learning program on N processes by adding about ten lines.
 
 All ranks collect rollouts; `rank0_accum_batches` gathers them to rank 0; rank 0 alone updates, with the whole machine,
-because the others sleep; `rank0_bcast_wts` sends the weights back. Importing this starts no MPI and loads no framework.
+because the others sleep; `rank0_bcast_wts` sends the weights back.
+
+Importing this starts no MPI and loads no framework. Of the folders below it loads only host/ and ranks/, which tell a
+process who it is and let it fail well; all else is loaded when one of its names is first read.
 
 The folders, from the bottom up: each imports only what is above it in this list. A folder's `__init__` says in whose
 process it runs and which file to read first.
@@ -24,9 +27,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
-from .collectives.deal import deal, share
-from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
 from .errors import (
     BatchError,
     HostError,
@@ -46,14 +46,17 @@ from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
 from .ranks.records import saved
 from .ranks.seeding import rank_seed, set_global_seeds, stream
+from .ranks.signals import StopRequest
 from .ranks.watchdog import watchdog
 
 if TYPE_CHECKING:
     from .arrays.adapters.tensorflow_setup import setup_tensorflow_for_mpi
+    from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
+    from .collectives.deal import deal, share
+    from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork, nslots
-    from .ranks.signals import StopRequest
 
 __version__ = "0.1.0"
 
@@ -74,38 +77,39 @@ __all__ = [
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
-# Called whenever they are read: right before and after MPI starts, or without it.
-_READ = {
+_LOADED_WHEN_READ = {
+    "collectives.bcast": ["all_avg_wts", "bcast", "chksum", "rank0_bcast_wts"],
+    "collectives.deal": ["deal", "share"],
+    "collectives.gather": ["all_accum_batches", "rank0_accum_batches", "rank0_gather"],
+    "collectives.moments": ["merge_moments"],
+    "collectives.reduce": ["all_mean", "all_sum"],
+    "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
+    "launch.api": ["mpi_fork", "nslots"],
+    "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
+}
+_MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}
+# What these functions return is right whenever it is read: before and after MPI starts, or without it.
+_CALLED_WHEN_READ = {
     "rank": "ranks.identity",
     "nworkers": "ranks.identity",
     "restarts": "ranks.records",
     "last_saved": "ranks.records",
     "tf_config": "arrays.adapters.tensorflow_setup",
 }
-# Loaded when they are first read, because not every rank needs them.
-_LOADED = {
-    "StopRequest": "ranks.signals",
-    "all_mean": "collectives.reduce",
-    "all_sum": "collectives.reduce",
-    "merge_moments": "collectives.moments",
-    "mpi_fork": "launch.api",
-    "nslots": "launch.api",
-    "setup_tensorflow_for_mpi": "arrays.adapters.tensorflow_setup",
-} | dict.fromkeys(("accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"), "compat_2017")
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
 
     def __getattr__(name: str) -> Any:
-        """The names of `_READ` and `_LOADED`. AttributeError: there is none of this name, or its file was deleted."""
-        if name in _READ:
-            return getattr(importlib.import_module(f"{__name__}.{_READ[name]}"), name)()
-        module = f"{__name__}.{_LOADED.get(name)}"
+        """The names of the two tables. AttributeError: there is none of this name, or its file was deleted."""
+        if name in _CALLED_WHEN_READ:
+            return getattr(importlib.import_module(f"{__name__}.{_CALLED_WHEN_READ[name]}"), name)()
+        module = f"{__name__}.{_MODULE_OF.get(name)}"
         try:
-            if name in _LOADED:
+            if name in _MODULE_OF:
                 return globals().setdefault(name, getattr(importlib.import_module(module), name))
         except ModuleNotFoundError as error:
-            if not module.startswith(error.name or module):
+            if not module.startswith(error.name or module):  # it needs a package that is not installed
                 raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,9 +1,8 @@
-"""Spinning Up's names on mpi_util, for people who come from there: `spinup.utils.X` becomes `mpi_util_spinup.X`.
+"""For programs written for Spinning Up: `spinup.utils.X` becomes `mpi_util_spinup.X`, with its names and arguments.
 
-`mpi_tools`, `mpi_pytorch`, `mpi_tf`, `logx`, `run_utils`, `serialization_utils`, `plot` and the algorithms keep their
-names and arguments: `from mpi_util_spinup import ppo, vpg, trpo`. Every rank collects and updates, with gradients
-averaged over the ranks. `python -m mpi_util_spinup.run ppo --env CartPole-v1 --cpu 4` runs one, `python -m
-mpi_util_spinup.play_policy FOLDER` plays what it has learned. Read first: algorithms.py, logger.py, experiment.py.
+Every rank collects and updates, with gradients averaged over the ranks. `from mpi_util_spinup import ppo, vpg, trpo`;
+`python -m mpi_util_spinup.run ppo --env CartPole-v1 --cpu 4` runs one, and `python -m mpi_util_spinup.play_policy
+FOLDER --trust` (there: test_policy) plays what it has learned. Read first: algorithms.py, logx.py, run_utils.py.
 """
 
 from typing import TYPE_CHECKING, Any

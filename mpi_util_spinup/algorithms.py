@@ -1,9 +1,9 @@
 """PPO (arXiv:1707.06347), VPG and TRPO (arXiv:1502.05477) with GAE (arXiv:1506.02438), by averaged gradients.
 
-Arguments, defaults, columns of the table and, for PPO and VPG, all bits are those of Spinning Up's programs over
-`logx`, `mpi_tools` and `mpi_pytorch` of this package. Three things differ: environments are Gymnasium's and are seeded;
-an episode that the environment itself cuts off is no end, so its last state's value counts; and a number of steps that
-the ranks do not divide is dealt out, not cut.
+Every rank collects and updates. Arguments, defaults, columns of the table and, for PPO and VPG, all bits are those of
+Spinning Up's programs over `logx`, `mpi_tools` and `mpi_pytorch` of this package. Three things differ: environments are
+Gymnasium's and are seeded; where the environment truncates an episode, the last state's value counts; and a number of
+steps that is no multiple of the number of ranks is dealt out, not cut.
 """
 
 import numbers
@@ -24,7 +24,7 @@ from .mpi_tools import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
 
 Data = dict[str, torch.Tensor]
 Loss = tuple[torch.Tensor, dict[str, float]]  # and columns of the table
-_LEAST = {  # of what is a whole number; 0 iterations leave that network as it is
+_LEAST = {  # the smallest value of each whole number; with 0 iterations a network stays as it is
     "seed": 0, "epochs": 1, "steps_per_epoch": 1, "save_freq": 1,
     "train_pi_iters": 0, "train_v_iters": 0, "cg_iters": 0, "backtrack_iters": 0,
 }  # fmt: skip
@@ -48,7 +48,7 @@ class PPOBuffer:
         self.ptr += 1
 
     def finish_path(self, last_val: Any = 0) -> None:
-        """Call it where an episode ends or is cut. Args: last_val: the value of what comes then; 0: it has ended."""
+        """Call it where an episode ends or is cut. Args: last_val: value of the state after it; 0: it has ended."""
         path = slice(self.path_start_idx, self.ptr)
         rews, vals = np.append(self.rew_buf[path], last_val), np.append(self.val_buf[path], last_val)
         deltas = rews[:-1] + self.gamma * vals[1:] - vals[:-1]
@@ -111,7 +111,7 @@ def vpg(
 
     def improve(data: Data, loss: Loss) -> Loss:
         _descend(optimizer, loss[0], run.ac.pi)
-        return loss  # of before the step, as there
+        return loss  # from before the step, as in Spinning Up
 
     run.train(lambda logp, data: (logp * data["adv"], {}), improve)
 
@@ -123,7 +123,7 @@ def trpo(
     backtrack_coeff: float = 0.8, lam: float = 0.97, max_ep_len: int = 1000, logger_kwargs: Any = None,
     save_freq: int = 10, algo: str = "trpo",
 ) -> None:  # fmt: skip
-    """Collective: a natural gradient step per epoch, of a mean KL of `delta`. Args: algo: "npg": no line search."""
+    """Collective: a natural gradient step per epoch, to a mean KL of `delta`. Args: algo: "npg": no line search."""
     run = _Run(locals())
     weights = list(run.ac.pi.parameters())
 
@@ -221,13 +221,10 @@ class _Run:
         self.logger.setup_pytorch_saver(self.ac)
 
     def train(self, gain: Any, improve: Callable[[Data, Loss], Loss], *columns: str) -> None:
-        """Collective: the epochs.
+        """Collective: the epochs. Args: columns: those that `gain` and `improve` add to the table.
 
-        Args:
-            gain: function of the actions' log-probabilities and the data: what the policy is to increase, shape
-                (steps,), and columns of its own.
-            improve: the policy's update, of the data and its loss; returns the last loss that it calculated.
-            columns: what the two add to the table.
+        `gain` takes the actions' log-probabilities and the data, and returns what the policy is to increase, shape
+        (steps,), and its columns. `improve` takes the data and the policy's loss, and returns the last loss.
         """
         self.gain = gain
         given, logger, start = self.given, self.logger, time.time()
@@ -257,7 +254,7 @@ class _Run:
             self.obs = following
             stopped = ep_len == self.given["max_ep_len"] or t == self.buf.max_size - 1
             if terminated or truncated or stopped:
-                known = terminated and not stopped  # as there: where an epoch ends, v is asked in any case
+                known = terminated and not stopped  # as in Spinning Up, which asks v wherever an epoch ends
                 self.buf.finish_path(0 if known else self.ac.step(torch.as_tensor(self.obs, dtype=torch.float32))[1])
                 if terminated or truncated or ep_len == self.given["max_ep_len"]:
                     self.logger.store(EpRet=ep_ret, EpLen=ep_len)

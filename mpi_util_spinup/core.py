@@ -1,4 +1,4 @@
-"""Networks of the algorithms: a policy and a value function, and discounted sums."""
+"""Networks of the algorithms, in torch, on every rank: a policy and a value function; and discounted sums."""
 
 import itertools
 import numbers
@@ -14,7 +14,7 @@ from mpi_util.errors import UsageError
 
 
 def combined_shape(length: int, shape: Any = None) -> tuple[int, ...]:
-    """The shape of `length` rows of this shape, a number or a tuple; None: of numbers."""
+    """The shape of `length` rows of a shape, which is a number or a tuple; None: of `length` numbers."""
     if shape is None or isinstance(shape, int):
         return (length,) if shape is None else (length, shape)
     return (length, *shape)
@@ -34,7 +34,7 @@ def discount_cumsum(x: np.ndarray, discount: float) -> np.ndarray:
 
 
 def mlp(sizes: Sequence[int], activation: Any, output_activation: Any = nn.Identity) -> nn.Sequential:
-    """Linear layers of these widths, input and output included, each with an activation behind it."""
+    """Linear layers of these widths, the input's and the output's among them, each followed by an activation."""
     layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), activation())]
     return nn.Sequential(*layers[:-1], output_activation())
 
@@ -65,7 +65,7 @@ class MLPCategoricalActor(Actor):
 
 
 class MLPGaussianActor(Actor):
-    """For Box actions, with deviations that do not depend on the state."""
+    """For Box actions, with standard deviations that do not depend on the state."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden_sizes: Sequence[int], activation: Any):
         super().__init__()
@@ -94,12 +94,9 @@ class MLPActorCritic(nn.Module):
     """Policy `pi` and value function `v` for these spaces."""
 
     def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (64, 64),
+        self, observation_space: Any, action_space: Any, hidden_sizes: Sequence[int] = (64, 64),
         activation: Any = nn.Tanh,
-    ):
+    ):  # fmt: skip
         super().__init__()
         widths = list(hidden_sizes) if isinstance(hidden_sizes, Iterable) else [0]
         if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
@@ -121,5 +118,5 @@ class MLPActorCritic(nn.Module):
         return act.numpy(), self.v(obs).numpy(), self.pi._log_prob_from_distribution(pi, act).numpy()
 
     def act(self, obs: torch.Tensor) -> np.ndarray:
-        """A drawn action."""
+        """The drawn action alone."""
         return self.step(obs)[0]

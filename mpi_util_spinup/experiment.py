@@ -1,8 +1,10 @@
-"""Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once."""
+"""Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once.
+
+All runs in the process that the user started, but `run_packed`, which runs in the started ones.
+"""
 
 import contextlib
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -15,18 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
 from mpi_util.arrays.frameworks import framework
-from mpi_util.errors import MpiUtilError, UsageError
 from mpi_util.host import reap
-from mpi_util.host.cores import usable_cores
-from mpi_util.launch.api import mpi_fork, nslots
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
-from mpi_util.ranks.state import state
 
 from .files import read_own, replace_file
 from .serialization_utils import convert_json
@@ -44,10 +42,6 @@ _LAST_GRACE_S = 3.0  # after it was asked again
 _TAIL_BYTES, _TAIL_LINES, _SHORT_TAIL = 1 << 16, 60, 15
 
 Thunk = Callable[..., object]
-
-
-class _Loading:
-    now = False  # True while an experiment's process loads its function
 
 
 class Result(NamedTuple):
@@ -86,21 +80,17 @@ def setup_logger_kwargs(
 class Experiment:
     """A run that can be started and stopped. A file in its folder says when it has succeeded.
 
-    Attributes:
-        name: of the run, with its seed. folder: of its results. seconds: how long it ran; 0 before it has ended.
-        config: everything that it depends on, as JSON: a finished run with the same need not be repeated.
-        output: file to which its standard output and error are appended; None: those of here.
+    Its `config` is everything that it depends on, as JSON. `output` is the file to which it prints; None: it prints
+    where this process does.
     """
 
     def __init__(
         self, name: str, thunk: Thunk, num_cpu: int | str, where: dict[str, str], kwargs: dict[str, Any], at_once: int
     ):
-        """Pickles the function and its arguments. Raises UsageError: that fails, a bad `num_cpu`, or this is a rank.
+        """Pickles the function and its arguments. Raises UsageError: that fails; a bad `num_cpu`; this is a rank.
 
         Args: where: as from `setup_logger_kwargs`. at_once: number of runs that share the machine.
         """
-        if state(_Loading).now:
-            raise UsageError("experiments import this script: put what starts them under `if __name__ == '__main__':`")
         if under_launcher():
             raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
         cores = max(1, usable_cores() // at_once)
@@ -121,10 +111,10 @@ class Experiment:
         """True if a run with the same configuration and function has succeeded in the folder."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
             found = json.loads((self.folder / _MARKER).read_text())
-            if found["config"] == self.config and found.get("source", self._source) != self._source:
+            if found["config"] == self.config and found["source"] == self._source:
+                return True
+            if found["config"] == self.config:
                 print(f"{self.name}: its function has changed since it was run")
-                return False
-            return bool(found["config"] == self.config)
         return False
 
     def start(self) -> None:
@@ -137,19 +127,17 @@ class Experiment:
             self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
             os.fchmod(self._job.fileno(), 0o600)
             job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
-        self._job.write(pickle.dumps((self.num_cpu, self._packed)))
+        self._job.write(pickle.dumps((self.num_cpu, sys.argv, self._packed)))
         self._job.flush()
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
         self._began = time.monotonic()
         with open(self.output, "ab") if self.output else contextlib.nullcontext() as file:
+            # in a session of its own, so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter
-                [sys.executable, "-c", _START, __name__, job, *path],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file and subprocess.STDOUT,
+                [sys.executable, "-c", _START, __name__, job, *path], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file and subprocess.STDOUT,
                 env=os.environ | self._environment,
-                start_new_session=True,  # so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
-            )
+            )  # fmt: skip
 
     def poll(self) -> int | None:
         """The exit status of the run, negative for a signal; None while it is running."""
@@ -173,9 +161,9 @@ class Experiment:
 class Schedule:
     """Runs experiments in order, and prints a line about each, and the last lines of a failed one's output file.
 
-    A failed one does not stop the others. Signals are forwarded: the first asks the runs to end, the second asks again,
-    the third kills. After the first, the others follow by themselves after a while: one Ctrl-C is enough. A `grid`
-    skips runs that have finished before.
+    A failed one does not stop the others. The first signal asks the runs to end, the second asks again, the third
+    kills; the second and third follow by themselves after a while, so one Ctrl-C is enough. A `grid` skips runs that
+    have finished before.
     """
 
     def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False, redo: bool = False):
@@ -272,7 +260,7 @@ def _tail(name: str, output: Path) -> str:
 
 
 def _source_of(thunk: Thunk) -> str:
-    """A digest of the function's source; "" where there is none to be had."""
+    """A digest of the function's source; "" if Python does not know it."""
     while isinstance(thunk, partial):
         thunk = thunk.func
     with contextlib.suppress(OSError, TypeError):
@@ -280,26 +268,14 @@ def _source_of(thunk: Thunk) -> str:
     return ""
 
 
-def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
-    """(the pickled function and arguments, what `spawn.prepare` needs where they are loaded)."""
-    found = spawn.get_preparation_data("experiment")
-    arguments = {"sys_argv": found["sys_argv"]}
-    hint = ", or pip install cloudpickle"
-    # it may be missing; it also pickles the globals that a function of the script uses, which may be anything
-    with contextlib.suppress(Exception):
-        cloudpickle = importlib.import_module("cloudpickle")
-        hint = ""
-        return cloudpickle.dumps((thunk, kwargs)), arguments
-    main = {key: found[key] for key in ("init_main_from_name", "init_main_from_path") if key in found}
+def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> bytes:
+    cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
     try:
-        if getattr(thunk, "__module__", "") == "__main__" and not main:
-            raise pickle.PicklingError(f"{thunk!r} is in no file")
-        return pickle.dumps((thunk, kwargs)), arguments | main
+        packed: bytes = cloudpickle.dumps((thunk, kwargs))
     except Exception as error:  # of whatever object
-        raise UsageError(
-            f"cannot pickle the function and arguments of an experiment for another process ({error}); "
-            f"define functions at the top of a module{hint}"
-        ) from None
+        what = "cannot pickle the function and arguments of an experiment for another process"
+        raise UsageError(f"{what} ({error}); define the function in a module of its own") from None
+    return packed
 
 
 def run_packed(path: str) -> None:
@@ -309,13 +285,11 @@ def run_packed(path: str) -> None:
     if not os.path.exists(path):
         raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file
-    num_cpu, (packed, preparation) = pickle.loads(read_own(path))  # noqa: S301
+    num_cpu, argv, packed = pickle.loads(read_own(path))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
         sys.exit()
-    state(_Loading).now = True
-    spawn.prepare(preparation)
+    sys.argv[:] = argv
     thunk, kwargs = pickle.loads(packed)  # noqa: S301
-    state(_Loading).now = False
     if "env_name" in kwargs:
         kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))
     thunk(**kwargs)

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: written under another name, synced, renamed."""
+"""Files and folders that are never half written, in any process: written under another name, synced, renamed."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ _RELEASED_S = 2.0  # after which the lock of a process that was killed is free
 
 
 def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> None:
-    """Writes a file, or has `content` write it; whatever happens, `path` holds what it held or the new content."""
+    """Writes a file, or has `content` write it. Whatever happens, `path` holds its old content or the new one."""
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)  # left by a crash, or by another user as a link to a file of ours
     try:
@@ -38,7 +38,7 @@ def publish(draft: Path, path: Path) -> None:
 
 
 def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Writes a folder; `path` never holds half of it. `fill` makes the folder that it is given, and all in it."""
+    """Writes a folder, all of it or nothing. Args: fill: makes the folder that it is given, and all files in it."""
     draft, old = (path.with_name(f".{path.name}.{kind}") for kind in ("new", "old"))
     for left in (draft, old):  # by a crash
         shutil.rmtree(left, ignore_errors=True)
@@ -57,7 +57,7 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def read_own(path: str) -> bytes:
-    """The content of a file that no other user can have written (but root). PermissionError: one can."""
+    """The content of a file that no other user but root can have written. Raises PermissionError: one can."""
     with open(path, "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -83,42 +83,38 @@ def write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
 
 
 class FolderLock:
-    """A folder that this process alone writes, as long as the object lives; the kernel frees it however that ends.
+    """A folder that this process alone writes, until the object is gone; the kernel frees it even after SIGKILL.
 
-    Several objects of one process may share it. Where the file system has no such locks, nothing is locked.
+    Where the file system has no such locks, nothing is locked.
     """
 
     def __init__(self, path: Path):
-        """BlockingIOError: another process has it."""
+        """Raises UsageError: another process has it."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._end = weakref.finalize(self, os.close, fd)
+        weakref.finalize(self, os.close, fd)
         end = time.monotonic() + _RELEASED_S
-        while True:
+        while time.monotonic() < end:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
             except BlockingIOError:
-                if time.monotonic() > end:
-                    self._end()
-                    raise
                 time.sleep(0.05)
-                continue
             except OSError:  # NFS locks no folder
-                pass
-            return
+                return
+        raise UsageError(f"{path}: another run, which has not ended, writes to this folder")
 
 
 class _Locks(weakref.WeakValueDictionary[tuple[int, int], FolderLock]):
-    """Those of this process, by device and inode."""
+    """The locks of this process, by device and inode."""
 
 
 def lock_folder(path: Path) -> FolderLock:
-    """The lock of a folder, for as long as it is kept. UsageError: another process has it."""
-    found = os.stat(path)
-    held, key = state(_Locks), (found.st_dev, found.st_ino)
-    lock = held.get(key)
-    if lock is None:
-        try:
-            held[key] = lock = FolderLock(path)
-        except BlockingIOError:
-            raise UsageError(f"{path}: another run, which has not ended, writes to this folder") from None
+    """Keeps other processes from writing to a folder while the result lives; this process's loggers share it.
+
+    Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another process has it.
+    """
+    found, held = os.stat(path), state(_Locks)
+    key = found.st_dev, found.st_ino
+    lock = held.get(key) or FolderLock(path)
+    held[key] = lock
     return lock

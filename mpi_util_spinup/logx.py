@@ -1,7 +1,4 @@
-"""Spinning Up's loggers: a run's table of diagnostics, configuration, state and models, which rank 0 writes.
-
-`spinup.utils.logx` becomes `mpi_util_spinup.logx`. Every rank makes the same calls.
-"""
+"""Spinning Up's loggers: `spinup.utils.logx`. Every rank makes the same calls, and rank 0 writes."""
 
 import atexit
 import contextlib
@@ -23,10 +20,10 @@ from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import Comm, rank
 
-from .files import FolderLock, lock_folder, replace_file
+from .files import lock_folder, replace_file
+from .mpi_tools import Statistics, statistics
 from .savers import load_weights, numbers, restore_tf_graph, save_keras, save_session, save_torch
 from .serialization_utils import convert_json
-from .statistics import Statistics, statistics
 from .table import Progress, box, color2num, colored, colorize
 
 __all__ = ["EpochLogger", "Logger", "color2num", "colorize", "load_weights", "restore_tf_graph"]
@@ -40,15 +37,14 @@ class Logger:
 
     All ranks create one and make the same calls; only rank 0 writes and prints. No call of this class is collective.
 
-    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues: rank 0
-    prints a line, and tries again with the next; all rows are kept in memory, and written again if the table was
-    removed. If the last try fails, the program's status is 1.
+    If rows or a state cannot be written (the disk is full, the folder was removed), the program continues. Rank 0
+    prints a line, and tries again at the next row or state, with all rows so far. If the last attempt fails, the
+    program's status is 1.
 
     Attributes:
-        unsaved: what could not be written at the last attempt, with the reason; {} if all is well.
-        output_dir: the run's folder; None on ranks other than 0. exp_name: by which plots are grouped.
+        output_dir: the run's folder; None on ranks other than 0.
         log_current_row: the values logged since the last `dump_tabular`, by column.
-        pytorch_saver_elements: what setup_pytorch_saver was given.
+        unsaved: what could not be written at the last attempt, with the reason; {}: nothing.
     """
 
     pytorch_saver_elements: Any = None
@@ -62,17 +58,18 @@ class Logger:
 
         Args:
             output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
-            output_fname: name of the table in it. exp_name: of the experiment, for config.json.
-            show: called with each row, on rank 0, instead of printing; nothing but warnings is printed then.
-            keep_rows: number of rows to keep of the table that exists, to which rows are then appended; a line names
-                those that are missing or damaged. None: a new run; files of an earlier one in the same folder are
-                renamed, such as progress.txt.1.
-            numbered_by: column that numbers the rows from 1; None: their place does. comm: None: all ranks.
+            output_fname: name of the table in it.
+            exp_name: the experiment, for config.json.
+            show: called with each row, on rank 0, instead of printing it. Then only warnings are printed.
+            keep_rows: number of rows of the existing table after which to append; a line names those that are missing
+                or damaged. None: a new run; an earlier one's files are renamed, such as progress.txt.1.
+            numbered_by: column that numbers the rows from 1; None: rows are counted.
 
         Raises UsageError: the folder cannot be written, or another process writes to it.
         """
         self.exp_name = exp_name
         self.output_dir: str | None = None
+        self.first_row, self.log_headers = True, list[str]()  # programs reset them for a table of other columns
         self.log_current_row: dict[str, Any] = {}
         self.unsaved: dict[str, str] = {}
         self._comm, self._show, self._config = comm, show, b""
@@ -98,14 +95,6 @@ class Logger:
         if not show:
             self.log(f"Logging data to {table}")
 
-    @staticmethod
-    def lock(folder: Path) -> FolderLock:
-        """Keeps other processes from writing to a folder while the result lives; a logger of this process then has it.
-
-        Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another run has it.
-        """
-        return lock_folder(folder)
-
     def _rename_results(self, output_fname: str) -> None:
         """Appends the first free number to the files of an earlier run: progress.txt.1, config.json.1, ..."""
         number = next(n for n in itertools.count(1) if not any(self._folder.glob(f"*.{n}")))
@@ -121,17 +110,17 @@ class Logger:
             _print(colored(msg, color) + "\n")
 
     def log_tabular(self, key: str, val: Any) -> None:
-        """Adds a column to the current row, which `dump_tabular` writes; a new one is empty in earlier rows.
+        """Adds a column to the current row, which `dump_tabular` writes. A new column is empty in earlier rows.
 
-        Args: val: a number, bool, or array or tensor of one element; of anything else its text, without line breaks.
+        Args: val: a number, bool, or array or tensor of one element; anything else is written as one line of text.
         Raises UsageError: the row has this column already.
         """
-        if type(val) not in (int, float):  # they print with all their digits
+        if type(val) not in (int, float):  # which are printed with all digits
             array = None if isinstance(val, (str, list, tuple)) else numbers(val)
             if array is not None and array.size == 1:
                 val = (int if array.dtype.kind in "iub" else float)(array.item())
             else:
-                val = " ".join(str(val).split()).encode(errors="backslashreplace").decode()  # a file's name may be any
+                val = " ".join(str(val).split()).encode(errors="backslashreplace").decode()  # it may be a file's name
         if not isinstance(key, str) or not key.isprintable() or not key:
             raise UsageError(f"log_tabular: the name of a column must be printable, without tabs; got {key!r}")
         if key in self.log_current_row:
@@ -141,7 +130,10 @@ class Logger:
     def dump_tabular(self) -> None:
         """Writes the row, on rank 0: to progress.txt, where floats keep all digits, and to the terminal."""
         row, self.log_current_row = self.log_current_row, {}
-        if not self._is_root or not row:
+        if not row:
+            return
+        self.first_row, self.log_headers = False, list(dict.fromkeys([*self.log_headers, *row]))
+        if not self._is_root:
             return
         self._progress.add(row)
         self.attempt(_ROW, self._progress.write)
@@ -155,7 +147,7 @@ class Logger:
         self.attempt(_ROW, lambda: self._progress.write(durably=True))
 
     def attempt(self, what: str, write: Callable[[], object]) -> None:
-        """Calls `write` on rank 0, which writes `what` ("a checkpoint"); after an OSError the program continues."""
+        """On rank 0 calls `write`, which writes `what` ("a checkpoint"). After an OSError the program continues."""
         if not self._is_root:
             return
         try:
@@ -179,10 +171,9 @@ class Logger:
             failure.fail(f"Logger: {'; '.join(self.unsaved.values())}")
 
     def save_config(self, config: Any) -> None:
-        """Writes config.json, on rank 0, and prints it, with the `exp_name`.
+        """Writes a dict such as `locals()`, a dataclass or an object with attributes to config.json, and prints it.
 
-        Args: config: dict such as `locals()`, dataclass, or object with attributes; values as for `convert_json`.
-        Raises UsageError: it is nothing of the kind, or cannot be written.
+        The values become what `convert_json` makes of them. Raises UsageError: it cannot be written.
         """
         if not self._is_root:
             return
@@ -206,8 +197,8 @@ class Logger:
         """Writes the state of the run and the models that have been set up, on rank 0; each file atomically.
 
         Args:
-            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning takes its place.
-            itr: iteration, to keep one save of each; None: each save replaces the last.
+            state_dict: pickled to vars<itr>.pkl, which joblib reads too; if that fails, a warning is printed.
+            itr: the iteration, whose save is kept; None: each save replaces the last.
         """
         number = "" if itr is None else str(int(itr))
 
@@ -218,34 +209,15 @@ class Logger:
                 self._warn(f"Warning: could not pickle state_dict: {type(error).__name__}: {error}")
             else:
                 replace_file(self._folder / f"vars{number}.pkl", content)
-            self._save(number)
-
-        self.attempt("the state and the models", write)
-
-    def _save(self, number: str, only: str = "") -> None:
-        for name, save in self._savers.items():
-            if only in ("", name):
+            for save in self._savers.values():
                 self._warn(save(self._folder, number))
 
-    def _pytorch_simple_save(self, itr: int | None = None, kind: str = "torch") -> None:
-        self.attempt("the model", partial(self._save, "" if itr is None else str(itr), kind))
-
-    _tf_simple_save = functools.partialmethod(_pytorch_simple_save, kind="session")
-
-    @property
-    def log_headers(self) -> list[str]:
-        """The columns of the table, in order."""
-        return list(self._progress.columns) if self._is_root else list(self.log_current_row)
+        self.attempt("the state and the models", write)
 
     @functools.cached_property
     def output_file(self) -> Any:
         """The table, open for appending, on rank 0; None elsewhere. The logger itself opens it for each row."""
         return open(self._progress.path, "a") if self._is_root else None  # closed with the process
-
-    @property
-    def first_row(self) -> bool:
-        """True until the first row was written."""
-        return not (self._is_root and self._progress.lines)
 
     def _warn(self, text: str | None) -> None:
         if text and text not in self._warned:
@@ -253,16 +225,11 @@ class Logger:
             self.log(text, "red")
 
     def setup_pytorch_saver(self, what_to_save: Any) -> None:
-        """From now on `save_state` saves a torch module, or a nested dict/list/tuple of modules, optimizers, tensors.
-
-        The files are pyt_save/model<itr>.pt, and weights<itr>.npz.
-        """
+        """From now on `save_state` saves a torch module, or a dict/list/tuple of modules, optimizers, tensors."""
         self.pytorch_saver_elements = what_to_save
         self._savers["torch"] = partial(save_torch, what_to_save)
 
-    def setup_tf_saver(
-        self, sess: Any, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None
-    ) -> None:
+    def setup_tf_saver(self, sess: Any, inputs: Any = None, outputs: Any = None) -> None:
         """From now on `save_state` saves a TensorFlow model.
 
         Args:
@@ -288,9 +255,7 @@ class EpochLogger(Logger):
         logger.log_tabular("EpLen", average_only=True)
         logger.dump_tabular()
 
-    A rank may have no sample. If no rank has any, the statistics are NaN.
-
-    Attributes: epoch_dict: the samples since a key was last logged, {key: list of floats and arrays}.
+    If no rank has a sample, the statistics are NaN. `epoch_dict` holds the samples since a key was last logged.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -298,10 +263,7 @@ class EpochLogger(Logger):
         self.epoch_dict: dict[str, list[Any]] = {}
 
     def store(self, **kwargs: Any) -> None:
-        """Adds samples, `store(VVals=v, EpRet=ep_ret)`: real numbers, or arrays, tensors or lists, which are copied.
-
-        Not collective. Raises UsageError: a value is something else.
-        """
+        """Adds samples: real numbers, or arrays, tensors or lists, which are copied. UsageError: something else."""
         for key, value in kwargs.items():
             if type(value) not in (float, int):
                 array = numbers(value)
@@ -339,7 +301,7 @@ class EpochLogger(Logger):
 
     def _statistics(self, call: str, key: str) -> Statistics:
         samples = np.concatenate([np.ravel(value) for value in self.epoch_dict.get(key) or [[]]])
-        return statistics(call, {key: samples}, self._comm)[key]
+        return statistics(call, key, samples, self._comm)
 
 
 def _print(text: str) -> None:

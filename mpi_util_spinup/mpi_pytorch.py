@@ -1,4 +1,4 @@
-"""Data-parallel PyTorch: every rank has the module and its share of the data, and gradients are averaged at each step.
+"""Data-parallel PyTorch on every rank, with averaged gradients: `spinup.utils.mpi_pytorch`.
 
     setup_pytorch_for_mpi()
     sync_params(module)
@@ -7,8 +7,8 @@
     mpi_avg_grads(module)
     optimizer.step()
 
-The names are those of Spinning Up's `mpi_pytorch`. See `rank0_bcast_wts` for the other way, in which rank 0 updates.
-All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
+Every rank has the module and a part of the data. See `rank0_bcast_wts` for the other way, in which rank 0 alone
+updates. All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
 """
 
 from typing import Any
@@ -23,10 +23,10 @@ from mpi_util.ranks.identity import Comm, first_number, nworkers
 
 
 def setup_pytorch_for_mpi() -> None:
-    """Gives torch this rank's share of the cores of its machine, and no more, for good. Not collective.
+    """Gives torch for good this rank's part of the cores of its machine. Not collective.
 
-    At least one thread, and at most what the user's OMP_NUM_THREADS or MKL_NUM_THREADS says. Without this call a rank
-    has one thread, and rank 0 all cores after a gather.
+    It has at least one thread, and at most as many as the user's OMP_NUM_THREADS or MKL_NUM_THREADS. Without this call
+    a rank has one thread, and rank 0 has all cores after a gather.
     """
     framework("torch")
     on_this_machine = first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
@@ -34,7 +34,7 @@ def setup_pytorch_for_mpi() -> None:
 
 
 def sync_params(module: Any, *, comm: Comm = None) -> None:
-    """Collective: `rank0_bcast_wts` of a torch module, or of what else has `parameters()`."""
+    """Collective: `rank0_bcast_wts` of a torch module, or of anything else with `parameters()`."""
     framework("torch")
     whole = hasattr(module, "state_dict") or not hasattr(module, "parameters")
     rank0_bcast_wts(module if whole else list(module.parameters()), comm=comm)
@@ -44,29 +44,28 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
     """Collective: the gradient of each parameter becomes its mean over the ranks, the same bits on every rank.
 
     All gradients move as one block and are added up in rank order; 16-bit ones in float32. Those on a GPU go through
-    pinned memory.
+    pinned memory. A parameter without a gradient (None) on all ranks is passed over.
 
-    Args: module: torch module after `backward`. A parameter without a gradient (None) on all ranks is passed over.
     Raises RankMismatchError on every rank: a parameter has a gradient on some ranks only, or the modules differ.
     """
     torch = framework("torch")
-    copied: list[tuple[list[Any], Any, Any]] = []  # gradients that are not NumPy's; as one tensor; that in host memory
+    copied: list[tuple[list[Any], Any, Any]] = []  # (gradients without a NumPy view, as one tensor, in host memory)
 
     def make() -> Arrays:
         arrays: Arrays = {}
-        elsewhere: dict[Any, dict[str, Any]] = {}  # gradients by name, of each dtype and device
+        elsewhere: dict[Any, dict[str, Any]] = {}  # of each dtype and device: gradients by name
         for name, parameter in module.named_parameters():
             if (grad := parameter.grad) is None:
                 arrays[name] = None
                 continue
             try:
-                arrays[name] = grad.numpy()  # over its memory
-            except (TypeError, RuntimeError):  # of a GPU, or of a dtype that NumPy lacks
+                arrays[name] = grad.numpy()  # a view of its memory
+            except (TypeError, RuntimeError):  # on a GPU, or of a dtype that NumPy lacks
                 if grad.layout != torch.strided:
                     raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is sparse; use sparse=False") from None
                 grad = parameter.grad = grad.resolve_conj().resolve_neg()
                 name += f" ({str(grad.dtype).removeprefix('torch.')})" * (grad.dtype.itemsize < 4)
-                arrays[name] = None  # its place
+                arrays[name] = None  # keeps the order of names
                 elsewhere.setdefault((grad.dtype, grad.device), {})[name] = grad
         for (dtype, _), named in elsewhere.items():
             grads = list(named.values())

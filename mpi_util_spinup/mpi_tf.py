@@ -1,8 +1,8 @@
-"""Data-parallel TensorFlow under the names of Spinning Up's `mpi_tf`: every rank updates, with averaged gradients.
+"""Data-parallel TensorFlow on every rank, with averaged gradients: `spinup.utils.mpi_tf`.
 
-The functions work in tf.compat.v1 graphs, where they return operations for the session to run, in eager mode, where
-they act at once, and inside tf.function. All ranks must run a collective operation equally often, in the same order.
-`comm` is a communicator; None: all ranks. An error in a running graph comes as tf.errors.UnknownError with its text.
+In a tf.compat.v1 graph the functions return operations for the session to run; in eager mode they act at once; they
+also work inside tf.function. All ranks must run a collective operation equally often, in the same order. `comm` is a
+communicator; None: all ranks. An error in a running graph comes as tf.errors.UnknownError with its text.
 
     optimizer = mpi_tf.MpiAdamOptimizer(learning_rate=1e-3)           # tf.compat.v1
     optimizer = mpi_tf.average_gradients(keras.optimizers.Adam(1e-3)) # Keras 3
@@ -30,7 +30,7 @@ __all__ = [
     "MpiAdamOptimizer", "assign_params_from_flat", "average_gradients", "flat_concat", "sync_all_params", "sync_params",
 ]  # fmt: skip
 
-_turn = threading.Lock()  # a graph may run two operations at once, but a rank can be in one collective call only
+_turn = threading.Lock()  # a graph may run two operations at once; a rank can be in only one collective call
 
 
 def flat_concat(xs: Sequence[Any]) -> Any:
@@ -40,9 +40,7 @@ def flat_concat(xs: Sequence[Any]) -> Any:
 
 
 def assign_params_from_flat(x: Any, params: Sequence[Any]) -> Any:
-    """Sets variables from what `flat_concat` has made of tensors of their shapes.
-
-    Args: x: tensor of shape (sum of their sizes,) and of their dtype. params: variables with known shapes.
+    """Sets variables of known shapes from a tensor of shape (sum of their sizes,), as `flat_concat` makes it.
 
     Returns the operation that sets them, which tf.function runs by itself; None in eager mode, where they are set.
     """
@@ -56,11 +54,7 @@ def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
     """Collective when it acts: sets variables to rank 0's values. Waits until all ranks take part.
 
     Args: params: variables of TensorFlow or Keras, of any dtype but string; the same on every rank.
-    Returns what `assign_params_from_flat` does.
-
-    Raises:
-        RankMismatchError: on every rank, with the first name that differs, if the variables differ.
-        WeightsError: there is nothing to send.
+    Returns what `assign_params_from_flat` does. Raises what `rank0_bcast_wts` does.
     """
     tf = framework("tensorflow")
     params = _variables(tf, params)
@@ -81,17 +75,14 @@ def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
             rank0_bcast_wts(copies, comm=comm)
         return list(copies.values())
 
-    # read_value reads after the control dependencies of the caller; the variable itself may stand for an earlier value
+    # read_value comes after the caller's control dependencies; the variable itself may stand for an earlier value
     now = [param.read_value() for param in params]
     values = tf.numpy_function(values_of_rank0, now, list(dtypes.values()), name="sync_params")
     return tf.group(*[param.assign(tf.ensure_shape(value, param.shape)) for param, value in zip(params, values)])
 
 
 def sync_all_params(*, comm: Comm = None) -> Any:
-    """Collective when it acts: `sync_params` of all global variables of the current tf.compat.v1 graph.
-
-    Raises WeightsError: there are none; in eager mode there is no list of them.
-    """
+    """Collective when it acts: `sync_params` of all global variables of the tf.compat.v1 graph. WeightsError: none."""
     params = framework("tensorflow").compat.v1.global_variables()
     if not params:
         raise WeightsError("sync_all_params: no graph with global variables here; use sync_params(model.weights)")
@@ -99,20 +90,17 @@ def sync_all_params(*, comm: Comm = None) -> Any:
 
 
 def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
-    """Makes a Keras optimizer average the gradients over the ranks before it applies them.
+    """Makes a Keras optimizer average the gradients over the ranks before it applies them, and returns it.
 
-    In `model.fit`, in `apply` and in `apply_gradients`, inside tf.function too; with Keras on TensorFlow or torch.
+    This holds in `model.fit`, `apply` and `apply_gradients`, inside tf.function too, with Keras on TensorFlow or torch.
     Each step is one collective call, so all ranks must take the same number of steps. After `rank0_bcast_wts(model)`
     the models stay bit-identical. A model that is saved with the optimizer loads without mpi_util, with a plain one.
 
     XLA cannot call back to Python: compile a model with `jit_compile=False` where Keras would choose otherwise (on a
     GPU). For float16 training give this a `LossScaleOptimizer`, so that ranks skip the same steps.
 
-    Args: optimizer: an instance of keras.optimizers.Optimizer, which is returned.
-
-    Raises:
-        UsageError: not a Keras optimizer, or Keras runs on another backend; in a step: XLA.
-        RankMismatchError: in a step, on every rank, if variables have a gradient on some ranks only, or differ.
+    Raises UsageError: not a Keras optimizer, or Keras runs on another backend; in a step: XLA. A step raises
+    RankMismatchError on every rank: variables have a gradient on some ranks only, or differ.
     """
     keras = framework("keras")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -142,10 +130,8 @@ def _adam() -> type:
         """tf.compat.v1's Adam, which averages the gradients over the ranks, and after the update sends rank 0's values.
 
         Each step is collective. Collective operations of one rank must not run in parallel: where one session.run does
-        several steps, put tf.control_dependencies between them.
-
-        Args: those of tf.compat.v1.train.AdamOptimizer, and comm.
-        Raises RankMismatchError in a step: variables have a gradient on some ranks only, or differ.
+        several steps, put tf.control_dependencies between them. A step raises RankMismatchError: variables have a
+        gradient on some ranks only, or differ.
         """
 
         def __init__(self, *args: Any, comm: Comm = None, **kwargs: Any):
@@ -194,7 +180,7 @@ def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -
 
 
 def _means_of_values(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
-    """The mean of each gradient over the ranks, for arrays, and for tensors of any framework that have values now."""
+    """The mean of each gradient over the ranks, for arrays and for tensors that have values, of any framework."""
     copies: dict[str, Any] = dict.fromkeys(itertools.starmap(place_name, enumerate(paths)))
     for name, grad in zip(copies, grads):
         if grad is not None:  # a dtype that NumPy lacks is averaged in float32
@@ -205,13 +191,13 @@ def _means_of_values(op: str, grads: list[Any], paths: list[str], comm: Comm) ->
 
 
 def _variables(tf: Any, params: Sequence[Any]) -> list[Any]:
-    """The variables of TensorFlow, which those of Keras hold."""
+    """TensorFlow's variables; a variable of Keras holds one."""
     return [param if isinstance(param, tf.Variable) else param.value for param in params]
 
 
 MpiAdamOptimizer: Any  # a class
 
-if not TYPE_CHECKING:  # a type checker would take every misspelt name for it
+if not TYPE_CHECKING:  # else a type checker accepts every misspelt name
 
     def __getattr__(name: str) -> Any:
         """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is first used."""

@@ -1,4 +1,4 @@
-"""Plays episodes with a policy that a logger has saved, as Spinning Up's test_policy does.
+"""Plays episodes with a policy that a logger has saved, in a process of its own: `spinup.utils.test_policy`.
 
     python -m mpi_util_spinup.play_policy data/ppo/ppo_s0 --trust --episodes 20 --norender
 
@@ -7,7 +7,6 @@ pickles, which can run any code, so --trust says that you trust the folder: it i
 """
 
 import argparse
-import io
 import os
 import pickle
 import sys
@@ -34,7 +33,7 @@ def load_policy_and_env(
 
     Args:
         itr: which save; "last": that of the highest iteration, or the one without.
-        deterministic: the most likely action, where a TensorFlow model has it as "mu"; torch's are drawn.
+        deterministic: the most likely action, if a TensorFlow model has it as "mu"; torch's actions are drawn.
         trust: True unpickles, and so runs whatever code is in the files; say it of runs of your own.
 
     Raises UsageError: there is no such save, or it holds a pickle and is not trusted.
@@ -45,32 +44,26 @@ def load_policy_and_env(
     number = max(saves, key=lambda n: int(n or -1), default="") if itr == "last" else str(itr)
     if number not in saves:
         raise UsageError(f"{folder} has neither tf1_save{number} nor pyt_save/model{number}.pt")
-    load = _tf_policy if sessions else _torch_policy
-    return _env(folder / f"vars{number}.pkl", trust), load(saves[number], deterministic, trust)
+    env_path, save = folder / f"vars{number}.pkl", saves[number]
+    pickles = [path for path in (env_path, save) if path.is_file()]
+    if pickles and not trust:
+        what = "is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
+        raise UsageError(f"{pickles[0]} {what}")
+    act = _tf_policy(save, deterministic, trust) if sessions else _torch_policy(save)
+    return _env(env_path) if env_path.exists() else None, act
 
 
-def _read_pickle(path: Path, trust: bool) -> bytes:
-    if not trust:
-        raise UsageError(
-            f"{path} is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
-        )
-    return path.read_bytes()
-
-
-def _env(path: Path, trust: bool) -> Any:
-    if not path.exists():
-        return None
-    content = _read_pickle(path, trust)
+def _env(path: Path) -> Any:
     try:
-        return pickle.loads(content)["env"]  # noqa: S301  # trusted
+        return pickle.loads(path.read_bytes())["env"]  # noqa: S301  # trusted
     except Exception as error:  # of whatever environment
         print(f"the environment in {path} cannot be loaded: {type(error).__name__}: {error}")
         return None
 
 
-def _torch_policy(path: Path, deterministic: bool, trust: bool) -> Act:
+def _torch_policy(path: Path) -> Act:
     torch = framework("torch")
-    model = torch.load(io.BytesIO(_read_pickle(path, trust)), weights_only=False)
+    model = torch.load(path, weights_only=False)
 
     def act(obs: np.ndarray) -> Any:
         with torch.no_grad():
@@ -90,10 +83,9 @@ def _tf_policy(path: Path, deterministic: bool, trust: bool) -> Act:
 def run_policy(
     env: Any, get_action: Act, max_ep_len: int | None = None, num_episodes: int = 100, render: bool = True
 ) -> None:
-    """Plays episodes, prints their returns and statistics.
+    """Plays episodes of at most `max_ep_len` steps (None, 0: no limit), and prints their returns and statistics.
 
-    Args: max_ep_len: steps at most; None, 0: no limit. render: in a window, if there is a display.
-    Raises UsageError: `env` is None.
+    Args: render: in a window, if there is a display. Raises UsageError: `env` is None.
     """
     if env is None:
         raise UsageError("the environment was not saved with the policy; make it, and give it to run_policy(env, act)")
@@ -115,7 +107,7 @@ def run_policy(
 
 
 def _drawn(env: Any) -> Any:
-    """`env`, or as Gymnasium decides it when an environment is made, one of the same kind with a window."""
+    """`env`, or where it draws nothing another one of its kind with a window: Gymnasium makes it with or without."""
     spec = getattr(env, "spec", None)
     if getattr(env, "render_mode", None) or spec is None:
         return env

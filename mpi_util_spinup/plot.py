@@ -1,13 +1,10 @@
-"""Curves of runs, from the tables that their loggers wrote: seeds of the same settings as mean and spread.
+"""Spinning Up's plots: curves of runs, from the tables that their loggers wrote. A process of its own, without MPI.
 
-    python -m mpi_util_spinup.plot runs/Hopper-v4/20260101-120000-s0
-    python -m mpi_util_spinup.plot runs/Hopper-v4 runs/Walker2d-v4 --value AverageEpRet KL --smooth 5 --out curves.png
-    python -m mpi_util_spinup.plot runs --x time            # wall-clock hours instead of steps
-    python -m mpi_util_spinup.plot runs --kind scaling      # steps per second by number of processes
-    python -m mpi_util_spinup.plot runs --kind phases       # where the time of an iteration goes
+    python -m mpi_util_spinup.plot data/ppo
+    python -m mpi_util_spinup.plot data/ppo data/vpg --legend PPO VPG --value AverageEpRet KL --smooth 5 --out two.png
+    python -m mpi_util_spinup.plot data/ppo --x time    # wall-clock hours instead of steps
 
-A folder stands for all runs in it and below it. Spinning Up's `plot` had the same arguments, --legend, --xaxis,
---count, --select, --exclude and --est among them; `make_plots` and `get_datasets` are its functions.
+A folder stands for all runs in it and below it. Runs that differ in the seed only are one curve, with mean and spread.
 """
 
 import argparse
@@ -30,8 +27,7 @@ from .files import replace_file
 
 TABLE = "progress.txt"
 SHORT = {"steps": "TotalEnvInteracts", "time": "Time", "iteration": "Iteration", "return": "Performance"}
-SPEED = "StepsPerSecond"
-PHASES = ("RolloutS", "GatherS", "UpdateS", "BcastS")
+LABELS = {"Performance": "return", "AverageEpRet": "return in training", "AverageTestEpRet": "return, evaluated"}
 # settings that do not distinguish what a run learns; some hold paths, times or seeds
 _OF_ONE_RUN = """seed run_dir resume commands versions logger_kwargs output_dir exp_name thunk hosts hostfile log_dir
 tag_output nprocs num_cpu name watchdog_kill save_every total_steps num_episodes framework device"""
@@ -52,11 +48,6 @@ class Run:
     def settings(self) -> dict[str, str]:
         """What distinguishes it from runs that only have another seed."""
         return {k: json.dumps(v, sort_keys=True) for k, v in self.config.items() if k not in OF_ONE_RUN}
-
-    @property
-    def nprocs(self) -> int:
-        """Its number of processes."""
-        return int(self.config.get("nprocs") or self.config.get("num_cpu") or 1)
 
     def curve(self, x: str, value: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
         """(x, value) of the rows that have this value. Args: smooth: rows in a moving average."""
@@ -109,8 +100,8 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def grouped(runs: list[Run], apart: bool = False) -> dict[str, list[Run]]:
-    """Runs by what a legend says of them. Args: apart: another number of processes is another group."""
+def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]:
+    """Runs by their entry in the legend. Args: by_processes: another number of processes is another group."""
     known = {key: {run.settings.get(key) for run in runs} for run in runs for key in run.settings}
     differ = [key for key, found in known.items() if len(found) > 1]
     groups: dict[str, list[Run]] = {}
@@ -118,7 +109,8 @@ def grouped(runs: list[Run], apart: bool = False) -> dict[str, list[Run]]:
         name = run.config.get("exp_name") or " ".join(str(run.config.get(key, "")) for key in ("env", "algo")).strip()
         words = [f"{key} {run.settings[key].strip(chr(34))}" for key in differ if key in run.settings]
         words = [word for word in words if word.split()[0] not in ("env", "algo")]
-        words += [f"{run.nprocs} processes"] * apart
+        n_processes = int(run.config.get("nprocs") or run.config.get("num_cpu") or 1)
+        words += [f"{n_processes} processes"] * by_processes
         groups.setdefault(", ".join(filter(None, [name or run.folder.name, *words])), []).append(run)
     return groups
 
@@ -134,7 +126,6 @@ def make_plots(
     all_logdirs: Sequence[str | Path], legend: Sequence[str] | None = None, xaxis: str | None = None,
     values: str | Sequence[str] | None = None, count: bool = False, font_scale: float = 1.5, smooth: int = 1,
     select: Sequence[str] | None = None, exclude: Sequence[str] | None = None, estimator: str = "mean",
-    *, kind: str = "curve",
 ) -> Any:  # fmt: skip
     """Draws the runs of these folders. Returns: a matplotlib Figure, with a part for each value.
 
@@ -142,9 +133,10 @@ def make_plots(
         legend: a name for each folder; None: from the runs' config.json, in which equal settings are one curve.
         xaxis, values: columns; None: steps, and Performance: the evaluations' return, or without any the training's.
         count: each run has a curve of its own, instead of mean and standard deviation over a group's.
-        font_scale: 1.5 is matplotlib's own size. smooth: rows in a moving average.
-        select, exclude: only folders whose paths contain all of these, and none of those.
-        estimator: "mean", "max" or "min" of a group's runs. kind: "curve", "scaling" or "phases".
+        font_scale: 1.5 is matplotlib's own size.
+        smooth: rows in a moving average.
+        select, exclude: only folders whose paths contain all words of `select`, and none of `exclude`.
+        estimator: "mean", "max" or "min" of a group's runs.
 
     Raises UsageError: no runs, or a column is missing; MissingFrameworkError: no matplotlib.
     """
@@ -161,12 +153,7 @@ def make_plots(
     x = SHORT.get(xaxis or "steps", xaxis or "")
     matplotlib = framework("matplotlib")
     Figure = importlib.import_module("matplotlib.figure").Figure
-
     with matplotlib.rc_context({"font.size": 10 * font_scale / 1.5}):
-        if kind != "curve":
-            figure = Figure((WIDTH, HEIGHT), DPI, layout="constrained")
-            {"scaling": _scaling, "phases": _phases}[kind](figure.subplots(), runs)
-            return figure
         figure = Figure((WIDTH, HEIGHT * len(values)), DPI, layout="constrained")
         for axes, value in zip(figure.subplots(len(values), squeeze=False)[:, 0], values):
             _curves(axes, runs, x, SHORT.get(value, value), count, smooth, estimator)
@@ -175,7 +162,7 @@ def make_plots(
 
 def _curves(axes: Any, runs: list[Run], x: str, value: str, count: bool, smooth: int, estimator: str) -> None:
     scale, unit = (3600.0, "hours") if x == "Time" else (1.0, {"TotalEnvInteracts": "environment steps"}.get(x, x))
-    for name, members in grouped(runs, apart=x == "Time").items():
+    for name, members in grouped(runs, by_processes=x == "Time").items():
         curves = [run.curve(x, value, smooth) for run in members]
         for i, (xs, ys) in enumerate(curves if count else [], 1):
             axes.plot(xs / scale, ys, marker="." * (len(xs) < 2), label=f"{name} {i}" if len(curves) > 1 else name)
@@ -187,37 +174,11 @@ def _curves(axes: Any, runs: list[Run], x: str, value: str, count: bool, smooth:
             if len(curves) > 1:
                 spread = np.nanstd(ys, axis=0)
                 axes.fill_between(xs / scale, middle - spread, middle + spread, color=line.get_color(), alpha=0.2, lw=0)
-    what = {"Performance": "return", "AverageEpRet": "return in training", "AverageTestEpRet": "return, evaluated"}
-    axes.set(xlabel=unit, ylabel=what.get(value, value))
+    axes.set(xlabel=unit, ylabel=LABELS.get(value, value))
     axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 4))
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize="small")
-
-
-def _scaling(axes: Any, runs: list[Run]) -> None:
-    """Median steps per second by number of processes."""
-    for name, members in grouped(runs).items():
-        speeds: dict[int, list[float]] = {}
-        for run in members:
-            speeds.setdefault(run.nprocs, []).append(float(np.nanmedian(run.curve(SPEED, SPEED, 1)[1])))
-        ns = sorted(speeds)
-        axes.plot(ns, [np.mean(speeds[n]) for n in ns], marker="o", label=name)
-    axes.set(xlabel="processes", ylabel="environment steps per second", xlim=(0, None), ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-
-
-def _phases(axes: Any, runs: list[Run]) -> None:
-    """Mean seconds of an iteration's phases, a bar for each group and number of processes."""
-    groups = grouped(runs, apart=True)
-    left = np.zeros(len(groups))
-    for phase in PHASES:
-        seconds = np.array([np.mean([np.nanmean(r.curve(phase, phase, 1)[1]) for r in of]) for of in groups.values()])
-        axes.barh(list(groups), seconds, left=left, label=phase.removesuffix("S").lower())
-        left += seconds
-    axes.set(xlabel="seconds of an iteration")
-    axes.legend(fontsize="small")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -229,20 +190,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--legend", "-l", nargs="*", metavar="NAME", help="a name for each RUN")
     parser.add_argument("--x", "--xaxis", "-x", dest="x", help="steps (default), time, iteration, or a column")
     parser.add_argument("--value", "-y", nargs="*", metavar="COLUMN", help="return (default), or columns")
-    parser.add_argument("--kind", choices=("curve", "scaling", "phases"), default="curve", help="default: curve")
     parser.add_argument("--smooth", "-s", type=int, default=1, metavar="N", help="moving average of N rows")
     parser.add_argument("--count", action="store_true", help="a curve for each run, no mean")
     parser.add_argument("--est", choices=tuple(ESTIMATES), default="mean", help="of the runs of a group")
     parser.add_argument("--select", nargs="*", metavar="WORD", help="only runs whose path contains each WORD")
     parser.add_argument("--exclude", nargs="*", metavar="WORD", help="no runs whose path contains a WORD")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), metavar="FILE", help="default: curves.png")
-    parser.error = lambda message: parser.exit(2, f"mpi_util_spinup.plot: {message} (see --help)\n")  # type: ignore[method-assign]
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message} (see --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
     try:
         if args.smooth < 1:
             raise UsageError(f"--smooth is {args.smooth}; it must be 1 or more")
         chosen = args.legend, args.x, args.value, args.count, 1.5, args.smooth, args.select, args.exclude, args.est
-        figure = make_plots(args.logdir, *chosen, kind=args.kind)
+        figure = make_plots(args.logdir, *chosen)
         kind = args.out.suffix[1:] or "png"
         if kind not in figure.canvas.get_supported_filetypes():
             raise UsageError(f"--out {args.out}: a picture ends in .png, .pdf or .svg")

@@ -1,9 +1,9 @@
-"""Spinning Up's command line: an algorithm, with every option a parameter of a grid.
+"""Spinning Up's command line, a process of its own: an algorithm, with every option a parameter of a grid.
 
     python -m mpi_util_spinup.run ppo --env CartPole-v1 --cpu 4 --exp_name cart
     python -m mpi_util_spinup.run ppo --env CartPole-v1 --lr 1e-3 3e-4 --hid "[32,32]" "[64,64]" --seed 0 10 20
     python -m mpi_util_spinup.run plot data/cart
-    python -m mpi_util_spinup.run test_policy data/cart/cart_s0
+    python -m mpi_util_spinup.run test_policy data/cart/cart_s0 --trust
 
 An option with several values varies; --key[short] gives its name in the folders. Values are numbers, lists, booleans,
 strings; torch.nn.NAME is that class. No value is True. `ppo --help` shows what ppo takes.
@@ -40,23 +40,6 @@ def value(text: str) -> Any:
         return text
 
 
-def split(words: list[str]) -> dict[str, list[str]]:
-    """The values of each option, as it was written. Raises ValueError: an option is given twice, or a value alone."""
-    options: dict[str, list[str]] = {}
-    values: list[str] | None = None
-    for word in words:
-        if re.match(r"-+[a-zA-Z_]", word) and word[1:].lower() not in ("inf", "nan"):  # which are numbers
-            option, equals, first = word.partition("=")
-            if option in options:
-                raise ValueError(f"{option} is given twice; give its values together: {option} A B")
-            values = options[option] = [first] if equals else []
-        elif values is None:
-            raise ValueError(f"{word!r} is no option")
-        else:
-            values.append(word)
-    return options
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -83,16 +66,7 @@ def _run(name: str, words: list[str]) -> None:
     if {"-h", "--help", "help"} & set(words):
         print(f"{name}{signature}\n\n{algorithm.__doc__}")
         return
-    shorthands: dict[str, str] = {}
-    options: dict[str, list[Any]] = {}
-    for option, texts in split(words).items():
-        key, bracket, short = option.lstrip("-").partition("[")
-        key = SHORT.get(key, key)
-        if key in options:
-            raise ValueError(f"{option} is given twice; give its values together: {option} A B")
-        options[key] = [value(text) for text in texts]
-        if bracket:
-            shorthands[key] = short.rstrip("]")
+    options, shorthands = _parsed(words)
     of_grid = {key: options.pop(key) or [True] for key in OF_THE_GRID if key in options}
     for key, values in of_grid.items():
         if len(values) > 1:
@@ -115,6 +89,28 @@ def _run(name: str, words: list[str]) -> None:
     for key, values in options.items():
         grid.add(key, values or [True], shorthands.get(key))
     grid.run(algorithm, **{key: values[0] for key, values in of_grid.items()})
+
+
+def _parsed(words: list[str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """(values, shorthand) of each option. Raises ValueError: an option is given twice, or a value without an option."""
+    options: dict[str, list[Any]] = {}
+    shorthands: dict[str, str] = {}
+    key = ""
+    for word in words:
+        if not re.match(r"-+[a-zA-Z_]", word) or word[1:].lower() in ("inf", "nan"):  # which are numbers
+            if not key:
+                raise ValueError(f"{word!r} is no option")
+            options[key].append(value(word))
+            continue
+        option, equals, first = word.partition("=")
+        name, bracket, shorthand = option.lstrip("-").partition("[")
+        key = SHORT.get(name, name)
+        if key in options:
+            raise ValueError(f"{option} is given twice; give its values together: {option} A B")
+        options[key] = [value(first)] if equals else []
+        if bracket:
+            shorthands[key] = shorthand.rstrip("]")
+    return options, shorthands
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Spinning Up's experiments: a function runs once, or for every combination of its arguments, on ranks of its own.
+"""Spinning Up's experiments, `spinup.utils.run_utils`: a function runs once, or for every combination of arguments.
 
-`spinup.utils.run_utils` becomes `mpi_util_spinup.run_utils`. This runs in the process that the user started;
-experiment.py starts the others.
+This runs in the process that the user started; experiment.py starts the others.
 """
 
 import functools
@@ -17,25 +16,14 @@ from typing import Any
 from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 
-from .experiment import (
-    DEFAULT_DATA_DIR,
-    Experiment,
-    ExperimentError,
-    Result,
-    Schedule,
-    Thunk,
-    setup_logger_kwargs,
-)
-from .logx import colored
+from .experiment import DEFAULT_DATA_DIR, Experiment, ExperimentError, Result, Schedule, Thunk, setup_logger_kwargs
 from .serialization_utils import convert_json
+from .table import colored
 
 __all__ = [
-    "DEFAULT_DATA_DIR", "DEFAULT_SHORTHAND", "FORCE_DATESTAMP", "WAIT_BEFORE_LAUNCH", "ExperimentError",
-    "ExperimentGrid", "Result", "all_bools", "call_experiment", "setup_logger_kwargs", "valid_str",
+    "DEFAULT_DATA_DIR", "ExperimentError", "ExperimentGrid", "Result", "all_bools", "call_experiment",
+    "setup_logger_kwargs", "valid_str",
 ]  # fmt: skip
-
-# of Spinning Up's user_config: a datestamp only if asked for, the default shorthands without a question, no wait
-FORCE_DATESTAMP, DEFAULT_SHORTHAND, WAIT_BEFORE_LAUNCH = False, True, 0
 
 
 def call_experiment(
@@ -46,12 +34,10 @@ def call_experiment(
 
     Args:
         exp_name: in the name of the run's folder.
-        seed: likewise, and for the function.
-        thunk: function, defined at the top of a module or of the script. A script must start its experiments under
-            `if __name__ == "__main__":`. With cloudpickle installed, any function works, without that guard.
+        seed: in that name too, and an argument of the function.
+        thunk: any function, which cloudpickle takes to the subprocess.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
-        data_dir: as for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless given.
-        datestamp: likewise.
+        data_dir, datestamp: for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless that is given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
 
     Returns its Result; raises what `ExperimentGrid.run` does.
@@ -90,15 +76,13 @@ class ExperimentGrid:
         self._name = _name
 
     def add(self, key: str, vals: Any, shorthand: str | None = None, in_name: bool = False) -> None:
-        """Adds a parameter.
+        """Adds a parameter. Raises UsageError: an empty list; a key that is no string, or sets the same argument twice.
 
         Args:
             key: name of the function's argument; "ac_kwargs:hidden_sizes": an item of its argument ac_kwargs, a dict.
             vals: list of the values to try; anything else is the only value.
             shorthand: of the key, for the names of variants; None: the first three letters of each part.
             in_name: the value is in the names of variants even if it is the only one.
-
-        Raises UsageError: an empty list; a key that is not a string, was added before, or is part of another.
         """
         if not isinstance(key, str) or not (shorthand is None or isinstance(shorthand, str)):
             raise UsageError(f"ExperimentGrid.add: key and shorthand must be strings; got {key!r}, {shorthand!r}")
@@ -156,33 +140,25 @@ class ExperimentGrid:
         print(f"\n{'=' * 80}", flush=True)
 
     def run(
-        self,
-        thunk: Thunk | str,
-        num_cpu: int | str = 1,
-        data_dir: str | os.PathLike[str] | None = None,
-        datestamp: bool = False,
-        max_parallel: int = 1,
-        redo: bool = False,
-    ) -> list[Result]:
+        self, thunk: Thunk | str, num_cpu: int | str = 1, data_dir: str | os.PathLike[str] | None = None,
+        datestamp: bool = False, max_parallel: int = 1, redo: bool = False,
+    ) -> list[Result]:  # fmt: skip
         """Runs `thunk` once for each variant, prints a table of the results, and returns them.
 
-        A run that fails prints its report, and the others continue. A grid that was interrupted, or in which some have
-        failed, can be run again: runs that have succeeded with the same arguments are skipped (but with a datestamp all
-        have new folders, and run). One whose function has another source since is run again; what that calls is not
-        compared: use `redo` after changes there.
+        A run that fails prints its report, and the others continue. The same grid, run again, skips runs that have
+        succeeded with the same arguments and a function with the same source (functions that it calls are not
+        compared: use `redo` after changes there). With a datestamp all run, in new folders.
 
         Args:
             thunk: as for `call_experiment`, or the name of the parameter whose values are such functions.
-            data_dir: as for `setup_logger_kwargs`.
-            datestamp: likewise.
+            data_dir, datestamp: as for `setup_logger_kwargs`.
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
-            redo: run what has succeeded before, too.
+            redo: also run what has succeeded before.
 
-        Raises:
-            UsageError: before anything has run: no parameter; two variants with one name; what cannot be pickled.
-            ExperimentError: after all have run, if some have failed; so a script ends with status 1.
-            SystemExit: with 128 + the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
+        Raises UsageError before anything has run: no parameter; two variants with one name; a pickle that fails. Raises
+        ExperimentError after all have run: some have failed; a script then ends with status 1. Raises SystemExit, 128 +
+        the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
         """
         if isinstance(max_parallel, bool) or not isinstance(max_parallel, int) or max_parallel < 1:
             raise UsageError(f"max_parallel must be a number of runs, at least 1; got {max_parallel!r}")

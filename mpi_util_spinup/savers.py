@@ -1,7 +1,6 @@
-"""Writes models: as their framework does it, for Spinning Up's tools, and as plain weights that need no code to load.
+"""Writes models on rank 0: as their framework does, for Spinning Up's tools, and as weights that need no code to load.
 
-A saver is called on rank 0 with the model, the run's folder, and what distinguishes one save from another ("" or the
-iteration). It may return a warning.
+A saver takes the model, the folder, and the iteration, or "" where saves replace each other. It may return a warning.
 """
 
 import errno
@@ -25,7 +24,7 @@ from .files import publish, replace_file, replace_folder, write_npz
 def weights_of(model: Any) -> dict[str, np.ndarray]:
     """Weights by name, of torch modules and what else has a state_dict, Keras models, tensors, arrays and numbers.
 
-    In a nested dict/list/tuple its keys come before the names, as in "pi/net.0.weight"; other things are passed over.
+    In a nested dict/list/tuple its keys precede the names, as in "pi/net.0.weight". Other objects are passed over.
     """
     found: dict[str, np.ndarray] = {}
     for path, leaf in tree.walk(model):
@@ -41,7 +40,7 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
-    """A number, array or tensor as a NumPy array; None if its dtype is of none of these kinds, or it has none."""
+    """A number, array or tensor as a NumPy array; None: it is something else, or its dtype is of none of `kinds`."""
     try:
         array = adapter_for(value).to_numbers(value)
     except Exception:  # of whatever framework
@@ -50,10 +49,7 @@ def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
 
 
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:
-    """The weights in pyt_save/weights.npz, keras_save/weights.npz or tf1_save/weights.npz, by name; needs no framework.
-
-    Nothing is unpickled. Raises UsageError: it is no such file.
-    """
+    """The weights by name in a weights.npz; needs no framework, unpickles nothing. Raises UsageError: no such file."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -69,7 +65,7 @@ def save_torch(what: Any, folder: Path, itr: str) -> str | None:
     _save_weights(place / f"weights{itr}.npz", weights_of(what))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that whole objects depend on the code that made them
+            warnings.simplefilter("ignore")  # torch warns that whole objects depend on the code that made them
             replace_file(place / f"model{itr}.pt", lambda file: torch.save(what, file))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return f"Warning: could not pickle the model, only its weights are saved: {error}"
@@ -87,7 +83,7 @@ def save_keras(model: Any, folder: Path, itr: str) -> None:
         model.save(draft)
         publish(draft, place / f"model{itr}.keras")
     finally:
-        draft.unlink(missing_ok=True)  # half of it, where the disk is full
+        draft.unlink(missing_ok=True)  # half a file, where the disk is full
     _save_weights(place / f"weights{itr}.npz", weights_of(model))
 
 
@@ -120,10 +116,8 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
 
     A graph is a program, which may also read and write files when it is run: load your own.
 
-    Args:
-        fpath: the folder, of this package or of Spinning Up.
-        trust: True unpickles model_info.pkl if there is no model_info.json, as in Spinning Up's folders, and so runs
-            whatever code is in it; False: UsageError.
+    Args: trust: unpickle model_info.pkl, and so run whatever code is in it, if there is no model_info.json, as in
+        Spinning Up's folders. Raises UsageError: it would be needed.
 
     Returns the tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
     """

@@ -1,33 +1,36 @@
 """Sender/receiver weight synchronisation, for workers that run at their own pace.
 
-A sender owns the model; receivers are registered with it and get its weights when it sends them: all or some,
-acknowledged or not. `docs/choosing.md` says when to use this and when `rank0_bcast_wts`. May import `collectives` and
-what that imports. Read first: scheme.py, then sender.py and receiver.py.
+The sender's process owns the model. Receivers, each in a process of its own, are registered with it and get its weights
+when it sends them: all or some, acknowledged or not. `docs/choosing.md` says when to use this and when
+`rank0_bcast_wts`. Read first: scheme.py, then sender.py and receiver.py.
 
-    scheme.py        the two phases and the calls; the scheme between processes of one machine
-    sender.py        makes a version, delivers it, waits for the answers;  worker.py: the record of each worker
-    receiver.py      applies what arrives, or points a torch module at it; `frozen()`
-    layout.py        a model's weights by name, in a block of bytes and back;  extra.py: what else a torch module keeps
-    publisher.py     writes a version into shared memory and announces it
-    connection.py    the messages from there to a receiver and back, none of them a pickle (docs/security.md)
-    mpi.py           the scheme between ranks, on one machine or several;  relay.py: forwarding between machines
-    torchrl.py       the scheme in torchrl's collectors (optional)
+    both sides           scheme.py        the two phases and the calls
+                         processes.py     the scheme between processes of one machine
+                         mpi.py           the scheme between ranks, on one machine or several
+                         layout.py        a model's weights by name, in a block of bytes and back
+                         connection.py    the messages, none of them a pickle (docs/security.md), and the socket
+                         mpi_messages.py  the same messages to and from other machines
+                         sections.py      versioned blocks in shared memory
+                         torchrl.py       the scheme in torchrl's collectors (optional)
+    the sender's         sender.py        makes a version, has it published, waits for the answers
+                         publisher.py     writes a version into shared memory and announces it
+                         worker.py        the record of each worker
+    a receiver's         subscriber.py    where the newest version is
+                         receiver.py      applies it to the model, or points a torch module at it
+                         readers_writer_lock.py  `frozen()`
 
-A worker's record at the sender has one of four states (worker.py says what they and the events mean). `Worker.apply`
-makes every change:
+A version is one set of weights with a number: 1 for those of `connect`, then 2, 3, ... for each `send`. A receiver has
+one version at a time, and may skip some. Its way to a receiver, and who wakes whom:
 
-                STARTED            LEFT
-        ABSENT ---------> READY ---------> LEFT
-                           |
-                           | DIED
-                           v
-                          DEAD
+    sender       writes version 7 into a section, sends UPDATE on each worker's socket, signals each worker's eventfd
+    receiver     wakes, takes the section's lock (shared), copies the values, answers ACK
+    sender       wakes by the answer on its socket; `send` returns when the last worker has answered
 
-When another process replaces the worker, CONNECTED leads from LEFT and DEAD to ABSENT; a sender does not hear that from
-a relay, but STARTED. ACK and ERROR change no state. An ABSENT worker whose process or rank has ended becomes DEAD.
+Between machines nobody is woken: both sides look at MPI with growing pauses, up to 10 ms.
 """
 
 from .mpi import MPIWeightSyncScheme
-from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
+from .processes import MultiProcessWeightSyncScheme
+from .scheme import WeightSyncScheme
 
 __all__ = ["MPIWeightSyncScheme", "MultiProcessWeightSyncScheme", "WeightSyncScheme"]

@@ -1,11 +1,11 @@
-"""Messages between two processes of one machine, over an abstract Unix socket that keeps them apart (SEQPACKET).
+"""The messages of a scheme, and the socket between two processes of one machine; used by both sides.
 
 Nothing is unpickled: a message has a header, fixed items, and a text or numbers, each of a length that is checked.
 Before a byte is sent or read each end asks the kernel whose process the other one is: both must be of one user, and a
-subscriber tells its key, in HELLO, only to the process that made it.
+subscriber sends its key, in HELLO, only to the process that made it.
 
-The kernel reports at once when the other process has died. A forked child would keep its parent's end open, so it
-closes the sockets that it inherits.
+The socket is an abstract one that keeps messages apart (SEQPACKET). Each end also holds a pidfd of the other process.
+By it the kernel reports at once that the process has died, even if one forked from it holds the socket open.
 """
 
 import contextlib
@@ -23,15 +23,18 @@ from typing import Any, NamedTuple
 FRAME_BYTES = 1 << 16
 _PROTOCOL = 3
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
-_TEXT_BYTES = FRAME_BYTES - 256  # of a longer text the end is sent
-_MOST = 256  # messages received at once: one that never stops sending delays no other
+_TEXT_BYTES = FRAME_BYTES - 256  # only the end of a longer text is sent
+_MOST = 256  # messages received at once, so that a peer that never stops sending delays no other
+_UNREAD = 64  # updates to one subscriber; a socket holds some 270
 _FD_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _READ_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # once: such an `|` takes microseconds
-_inherited: Any = None  # sockets that a forked process has to close
 
 
 class Kind(enum.Enum):
-    """Number of a message; its fixed items, as in `struct`; what follows them: "s" (text), "q" (numbers) or nothing."""
+    """Number of a message; its fixed items, as in `struct`; what follows them: "s" (text), "q" (numbers) or nothing.
+
+    The last three travel only over MPI, where an UPDATE has the size of its weights instead of fd and serial.
+    """
 
     HELLO = 1, "32sq", "s"  # subscriber: key, worker, name of the model; its eventfd comes with it
     REFUSED = 2, "", "s"  # publisher: why
@@ -40,6 +43,9 @@ class Kind(enum.Enum):
     ACK = 5, "q", ""  # subscriber: version
     ERROR = 6, "qq", "s"  # subscriber: version that failed (0: the first), version that the model has, traceback
     BYE = 7, "", ""  # subscriber: shuts down
+    ADDRESS = 8, "32sq", "s"  # publisher: its `Address`
+    FETCH = 9, "", ""  # subscriber: asks for the next update
+    ENDED = 10, "", ""  # any rank: its program ends
 
     def __init__(self, number: int, items: str, rest: str):
         self.number, self.items, self.rest = number, struct.Struct("=" + items), rest
@@ -81,21 +87,6 @@ def new_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def close_in_forks(sock: socket.socket) -> socket.socket:
-    """A process that is forked from this one closes its copy of the socket."""
-    global _inherited
-    if _inherited is None:
-        _inherited = weakref.WeakSet()
-        os.register_at_fork(after_in_child=_close_inherited)
-    _inherited.add(sock)
-    return sock
-
-
-def _close_inherited() -> None:
-    for sock in list(_inherited):
-        sock.close()
-
-
 def frame(kind: Kind, *items: Any) -> bytes:
     """A message as it is sent, at most `FRAME_BYTES`."""
     rest = b""
@@ -135,8 +126,8 @@ class Connection:
     while other cores are idle; sending to all and then waking them lets them run side by side.
 
     Attributes:
-        fd: descriptor of the socket.
-        pid: of the other end. PermissionError: that belongs to another user.
+        fds: descriptors that are readable when there is something to receive: the socket, and the other's pidfd.
+        pid: the other process. PermissionError: it belongs to another user.
         peer_wakeup: the other end's eventfd, which comes with its HELLO; None if it has none.
     """
 
@@ -146,8 +137,9 @@ class Connection:
         if user != os.geteuid():
             sock.close()
             raise PermissionError(f"process {self.pid} belongs to user {user}, not to {os.geteuid()}")
-        self._sock = close_in_forks(sock)
-        self.fd = sock.fileno()
+        self._sock = sock
+        self._pidfd = self._own(os.pidfd_open(self.pid))
+        self.fds: tuple[int, ...] = sock.fileno(), self._pidfd
         self.peer_wakeup: int | None = None
         self._wakeup: int | None = None
 
@@ -162,8 +154,16 @@ class Connection:
         self.wake()
 
     def send_frame(self, data: bytes) -> None:
-        """Sends what `frame` made, which may go to several; the caller calls `wake`."""
+        """Sends what `frame` made; the caller calls `wake`."""
         self._sock.send(data, socket.MSG_DONTWAIT if self._wakeup is None else 0)
+
+    def has_room(self, unread: int) -> bool:
+        """True if an update can be sent to a subscriber that has not answered to so many."""
+        return unread < _UNREAD
+
+    def send_update(self, data: bytes, section: Any) -> None:
+        """Sends an update, which says in which section the weights are; the caller calls `wake`."""
+        self.send_frame(data)
 
     def send_hello(self, key: bytes, worker: int, name: str) -> None:
         """Sends a subscriber's HELLO; from now on this end sleeps on an eventfd, which goes with it."""
@@ -173,21 +173,27 @@ class Connection:
     def wake(self) -> None:
         """Wakes the other end."""
         if self.peer_wakeup is not None:
-            with contextlib.suppress(BlockingIOError):  # it has not looked for long
+            with contextlib.suppress(BlockingIOError):  # 2**64 - 2 wake-ups are waiting for it
                 os.eventfd_write(self.peer_wakeup, 1)
 
     def wait(self, timeout: float) -> bool:
-        """Sleeps until there is something to receive, or the other end is closed; False after `timeout` seconds."""
-        sleeping = select.poll()  # of this call: two threads may sleep
-        sleeping.register(self.fd, select.POLLIN if self._wakeup is None else 0)  # 0: only its end
+        """Sleeps until there is something to receive, or the other end has gone; False after `timeout` seconds."""
+        sleeping = select.poll()  # one for each call, because two threads may sleep
+        sleeping.register(self.fds[0], select.POLLIN if self._wakeup is None else 0)  # 0: only that it is closed
+        sleeping.register(self._pidfd, select.POLLIN)
         if self._wakeup is not None:
             sleeping.register(self._wakeup, select.POLLIN)
         return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))
 
+    def _peer_has_ended(self) -> bool:
+        sleeping = select.poll()
+        sleeping.register(self._pidfd, select.POLLIN)
+        return bool(sleeping.poll(0))
+
     def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).
 
-        Raises: EOFError: the other end is closed, and everything has been received. ProtocolError: see `parse`.
+        Raises: EOFError: the other end has gone, and everything has been received. ProtocolError: see `parse`.
         """
         if self._sock.fileno() < 0:
             raise EOFError
@@ -196,12 +202,15 @@ class Connection:
         if self._wakeup is not None:
             with contextlib.suppress(BlockingIOError):  # the other end is closed
                 os.eventfd_read(self._wakeup)
+        ended = self._peer_has_ended()  # asked first: what it has sent until then is there
         messages: list[tuple[Any, ...]] = []
         while len(messages) < most:
             try:
                 data = self._read(Kind.HELLO in expected)
             except BlockingIOError:
-                return messages
+                if messages or not ended:
+                    return messages
+                raise EOFError from None
             except ConnectionResetError:  # reported once, before what was sent until then
                 continue
             except OSError:

@@ -1,36 +1,36 @@
-"""The scheme between the ranks of an MPI job, on one machine or several."""
+"""The scheme between the ranks of an MPI job; each rank makes it, and one of them is the sender.
 
+Ranks that share memory with the sender connect to it as processes do. Those of other machines exchange messages with it
+over MPI, each for itself (mpi_messages.py).
+"""
+
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection
+import weakref
 from typing import Any
-
-import numpy as np
 
 from mpi_util.collectives.channel import Channel, channel_of
 from mpi_util.errors import SyncTimeoutError, UsageError
 from mpi_util.host.waiting import wait_until
-from mpi_util.ranks.identity import Comm
 
-from .connection import Address, Deadline
-from .publisher import Publisher
-from .relay import ADDRESS, DOWN, LEFT, UP, Forwarding, Header, Line, Lines, Relay, in_flight
+from .connection import Address, Deadline, Kind, ProtocolError, frame, parse
+from .mpi_messages import ADDRESS, TO_SENDER, SenderLink, TagSpace, WorkerLink, unfinished
+from .publisher import ANSWERS, Publisher
 from .scheme import WeightSyncScheme
-from .sections import Section
-from .worker import Event, Report, Worker
+from .subscriber import Subscriber
+from .worker import State, Worker
 
-_NAP_S = 1e-3
-_INTRODUCE_S = 5e-3
-_PATIENCE_S = 1.0  # with a rank that does not receive what is sent to it
+_PATIENCE_S = 1.0  # of a sender that ends, with what MPI has not sent yet
 
 
 class MPIWeightSyncScheme(WeightSyncScheme):
     """Collective: weights from one rank to the others. All ranks of `comm` make it, in the same order.
 
     Worker k is the k-th rank that is not the sender: with `sender=0`, worker k is rank k + 1. Only making it is
-    collective; from then on each rank runs at its own pace. Ranks of one machine share memory; between machines an
-    update is sent along a tree, once to each machine. That needs an MPI with threads (MPI_THREAD_MULTIPLE, the default
-    of mpi4py), and the lowest rank of each machine, its relay, to run until the sender shuts down.
+    collective; from then on each rank runs at its own pace. Ranks of one machine share memory. To each rank of another
+    machine the sender sends an update over MPI, which needs an MPI with threads (MPI_THREAD_MULTIPLE, the default of
+    mpi4py).
 
     Args:
         comm: communicator; None: all ranks.
@@ -40,23 +40,26 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     whatever `on_dead`.
     """
 
-    def __init__(self, *args: Any, comm: Comm = None, sender: int = 0, **kwargs: Any):
+    def __init__(self, *args: Any, comm: Any = None, sender: int = 0, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._channel = channel_of(comm)
-        if not 0 <= sender < self._channel.size:
-            raise UsageError(f"sender={sender}; there are {self._channel.size} ranks")
-        self._root, self._ranks = sender, self._channel.size - 1
-        self._line: Any = None  # in a single process
-        if self._channel.comm:
+        self._channel = channel = channel_of(comm)
+        if not 0 <= sender < channel.size:
+            raise UsageError(f"sender={sender}; there are {channel.size} ranks")
+        self._root, self._ranks = sender, channel.size - 1
+        self._tags: TagSpace | None = None  # None: in a single process
+        self._link: SenderLink | None = None  # of a receiver on another machine, once it has connected
+        if channel.comm:
             from mpi4py import MPI
 
-            if any(self._channel.machine) and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            if any(channel.machine) and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
                 raise UsageError("ranks on several machines need an MPI with threads: MPI_THREAD_MULTIPLE")
-            self._line = self._channel.states.of(Lines).next(sender)
+            self._tags = TagSpace(channel)
+            if channel.rank != sender:
+                self._end = weakref.finalize(self, _end, self._tags, sender, os.getpid())
 
     def shutdown(self) -> None:
-        if self._line is not None and not self._closed:
-            self._line.close(tell=not self._connected)
+        if self._tags is not None and not self._closed and self._channel.rank != self._root:
+            self._end.detach() if self._connected else self._end()  # one that has connected says BYE
         super().shutdown()
 
     def __reduce__(self) -> Any:
@@ -73,123 +76,108 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"worker_idx={given}: rank {rank} is worker {worker}")
         return worker
 
-    def _open_publisher(self, workers: dict[int, Worker], name: str) -> "Ranks":
-        return Ranks(self._channel, self._line, self._root, workers, name)
+    def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
+        if self._tags is None:
+            return super()._open_publisher(workers, name)
+        return RankPublisher(self._channel, self._tags, self._root, workers, name)
 
-    def _find_publisher(self, name: str) -> Address:
-        if self._address.name:  # the sender sends it once
-            return self._address
-        rank, machine, deadline = self._channel.rank, self._channel.machine, Deadline(self.timeout)
-        source = here if (here := machine[rank]) not in (rank, machine[self._root]) else self._root
-        message: Any = wait_until(lambda: self._line.take(ADDRESS, source) or not deadline.left)
-        if message is True:
-            raise SyncTimeoutError(f"rank {source} has not begun to send {name} within {self.timeout:g} s")
-        _, (address, name) = message
-        if address is None:  # this rank is the relay of its machine
-            members = self._channel.members
-            workers = [_worker_of(k, self._root) for k in (rank, *members)]
-            address = Relay(self._line, workers, name).publisher.address
-            for k in members:
-                self._line.post((address, name), k, ADDRESS)
-        self._address = address
-        return self._address
+    def _subscribe(self, worker: int, name: str) -> Subscriber:
+        tags: Any = self._tags  # there is another rank, the sender
+        root = self._root
+        if not self._address.name:  # the sender sends it once
+            deadline = Deadline(self.timeout)
+            found: Any = wait_until(lambda: tags.take(ADDRESS, root) or not deadline.left)
+            if found is True:
+                raise SyncTimeoutError(f"rank {root} has not begun to send {name} within {self.timeout:g} s")
+            _, key, pid, text = parse(found[1], [Kind.ADDRESS])
+            self._address = Address(text, key, pid)
+        machine = self._channel.machine
+        if self._link is None and machine[self._channel.rank] != machine[root]:
+            self._link = SenderLink(tags, root)
+        return Subscriber(self._address, worker, name, self._link)
 
 
-class Ranks(Publisher):
-    """A publisher whose workers are ranks: it sends to those of other machines through the relays of these."""
+class RankPublisher(Publisher):
+    """A publisher whose workers are ranks. It serves those of other machines over MPI, also in a thread of its own."""
 
-    def __init__(self, channel: Channel, line: Line, root: int, workers: dict[int, Worker], name: str):
+    def __init__(self, channel: Channel, tags: TagSpace, root: int, workers: dict[int, Worker], name: str):
         super().__init__(workers, name)
-        self._line, self._root = line, root
-        self._relays: dict[int, list[Worker]] = {}  # by the rank of each: the workers of its machine
-        self._ready: set[int] = set()  # those relays that receive
-        self._introduction: threading.Thread | None = None
-        self._stop = threading.Event()
-        for rank, leader in enumerate(channel.machine):
-            if rank == root:
-                continue
-            worker = workers[_worker_of(rank, root)]
-            if leader != channel.machine[root]:
-                worker.relay = leader
-                self._relays.setdefault(leader, []).append(worker)
-            if worker.relay in (None, rank):
-                line.post((None if worker.relay == rank else self.address, name), rank, ADDRESS)
+        self._tags, self._root = tags, root
+        self._far = len(set(channel.machine)) > 1
+        self._links: dict[int, WorkerLink] = {}  # by rank, of those that have connected over MPI
+        self._server = threading.Thread(target=self._serve, daemon=True, name="mpi_util weight sync: other machines")
+        for rank in range(channel.size):
+            if rank != root:
+                tags.post(frame(Kind.ADDRESS, self.address.key, self.address.pid, self.address.name), rank, ADDRESS)
 
     def open(self) -> None:
+        first = self._thread is None
         super().open()
-        if self._relays and self._introduction is None:
-            self._introduction = threading.Thread(target=self._introduce, daemon=True)
-            self._introduction.start()
+        if first and self._far:
+            self._server.start()
 
-    def _introduce(self) -> None:
-        """In a thread: relays get what was sent before they were ready, whatever this rank does meanwhile."""
-        while not self._stop.wait(_INTRODUCE_S) and self._ready != self._relays.keys():
-            self._receive_reports()
+    def _serve(self) -> None:
+        """In a thread: receivers are served whatever this rank does meanwhile."""
+        while not self.closed:
+            wait_until(lambda: self.closed or self._look())
 
-    def publish(
-        self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
-    ) -> Section:
-        """Writes once into this machine's memory, and sends that along a tree to the machines of the other workers."""
-        with self._lock:
-            section = super().publish(workers, version, nbytes, layout, fill)
-            forwarded = self._forward(self._ready)
-        deadline = Deadline(_PATIENCE_S)
-        wait_until(lambda: not any(each.busy() for each in forwarded) or not deadline.left)
-        return section
-
-    def _forward(self, relays: Collection[int]) -> list[Forwarding]:
-        """Sends what waits for the workers of these relays."""
-        waiting: dict[Section, list[Worker]] = {}
-        for worker in (worker for relay in relays for worker in self._relays[relay]):
-            if worker.waiting is not None:
-                waiting.setdefault(worker.waiting, []).append(worker)
-                worker.waiting = None
-        found = []
-        for section, workers in waiting.items():
-            path = [self._root, *sorted({worker.relay for worker in workers if worker.relay is not None})]
-            indices, layout = [worker.index for worker in workers], section.description
-            header = Header(next(self._line.bulk_tags), section.version, section.nbytes, layout, indices, path)
-            found.append(forwarding := Forwarding(self._line, header))
-            forwarding.send(section.block(section.nbytes))
-            section.users.append(forwarding.busy)
-        return found
-
-    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        if not self._relays:
-            return super().poll(timeout, of)
+    def _sleep(self, timeout: float, of: Worker | None) -> None:
+        if not self._far:
+            return super()._sleep(timeout, of)
         deadline = Deadline(timeout)
-        self._receive_reports()
-        while not (reports := super().poll(min(_NAP_S, deadline.left))) and deadline.left:
-            self._receive_reports()
-        return reports
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
 
-    def _receive_reports(self) -> None:
+    def _look(self) -> bool:
+        """Takes what has come over MPI; True if something has, or some of what was sent has arrived."""
         with self._lock:
-            while message := self._line.take(UP):
-                relay, report = message
-                if report is None:
-                    self._ready.add(relay)
-                    self._forward([relay])
-                else:
-                    self._report(report)
+            before = unfinished()
+            found = False
+            while not self.closed and (message := self._tags.take(TO_SENDER)):
+                self._take(*message)
+                found = True
+            return found or unfinished() < before
+
+    def _take(self, rank: int, data: bytes) -> None:
+        """A message of a rank; one of this machine sends only that it ends."""
+        worker, link = self.workers[_worker_of(rank, self._root)], self._links.get(rank)
+        kind, *items = message = parse(data, (Kind.HELLO, Kind.FETCH, Kind.ENDED, *ANSWERS))
+        if kind is Kind.HELLO:
+            _, index, name = items
+            self._links[rank] = WorkerLink(self._tags, rank)
+            with contextlib.suppress(ProtocolError):  # it is refused, and has been told
+                self._admit(self._links[rank], index, name)
+        elif kind is Kind.ENDED and (link is not None or worker.state is State.ABSENT):
+            self._disconnect(worker, why := f"rank {rank} has ended")
+            if worker.state is State.ABSENT:
+                worker.ended(why)
+            self._changed = True
+        elif link is not None and worker.connection is link:
+            if kind is Kind.FETCH:
+                link.asked = True
+            else:
+                link.inbox.append(message)
+            self._receive(worker)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks those whose rank has ended its program."""
-        for worker in workers:
-            rank = worker.index + (worker.index >= self._root)
-            if self._line.take(LEFT, rank):
-                worker.apply(Report(Event.DIED, worker.index, 0, f"rank {rank} has ended"))
+        self._look()
 
     def close(self) -> None:
-        if self._relays and not self.closed and self.address.pid == os.getpid():  # not forked from the sender
-            self._stop.set()
-            if self._introduction is not None:
-                self._introduction.join()
-            for rank in self._relays:
-                self._line.post(None, rank, DOWN)
-            deadline = Deadline(_PATIENCE_S)
-            wait_until(lambda: not in_flight() or not deadline.left)
+        if self.closed or self.address.pid != os.getpid():  # forked from the sender
+            return
         super().close()
+        if self._far:
+            if self._server.is_alive() and self._server is not threading.current_thread():  # which may collect garbage
+                self._server.join()
+            deadline = Deadline(_PATIENCE_S)
+            wait_until(lambda: not unfinished() or not deadline.left)
+
+
+def _end(tags: TagSpace, sender: int, pid: int) -> None:
+    """Reports to the sender, which may wait for this rank, that its program ends or has dropped the scheme."""
+    if os.getpid() == pid:  # not forked from a rank
+        tags.post(frame(Kind.ENDED), sender, TO_SENDER)
 
 
 def _worker_of(rank: int, root: int) -> int:

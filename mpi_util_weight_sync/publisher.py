@@ -1,4 +1,4 @@
-"""How one process gives weights to any number of others of its machine.
+"""In the sender's process: gives versions to any number of processes of its machine.
 
 The bytes are written once, into shared memory; each worker gets a message of some tens of bytes that says where they
 are. Workers connect whenever they are ready; a thread, asleep until then, accepts them.
@@ -6,7 +6,6 @@ are. Workers connect whenever they are ready; a thread, asleep until then, accep
 
 import contextlib
 import hmac
-import multiprocessing
 import os
 import secrets
 import select
@@ -17,49 +16,45 @@ import time
 import weakref
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import numpy as np
 
 from mpi_util.errors import UsageError
-from mpi_util.host import reap
 
-from .connection import Address, Connection, Kind, ProtocolError, close_in_forks, frame, new_socket
+from .connection import Address, Connection, Kind, ProtocolError, frame, new_socket
 from .sections import Section
-from .worker import Event, Report, State, Worker, name_of
+from .worker import Failure, State, Worker, name_of
 
 _ACCEPT_AGAIN_S = 0.05
 _HELLO_S = 10.0  # for a process that connects and sends nothing; others are accepted meanwhile
 _BACKLOG = 4096  # workers that connect before the sender does
-_UNREAD = 64  # messages to one worker; a socket holds some 270
 _SPARE = 2  # sections that are kept besides those in use
-_CHECK_S = 1.0  # how often it checks, while nothing happens, that the workers live
-_ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
+ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
 class Publisher:
-    """Sends one model (`name`) to workers of this machine, and updates their records; others have a relay.
+    """Sends one model (`name`) to its workers, and updates their records."""
 
-    Args: slow: writing takes long: never into a section that a worker is about to read, and would wait for.
-    """
-
-    def __init__(self, workers: dict[int, Worker], name: str, slow: bool = False):
-        self.workers, self.name, self._slow = workers, name, slow
+    def __init__(self, workers: dict[int, Worker], name: str):
+        self.workers, self.name = workers, name
         self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(32), os.getpid())
-        self.turned_away = ""  # the last one that was, and why
-        self._listener = close_in_forks(new_socket())
+        self.turned_away = ""  # the last process that was, and why
+        self._listener = new_socket()
         self._listener.bind(self.address.name)
         self._listener.listen(_BACKLOG)
         self._lock = threading.RLock()
         self._epoll = select.epoll()
-        self._guests: set[Connection] = set()  # those that have not said who they are
-        self._by_fd: dict[int, Worker] = {}  # those that have connected
-        self._reports: list[Report] = []
+        self._guests: set[Connection] = set()  # connections that have not sent HELLO
+        self._by_fd: dict[int, Worker] = {}  # descriptor of a worker's socket -> the worker
+        self.failures: list[Failure] = []  # which the sender has not raised yet
+        self.refusals: list[str] = []
+        self._changed = False  # a worker's record, since the last `poll`
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
         self._newest = 0  # version
-        self._checked = 0.0
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
-        self._others = weakref.WeakSet(_processes())  # which existed before
+        self._others = weakref.WeakSet(_processes())  # processes that it had started before
         self.closed = False
 
     def open(self) -> None:
@@ -94,19 +89,20 @@ class Publisher:
         finally:
             self._guests.discard(connection)
 
-    def _admit(self, connection: Connection, index: int, name: str) -> None:
+    def _admit(self, connection: Any, index: int, name: str) -> None:
         with self._lock:
-            if self.closed or connection.receive(0, _ANSWERS):
+            if self.closed or connection.receive(0, ANSWERS):
                 raise EOFError("it has left")
+            self._changed = True
             if refusal := self._refusal(index, name):
                 connection.send(Kind.REFUSED, f"worker {index} is refused: {refusal}")
-                self._report(Report(Event.REFUSED, index, 0, refusal))
+                self.refusals.append(f"worker {index} was refused: {refusal}")
                 raise ProtocolError(refusal)
             worker = self.workers[index]
-            worker.pid, worker.connection = connection.pid, connection
-            self._by_fd[connection.fd] = worker
-            self._epoll.register(connection.fd, select.EPOLLIN)
-            self._report(Report(Event.CONNECTED, index))
+            worker.connected(connection)
+            for fd in connection.fds:
+                self._by_fd[fd] = worker
+                self._epoll.register(fd, select.EPOLLIN)
             self._receive(worker)
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -115,49 +111,39 @@ class Publisher:
         if (worker := self.workers.get(index)) is None:
             known = f"0 to {max(self.workers)}" if self.workers else "none"
             return f"the sender knows the workers {known}; give it num_workers={index + 1} or more"
-        self._check(worker)
+        self._receive(worker)
         return f"another process ({worker.pid}) is that worker already" if worker.connection is not None else None
 
-    def _check(self, worker: Worker) -> None:
-        """Disconnects a worker whose process has ended, even if a child of it holds the socket open, or shut down."""
-        ended = not reap.is_alive(worker.pid)  # asked first: what it has sent until then, its BYE too, is there
-        self._receive(worker)
-        if ended:
-            self._disconnect(worker, f"its process ({worker.pid}) ended")
-
     def _disconnect(self, worker: Worker, died: str = "") -> None:
-        """`died`: how; empty if it has shut down in order."""
+        """Args: died: how it died; "": it has shut down in order."""
         if worker.connection is None:
             return
         connection, worker.connection = worker.connection, None
-        worker.unread, worker.waiting = {}, None  # another process in its place waits for the next
-        del self._by_fd[connection.fd]
-        with contextlib.suppress(OSError, ValueError):
-            self._epoll.unregister(connection.fd)
+        worker.unread, worker.waiting = {}, None  # a process that replaces it waits for the next
+        for fd in connection.fds:
+            del self._by_fd[fd]
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(fd)
         if worker.state is State.READY:
-            self._report(Report(Event.DIED if died else Event.LEFT, worker.index, 0, died))
+            worker.ended(died)
+        self._changed = True
         connection.close()
-
-    def _report(self, report: Report) -> None:
-        if (worker := self.workers.get(report.worker)) is not None:
-            worker.apply(report)
-        self._reports.append(report)
 
     def publish(
         self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
-    ) -> Section:
+    ) -> None:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
 
-        Args: layout: of its block, as receivers get it. fill: writes the values into a block, uint8, shape (nbytes,).
-
-        Returns: where it is; valid until the next call, or as long as one of its `users` needs it.
+        Args:
+            layout: describes the block to receivers.
+            fill: writes the values into a block, uint8, shape (nbytes,).
         """
         self.open()
         with self._lock:
             self._check_open()
             self._newest = version  # before it can be read
             try:
-                section = self._claim(set() if self._slow else set(workers), nbytes + len(layout))
+                section = self._claim(set(workers), nbytes + len(layout))
                 fill(section.block(nbytes))
                 section.publish(version, nbytes, layout)
             except BaseException:  # also a signal's, anywhere
@@ -168,15 +154,14 @@ class Publisher:
             try:
                 for worker in workers:
                     if worker.state is State.ABSENT:
-                        self._check(worker)
+                        self._receive(worker)
                     self._send(worker, section, message)
-                    worker.sent = version  # not before: where a signal interrupts this it owes no answer
+                    worker.sent = version  # not before: if a signal interrupts this, it owes no answer
             finally:
                 for worker in workers:
                     if worker.connection is not None:
                         worker.connection.wake()
             self._trim(section)
-            return section
 
     def _check_open(self) -> None:
         if self.closed:
@@ -187,23 +172,23 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker; or it waits until that connects, or answers if many are unread."""
-        if worker.connection is None or len(worker.unread) >= _UNREAD:
-            worker.waiting = section
+        """Sends an update without waking the worker. It waits while the worker is absent, or has no room for it."""
+        worker.waiting = section
+        if worker.connection is None:
+            return
+        if worker.state is State.ABSENT:
+            worker.started()
+        if not worker.connection.has_room(len(worker.unread)):
             return
         worker.waiting = None
-        if worker.state is State.ABSENT:
-            self._report(Report(Event.STARTED, worker.index))
         worker.unread[section.version] = section
         try:
-            worker.connection.send_frame(message or self._update(section))
-        except BlockingIOError:
-            self._disconnect(worker, "it is not reading its socket")
+            worker.connection.send_update(message or self._update(section), section)
         except OSError:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
 
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
-        """A section that is not being read, and will be read only by some of `workers`, who want the newest."""
+        """A section that nobody reads, and that only some of `workers` will read: these want the newest."""
         for section in self._sections:
             if section.holds(nbytes) and self._readers(section) <= workers and section.claim():
                 return section
@@ -213,7 +198,7 @@ class Publisher:
         return section
 
     def _readers(self, section: Section) -> set[Worker]:
-        """Workers that will read what is there: they know of it, or will when they connect."""
+        """The workers that will read this section: it was announced to them, or will be when they connect."""
         return {w for w in self.workers.values() if section is w.waiting or section in w.unread.values()}
 
     def _trim(self, newest: Section) -> None:
@@ -222,41 +207,36 @@ class Publisher:
                 self._sections.remove(section)
                 section.close()
 
-    def poll(self, timeout: float, of: Worker | None = None) -> list[Report]:
-        """What has happened since the last call, waiting for it up to `timeout` seconds. The records show it already.
+    def poll(self, timeout: float, of: Worker | None = None) -> None:
+        """Updates the workers' records. Waits up to `timeout` seconds if none has changed since the last call.
 
-        Args: of: wait for this worker: a sender that needs the answers of several is then not woken by each.
+        Args: of: wait only for this worker's answer: the answers of others then do not wake the sender.
         """
-        waits, timeout = timeout > 0, 0 if self._reports else timeout
-        if timeout and of is not None and (connection := of.connection) is not None:
-            connection.wait(timeout)
-            timeout = 0
-        self._check_open()
-        try:
-            events = self._epoll.poll(timeout)
-        except (OSError, ValueError):  # it is closed
-            events = []
-        self._check_open()
-        for fd, _ in events:
-            with self._lock:
+        if timeout and not self._changed:
+            self._sleep(timeout, of)
+        with self._lock:
+            self._check_open()
+            for fd, _ in self._epoll.poll(0):
                 if (worker := self._by_fd.get(fd)) is not None:
                     self._receive(worker)
-        with self._lock:
-            now = time.perf_counter()
-            if waits and not self._reports and now - self._checked > _CHECK_S:
-                self._checked = now
-                for worker in list(self._by_fd.values()):
-                    self._check(worker)
-            reports, self._reports = self._reports, []
-        return reports
+            self._changed = False
+
+    def _sleep(self, timeout: float, of: Worker | None) -> None:
+        """Sleeps up to `timeout` seconds, until one of the workers (or `of`) sends something."""
+        if of is not None and (connection := of.connection) is not None:
+            connection.wait(timeout)
+        else:
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                self._epoll.poll(timeout)
 
     def _receive(self, worker: Worker) -> None:
-        """Takes what a worker has sent; then it gets the update that waits for it."""
+        """Takes what a worker has sent, and sends it the update that waits for it."""
         if (connection := worker.connection) is None:
             return
         self._check_open()
         try:
-            for kind, *answer in connection.receive(0, _ANSWERS):
+            for kind, *answer in connection.receive(0, ANSWERS):
+                self._changed = True
                 if kind is Kind.BYE:
                     return self._disconnect(worker)
                 self._answered(worker, *answer)
@@ -273,25 +253,27 @@ class Publisher:
             raise ProtocolError(f"an answer to version {version}; {self._newest} is the last")
         worker.unread = {v: section for v, section in worker.unread.items() if v > version}
         if error is None:
-            self._report(Report(Event.ACK, worker.index, version))
-        elif worker.answered < (version or worker.sent):  # one for each version: they are kept until they are raised
-            self._report(Report(Event.ERROR, worker.index, version, error))
+            worker.acknowledged(version)
+        elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
+            worker.failed(version)
+            self.failures.append(Failure(worker.index, version, error))
             if has:  # on_update has failed: the weights are there
-                self._report(Report(Event.ACK, worker.index, has))
+                worker.acknowledged(has)
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks workers that have not connected if too few children are left: until one connects none has an index."""
+        """Marks absent workers as dead when fewer child processes are left than workers are absent.
+
+        A process has no index until it connects, so it is not known which of them has ended.
+        """
         connected = {worker.pid for worker in self.workers.values()}
-        # also those that have ended already
-        started = [child for child in _processes() if child.pid and child not in self._others]
-        self._children |= {child.pid: child for child in (*started, *multiprocessing.active_children())}
+        self._children |= {child.pid: child for child in _processes() if child.pid and child not in self._others}
         strangers = [child for pid, child in self._children.items() if pid not in connected]
         ended = [child for child in strangers if not child.is_alive()]
         if ended and len(strangers) - len(ended) < len(workers):
             text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
             why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
             for worker in workers:
-                worker.apply(Report(Event.DIED, worker.index, 0, why))
+                worker.ended(why)
 
     def close(self) -> None:
         """Disconnects the workers, and gives everything back. Not in a process that was forked from this one."""
@@ -317,5 +299,5 @@ class Publisher:
 
 
 def _processes() -> set[BaseProcess]:
-    """The Process objects of this program; multiprocessing itself names only those that have not ended."""
+    """The Process objects of this program; `multiprocessing.active_children` would leave out those that have ended."""
     return set(getattr(sys.modules["multiprocessing.process"], "_dangling", ()))

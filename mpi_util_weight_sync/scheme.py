@@ -1,4 +1,4 @@
-"""The scheme: one sender, which owns a model, and receivers, which have copies of it."""
+"""What programs call: in the process of the sender, which owns a model, and in those of receivers."""
 
 import contextlib
 import importlib
@@ -12,8 +12,9 @@ from mpi_util.errors import UsageError
 
 from .connection import Address, Deadline
 from .publisher import Publisher
-from .receiver import Receiver, Subscriber
-from .sender import Sender, resolve, values_of, worker_indices
+from .receiver import Receiver
+from .sender import Sender, worker_indices
+from .subscriber import Subscriber
 from .worker import Worker, name_of
 
 
@@ -27,8 +28,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         on_dead: "raise" WorkerLeftError when a worker has died, or "drop" it and continue with the others.
         per_worker_weights: of TorchRL; not needed, as `send` always takes weights by worker.
 
-    A receiver applies the newest version, and leaves out those that came before it was ready for one. One that shuts
-    down in order leaves the scheme: `send` to all continues without it.
+    A receiver applies the newest version, and skips those that came before it was ready. One that shuts down in order
+    leaves the scheme: `send` to all continues without it.
     """
 
     _ranks: int | None = None  # number of workers, where the transport knows it
@@ -62,46 +63,39 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         model_id: str | None = None,
         model: Any = None,
         weights: Any = None,
-        context: Any = None,
         params_map: dict[int, Any] | None = None,
-        device_map_fn: Callable[[int, Any], Any] | None = None,
+        context: Any = None,
         num_workers: int | None = None,
-        devices: Any = None,
         ctx: Any = None,
     ) -> None:
         """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
 
         Args:
-            model_id: names the model; receivers must give the same. Needed with `context`.
+            model_id: names the model; receivers must give the same.
             model: torch module, Keras model, ...: anything that `rank0_bcast_wts` takes.
-            weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; excludes `model`.
-            context: has the model, as `get_model(model_id)` or at the dotted path `model_id`, and `num_workers`.
-            params_map: worker -> its own weights. Both exclude all others but `model_id`.
-            device_map_fn: (worker, weights) -> what that worker gets; called at each send, one worker after another.
-            num_workers: number of receivers.
-            devices: as torchrl gives them; their number is that of workers. A model is where its worker has put it.
-            ctx: as torchrl gives it; not used.
+            weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; instead of `model`.
+            params_map: worker -> its own weights; instead of `model`.
+            context: collector of torchrl, in which `model_id` says where the model is; instead of `model`.
+            num_workers: number of receivers; not needed with `params_map`, `context` or MPI.
+            ctx: of torchrl; not used.
 
-        Raises:
-            UsageError: two arguments exclude each other (it names them), or the number of workers is not known.
+        Raises: UsageError: two arguments exclude each other, or the number of workers is not known.
         """
         self._start_role("init_on_sender")
-        num_workers = len(devices) if num_workers is None and devices is not None else num_workers
-        given = {"model_id": model_id, "model": model, "weights": weights, "context": context}
-        given |= {"params_map": params_map, "device_map_fn": device_map_fn, "num_workers": num_workers}
+        given = {"model_id": model_id, "model": model, "weights": weights, "params_map": params_map, "context": context}
         given = {name: value for name, value in given.items() if value is not None}
-        if (torchrl := _torchrl(context)) and model_id is not None:
-            del given["context"]
-            given |= torchrl.sender_arguments(context, model_id)
-        workers = {index: Worker(index) for index in worker_indices(given, self._ranks)}
+        workers = {index: Worker(index) for index in worker_indices(given, num_workers, self._ranks)}
+        if context is not None:
+            given |= _torchrl("context=").sender_arguments(context, model_id)
         self.model_id, self.context = model_id, context
         publisher = self._open_publisher(workers, name_of(model_id))
         self._address = publisher.address
-        self._sender = Sender(given, publisher, self._on_dead == "drop")
+        model = given.get("model", given.get("weights"))
+        self._sender = Sender(model, given.get("params_map", {}), publisher, self._on_dead == "drop")
         # when the scheme is dropped; between ranks also before MPI ends, which may wait for workers that wait for this
         weakref.finalize(self, publisher.close).atexit = self._ranks is not None
-        if torchrl:
-            torchrl.shut_down_with(context, self)
+        if context is not None:
+            _torchrl("context=").shut_down_with(context, self)
 
     def init_on_receiver(
         self,
@@ -110,7 +104,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         worker_idx: int | None = None,
         model: Any = None,
         context: Any = None,
-        share: bool = False,
+        zero_copy: bool = False,
         on_update: Callable[[int], None] | None = None,
     ) -> None:
         """Phase 1 of a receiver: which model of this process gets the weights. UsageError: as in `init_on_sender`.
@@ -120,27 +114,25 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             worker_idx: this worker's index, 0 to num_workers - 1, each used by one process.
             model: written in place; of any framework, such as a dict of arrays with the same names. None: attribute
                 `model` becomes such a dict.
-            context: has `worker_idx`, and the model (see `init_on_sender`).
-            share: for a torch module on the CPU: no copy, its tensors point into the sender's shared memory. What this
-                process writes into them is its own, and lost at the next update. Not where others hold views of the
-                tensors (`.data`).
+            context: collector of torchrl, which has the model and `worker_idx`.
+            zero_copy: a torch module on the CPU points into the sender's shared memory. What this process writes into
+                it is private, and lost at the next update. Not if other objects hold views of its tensors (`.data`).
             on_update: called with the version after each update, before it is acknowledged, in the receiving thread.
         """
         self._start_role("init_on_receiver")
         if context is not None:
-            if model is not None:
-                raise UsageError("init_on_receiver: context= and model= exclude each other; leave one out")
-            if model_id is None:
-                raise UsageError("init_on_receiver: context= needs model_id=, which says where in it the model is")
-            torchrl = _torchrl(context)
-            model = torchrl.receiver_model(context, model_id) if torchrl else resolve(context, model_id)
+            if model is not None or model_id is None:
+                raise UsageError(
+                    "init_on_receiver: context= needs model_id=, which says where the model is, and no model="
+                )
+            model = _torchrl("context=").receiver_model(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
         self.model_id, self.worker_idx, self.context = model_id, index, context
         if torchrl := _torchrl():
             torchrl.materialise(model)
             on_update = on_update or torchrl.after_update(self)
-        self._receiver = Receiver(index, name, model, share, on_update)
+        self._receiver = Receiver(index, name, model, zero_copy, on_update)
         weakref.finalize(self, self._receiver.close).atexit = False
 
     def _start_role(self, call: str) -> None:
@@ -154,14 +146,11 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     ) -> None:
         """Phase 2, on both sides: sends the first weights to every receiver.
 
-        With `sync=True` the sender waits for all receivers; otherwise, with `context=`, and by `synchronize_weights()`,
-        they get the weights when they connect.
-
         Args:
             weights: sender: the first weights, instead of the model's.
             worker_idx: receiver: its index, instead of the one given before.
-            wait: sender: False: as by `synchronize_weights`.
             background: receiver: a thread applies updates from now on. False: `receive` does.
+            wait: sender: until all have them, if `sync=True`. False, or with `context=`: they get them when they come.
 
         Raises:
             WeightsError: names, dtypes or shapes differ; on the receiver, and on the sender as WorkerError.
@@ -170,23 +159,16 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._connected:
             raise UsageError("connect() was called already")
         if self._sender is not None:
-            self._check_process(self._sender, "connect()")
             self._connected = True
             wait = wait and self.sync and self.context is None  # its workers may have yet to start
-            self._sender.send(weights, None, wait, Deadline(self.timeout))
+            self._need_sender("connect()").send(weights, None, wait, Deadline(self.timeout))
             return
-        receiver = self._receiver
-        if receiver is None:
+        if (receiver := self._receiver) is None:
             raise UsageError("connect() before init_on_sender() or init_on_receiver()")
         if worker_idx is not None:
             receiver.worker = self.worker_idx = self._worker_index(worker_idx)
-        address = self._find_publisher(receiver.name)
-        receiver.connect(Subscriber(address, receiver.worker, receiver.name), self.timeout, background)
+        receiver.connect(self._subscribe(receiver.worker, receiver.name), self.timeout, background)
         self._connected = True
-
-    def synchronize_weights(self, *, weights: Any = None, worker_idx: int | None = None) -> None:
-        """`connect`, but the sender does not wait for receivers: some may have yet to start."""
-        self.connect(weights=weights, worker_idx=worker_idx, wait=False)
 
     def send(
         self, weights: Any = None, worker_ids: int | list[int] | None = None, *, timeout: float | None = None
@@ -204,8 +186,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
         Raises:
             WeightsError: names, dtypes or shapes differ from the model's; nothing was sent.
-            WorkerError: a worker could not apply them, with its traceback; the others have them. Without `sync` the
-                next call raises it, and then sends nothing.
+            WorkerError: a worker could not apply them; the others have them. Without `sync` the next call raises it.
             WorkerLeftError: a worker has died (`on_dead="raise"`), or none is left.
             SyncTimeoutError: names the workers that have not answered in time; they may still do.
         """
@@ -225,7 +206,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def versions(self) -> dict[int, int]:
         """Sender: for each worker the version that it acknowledged last; 0 before the first."""
         sender = self._need_sender("versions")
-        sender.poll(0)
+        sender.publisher.poll(0)
         return {index: worker.acked for index, worker in sender.workers.items()}
 
     def _need_sender(self, call: str) -> Sender:
@@ -233,13 +214,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError(f"{call} before init_on_sender(), or on a receiver")
         if self._closed or not self._connected:
             raise UsageError(f"{call} {'after shutdown' if self._closed else 'before connect'}()")
-        self._check_process(self._sender, call)
-        return self._sender
-
-    def _check_process(self, sender: Sender, call: str) -> None:
-        """UsageError in a process that was forked from the sender's: it shares its memory, but not its workers."""
-        if sender.publisher.address.pid != os.getpid():
+        if self._address.pid != os.getpid():  # this process shares the sender's memory, but not its workers
             raise UsageError(f"{call}: this process was forked from the sender's; let that one send")
+        return self._sender
 
     def _need_receiver(self, call: str) -> Receiver:
         if self._receiver is None:
@@ -247,12 +224,11 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         return self._receiver
 
     def receive(self, timeout: float | None = None) -> int | None:
-        """Waits for new weights and applies them; for receivers without the thread of `connect(background=True)`.
+        """Receiver, after `connect(background=False)`: waits for new weights and applies them.
 
         Args: timeout: seconds; 0: apply what is there; None: no limit.
 
-        Returns: the version that the model has now; None: nothing new came in time, the sender has shut down, or a
-            thread receives.
+        Returns: the version that the model has now; None: nothing new came in time, or a thread receives.
 
         Raises: WorkerLeftError: the sender has died. UsageError: not connected.
         """
@@ -263,18 +239,11 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             return None
         return receiver.receive(Deadline(timeout))
 
-    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Receiver: sets the model's values, whole or not at all. The version stays. Arguments: as in TorchRL."""
-        if not inplace:
-            raise UsageError("apply_weights: weights are always written in place")
-        self._need_receiver("apply_weights()").apply(weights)
-
     @contextlib.contextmanager
     def frozen(self) -> Iterator[int]:
         """Receiver: the weights do not change inside the block, such as during a rollout. Yields their version.
 
-        An update that arrives meanwhile waits, and so does a sender that waits for its acknowledgement. Any number of
-        threads may be inside.
+        An update that arrives meanwhile waits, and so does a sender that waits for it. Many threads may be inside.
         """
         receiver = self._need_receiver("frozen()")
         with receiver.lock.reading():
@@ -305,7 +274,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         """The model of this side. A receiver may be given another one, with the same weights."""
         if self._receiver is not None:
             return self._receiver.model
-        return self._sender.model() if self._sender is not None else None
+        return self._sender.model if self._sender is not None else None
 
     @model.setter
     def model(self, model: Any) -> None:
@@ -314,21 +283,13 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     # ---- as torchrl's collectors know a scheme
 
     @property
-    def weights(self) -> Any:
-        """The model's weights: of a torch module a TensorDict of its tensors (a dict where tensordict is missing)."""
-        return values_of(self.model)
-
-    @property
     def context(self) -> Any:
         """What was given as `context=`, if it still exists."""
         return self._context and self._context()
 
     @context.setter
     def context(self, context: Any) -> None:
-        try:
-            self._context = None if context is None else weakref.ref(context)
-        except TypeError:  # it has slots
-            self._context = lambda: context
+        self._context = None if context is None else weakref.ref(context)
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -350,10 +311,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def synchronized_on_receiver(self) -> bool:
         """True after the receiver's `connect`."""
         return self._connected and self._receiver is not None
-
-    def create_transport(self, worker_idx: int | None = None) -> "Transport":
-        """The scheme as one worker's transport."""
-        return Transport(self, worker_idx)
 
     def shutdown(self) -> None:
         """Ends this side in order and within seconds; may be called in any state, and again."""
@@ -379,63 +336,15 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
         return Publisher(workers, name)
 
-    def _find_publisher(self, name: str) -> Address:
-        """Whom this process connects to."""
-        return self._address
+    def _subscribe(self, worker: int, name: str) -> Subscriber:
+        """Connects this process to the publisher."""
+        return Subscriber(self._address, worker, name)
 
 
-class Transport:
-    """A scheme with the calls of torchrl's transports; `worker_idx` is whom the sender's go to, None: all.
-
-    `timeout`: seconds, where a call is given none.
-    """
-
-    def __init__(self, scheme: WeightSyncScheme, worker_idx: int | None, timeout: float = 10.0):
-        self._scheme, self._worker, self.timeout = scheme, worker_idx, timeout
-
-    def send_weights(self, weights: Any = None) -> None:
-        """Sends weights and waits for the worker."""
-        self._scheme.send(weights, self._worker, timeout=self.timeout)
-
-    def send_weights_async(self, weights: Any = None, model_id: str | None = None) -> None:
-        """Sends weights; `wait_ack` waits."""
-        self._scheme.send_async(weights, self._worker)
-
-    def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until workers have what was sent last. SyncTimeoutError as `send`."""
-        self._scheme.wait_async(self.timeout if timeout is None else timeout)
-
-    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any:
-        """Receiver: the weights if new ones have come, which are in its model then; else None."""
-        version = self._scheme.receive(self.timeout if timeout is None else timeout)
-        return None if version is None else self._scheme.weights
-
-
-_ANY = object()
-
-
-def _torchrl(context: Any = _ANY) -> Any:
-    """torchrl.py, if torchrl is loaded (and what is given is one of its collectors); else None."""
-    loaded = "torchrl.weight_update.weight_sync_schemes" in sys.modules
-    roots = {cls.__module__.partition(".")[0] for cls in type(context).__mro__}
-    if not loaded or (context is not _ANY and "torchrl" not in roots):
-        return None
-    return importlib.import_module(".torchrl", __package__)
-
-
-class MultiProcessWeightSyncScheme(WeightSyncScheme):
-    """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
-
-    The scheme itself is given to the workers, after `init_on_sender` and before they start; what travels with it is an
-    address with a key. The bytes of an update are written once, into shared memory. Arguments: `WeightSyncScheme`.
-    An example: docs/weight_sync.md.
-    """
-
-    def __getstate__(self) -> dict[str, Any]:
-        here = {"_sender": None, "_receiver": None, "_context": None, "_connected": False, "_closed": False}
-        return vars(self) | here
-
-    def _start_role(self, call: str) -> None:
-        if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
-            vars(self).update(self.__getstate__())
-        super()._start_role(call)
+def _torchrl(needed_for: str = "") -> Any:
+    """The module torchrl.py, if torchrl is loaded; else None, or UsageError if something needs it."""
+    if "torchrl.weight_update.weight_sync_schemes" in sys.modules:
+        return importlib.import_module(".torchrl", __package__)
+    if needed_for:
+        raise UsageError(f"{needed_for} is a collector of torchrl, which is not loaded")
+    return None

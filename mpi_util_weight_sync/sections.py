@@ -1,9 +1,9 @@
-"""Versioned blocks in the shared memory of one machine: one process writes, any number of others read.
+"""Versioned blocks in the shared memory of one machine: the sender's process writes, receivers' processes read.
 
-Each has a header (version, sizes) and the kernel's file lock, shared while one reads, exclusive while the owner writes.
-So no reader ever sees half of an update, and the owner never waits for a reader: it takes another section instead. A
-process that is killed releases the lock, but not while one that was forked from it lives on: a reader that waits looks
-whether the owner still has the file open.
+Each block has a header (version, sizes) and the kernel's file lock: shared while a reader reads, exclusive while the
+owner writes. So no reader ever sees half of an update. The owner never waits for a reader: it takes another section
+instead. The lock of a killed process is released only when the processes forked from it have ended too. Therefore a
+reader that waits checks whether the owner still has the file open.
 """
 
 import contextlib
@@ -36,15 +36,14 @@ class Section:
     """The owner's side.
 
     Args:
-        nbytes: of a block and its description.
+        nbytes: size of the block plus its description.
 
     Attributes:
-        users: return True while they still need the content; those who read it through the file are not among them.
-        version, nbytes, description: of the content.
+        users: functions that return True while a transfer over MPI needs the content. Readers hold the lock instead.
+        version, nbytes: of the content.
     """
 
-    version = nbytes = 0
-    description = b""
+    version = nbytes = _size = 0
 
     def __init__(self, nbytes: int):
         self.users: list[Callable[[], bool]] = []
@@ -56,6 +55,10 @@ class Section:
         """uint8 array of the content, shape (nbytes,)."""
         return self._whole[ALIGN : ALIGN + nbytes]
 
+    def content(self) -> np.ndarray:
+        """uint8 array of the block and its description."""
+        return self._whole[ALIGN : ALIGN + self._size]
+
     def holds(self, nbytes: int) -> bool:
         """True if it has room for a block and its description of that size."""
         return self.ticket.size >= ALIGN + nbytes
@@ -63,9 +66,7 @@ class Section:
     def claim(self) -> bool:
         """Returns True if it is not in use, and keeps readers out until `publish` or `release`."""
         self.users = [needs for needs in self.users if needs()]
-        if self.users:
-            return False
-        if not _lock(self.ticket.fd, fcntl.LOCK_EX):
+        if self.users or not _lock(self.ticket.fd, fcntl.LOCK_EX):
             return False
         self.version = 0
         _HEADER.pack_into(self._whole.data, 0, 0, 0, 0)
@@ -76,7 +77,7 @@ class Section:
         start = ALIGN + nbytes
         self._whole[start : start + len(description)] = np.frombuffer(description, np.uint8)
         _HEADER.pack_into(self._whole.data, 0, version, nbytes, len(description))
-        self.version, self.nbytes, self.description = version, nbytes, description
+        self.version, self.nbytes, self._size = version, nbytes, nbytes + len(description)
         self.release()
 
     def release(self) -> None:

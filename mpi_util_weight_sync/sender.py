@@ -1,13 +1,7 @@
-"""The sender's side of a scheme: makes each version, has it published, and waits for the answers.
+"""In the sender's process: makes each version, has it published, and waits for the answers."""
 
-First the arguments of phase 1: whose weights are sent, and to which workers.
-"""
-
-import functools
-import importlib.util
-import itertools
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from mpi_util.arrays.layout import Layout, Plan
@@ -16,19 +10,19 @@ from mpi_util.errors import SyncTimeoutError, UsageError, WorkerError
 from .connection import Deadline
 from .layout import Weights, packed
 from .publisher import Publisher
-from .worker import Event, Report, State, Worker, left
+from .worker import State, Worker, left
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
 
-def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
-    """The workers. UsageError: the arguments given to `init_on_sender` exclude each other, or say too little.
+def worker_indices(given: dict[str, Any], num_workers: int | None, ranks: int | None) -> list[int]:
+    """The indices of the workers. UsageError: the arguments of `init_on_sender` exclude each other, or one is missing.
 
-    Args: ranks: number of workers where no argument says it.
+    Args:
+        given: the arguments that say which weights are sent, without those that are None.
+        ranks: number of workers under MPI.
     """
     sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
-    if "device_map_fn" in given and given.keys() & {"params_map", "context"}:
-        sources.append("device_map_fn")
     if not sources:
         raise UsageError("init_on_sender: give model=, weights=, context= or params_map=")
     if len(sources) > 1:
@@ -38,7 +32,7 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
     if not all(isinstance(k, int) and k >= 0 for k in given.get("params_map", ())):
         raise UsageError(f"init_on_sender: the keys of params_map= are worker indices: {[*given['params_map']]}")
     said = len(given["params_map"]) if "params_map" in given else getattr(given.get("context"), "num_workers", None)
-    count = given.get("num_workers", ranks if said is None else said)
+    count = num_workers if num_workers is not None else ranks if said is None else said
     if said not in (None, count):
         raise UsageError(f"init_on_sender: num_workers= says {count} workers and {sources[0]}= {said}")
     if count is None or count < 0:
@@ -49,107 +43,69 @@ def worker_indices(given: dict[str, Any], ranks: int | None) -> list[int]:
     return indices
 
 
-def resolve(context: Any, model_id: str) -> Any:
-    """The model of that name in a context: the result of its `get_model`, or the attribute at the dotted path."""
-    if hasattr(context, "get_model"):
-        return context.get_model(model_id)
-    try:
-        return functools.reduce(getattr, model_id.split("."), context)
-    except AttributeError as error:
-        raise UsageError(f"no model '{model_id}' in the context: {error}") from None
-
-
-def values_of(model: Any) -> Any:
-    """A torch module's weights, as torchrl gives them to device_map_fn: a TensorDict, or a dict without tensordict."""
-    if not hasattr(model, "named_parameters") or not hasattr(model, "named_buffers"):
-        return model
-    if importlib.util.find_spec("tensordict"):
-        return importlib.import_module("tensordict").TensorDict.from_module(model).data
-    named = itertools.chain(model.named_parameters(), model.named_buffers())
-    return {name: tensor.detach() for name, tensor in named}
+def _has_numbers(thing: Any) -> bool:
+    return isinstance(thing, dict) and bool(thing) and all(type(key) is int for key in thing)
 
 
 class Sender:
     """Sends the weights of one model; the publisher has the workers' records.
 
     Args:
-        given: to `init_on_sender`, without what is None.
+        model: what has the weights; None: each worker has its own.
+        own: the workers' own weights, by worker.
         drop: continue without workers that have died.
     """
 
-    def __init__(self, given: dict[str, Any], publisher: Publisher, drop: bool):
-        self._given, self.publisher, self.workers, self._drop = given, publisher, publisher.workers, drop
+    def __init__(self, model: Any, own: dict[int, Any], publisher: Publisher, drop: bool):
+        self.model, self._own, self.publisher, self._drop = model, own, publisher, drop
+        self.workers = publisher.workers
         self.version = 0
         self._lock, self._publishing = threading.RLock(), False
-        self._errors: list[Report] = []  # not raised yet
-        self._refused: list[Report] = []
-
-    def model(self) -> Any:
-        """What has the weights now."""
-        if "context" in self._given:
-            return resolve(self._given["context"], self._given["model_id"])
-        return self._given.get("model", self._given.get("weights"))
-
-    def _own(self, weights: Any) -> dict[int, Any]:
-        """The workers' own weights, by worker; {}: all get the same."""
-
-        def has_numbers(thing: Any) -> bool:
-            return isinstance(thing, dict) and bool(thing) and all(type(key) is int for key in thing)
-
-        if weights is None:
-            return dict(self._given.get("params_map", {}))
-        return weights if has_numbers(weights) and not has_numbers(self.model()) else {}
 
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
-        """See `WeightSyncScheme`. With `sync`, where workers get different weights, one has its own before the next."""
-        self.poll(0)
+        """See `WeightSyncScheme`."""
+        self.publisher.poll(0)
         self._raise_errors()
-        own = self._own(weights)
-        workers = self._addressed(list(own) if own and weights is not None and worker_ids is None else worker_ids)
+        by_worker = _has_numbers(weights) and not _has_numbers(self.model)
+        own = weights if by_worker else self._own if weights is None else {}
+        workers = self._addressed([*weights] if by_worker and worker_ids is None else worker_ids)
         if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()
-        version, plans = 0, self._plans(weights, own, workers)
-        # made one after another, each copy is freed before the next is made; others are compared before any is sent
-        for group, layout, plan, more in plans if "device_map_fn" in self._given else list(plans):
+        version, thing = 0, self.model if weights is None else weights
+        for group, layout, plan in self._plans([(worker, own.get(worker.index, thing)) for worker in workers]):
             with self._lock:  # of several threads that send
-                version = self._publish(group, version, layout, plan, more)
-            if sync and len(group) < len(workers):
-                self._await(group, deadline)
+                version = self._publish(group, version, layout, plan)
         if sync:
             self.wait(workers, deadline)
         return version or self.version
 
-    def _plans(
-        self, weights: Any, own: dict[int, Any], workers: list[Worker]
-    ) -> Iterator[tuple[list[Worker], Layout, Plan, bytes]]:
-        """(workers that get the same, its layout, its values, what else the model has)."""
-        make = self._given.get("device_map_fn")
+    def _plans(self, things: list[tuple[Worker, Any]]) -> list[tuple[list[Worker], Layout, Plan]]:
+        """[(workers that get the same weights, the layout, the values)]. Args: things: workers with their weights."""
         groups: dict[tuple[int, Layout | None], list[Worker]] = {}
-        for worker in workers:
-            groups.setdefault((worker.index if make else id(own.get(worker.index)), worker.layout), []).append(worker)
-        for group in groups.values():
-            index, model = group[0].index, None if own and weights is None else self.model()
-            thing = own.get(index, model if weights is None else weights)
-            thing = make(index, values_of(thing)) if make else thing
-            # the model of phase 1 knows what a state dict leaves out and what is tied in it
-            given, base = Weights.of(thing), None if model is None or model is thing else Weights.of(model)
-            layout = group[0].layout or given.layout()  # a worker's first weights determine it
-            plan = given.plan(layout, "the weights given", "the model of init_on_sender", base)
-            yield group, layout, plan, given.extra() or (base.extra() if base else b"")
+        for worker, thing in things:
+            groups.setdefault((id(thing), worker.layout), []).append(worker)
+        by_id, found = {id(thing): thing for _, thing in things}, []
+        for (number, layout), group in groups.items():
+            given = Weights.of(thing := by_id[number])
+            # the model of phase 1 has what a state dict lacks: tied names, buffers that are not saved
+            base = None if self.model is None or self.model is thing else Weights.of(self.model)
+            layout = layout or given.layout()  # a worker's first weights determine it
+            found.append((group, layout, given.plan(layout, "the weights given", "the model of init_on_sender", base)))
+        return found
 
-    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan, more: bytes) -> int:
-        """Returns the version; 0: a new one. Who has been sent a newer one meanwhile needs no more."""
+    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan) -> int:
+        """Publishes a version (0: a new one), and returns it. Workers that have a newer one by now are left out."""
         if self._publishing:
             raise UsageError("send within send: by a signal's handler, or while the weights are read")
         try:
             self._publishing = True
             version = version or self.version + 1
-            self.version = max(version, self.version)  # it is used up, also if this is interrupted
+            self.version = max(version, self.version)  # it is not used again, even if this is interrupted
             group = [worker for worker in group if worker.sent < version]
             for worker in group:
                 worker.layout = layout
-            self.publisher.publish(group, version, layout.nbytes, packed(layout) + b"\n" + more, plan.write_all)
+            self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
         finally:
             self._publishing = False
         return version
@@ -169,7 +125,7 @@ class Sender:
         return workers
 
     def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
-        """Until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
+        """Waits until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
         self._await(workers, deadline)
         self._raise_errors()
         try:  # others that have died had answered before
@@ -184,31 +140,25 @@ class Sender:
 
     def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
-        self.poll(0)
+        self.publisher.poll(0)
         while late := [worker for worker, version in wanted if worker.owes(version)]:
             absent = [worker for worker in late if worker.state is State.ABSENT]
-            if absent and self._refused:
-                refused, self._refused = self._refused, []
-                raise UsageError("; ".join(f"worker {one.worker} was refused: {one.text}" for one in refused))
+            if absent and self.publisher.refusals:
+                refusals, self.publisher.refusals = self.publisher.refusals, []
+                raise UsageError("; ".join(refusals))
             if not deadline.left:
                 self._raise_late(late, deadline.timeout)
             if absent:
                 self.publisher.check_absent(absent)
-            self.poll(min(_CHECK_S, deadline.left), late[-1])
-
-    def poll(self, timeout: float, of: Worker | None = None) -> None:
-        """Updates the workers' records. Arguments: `Publisher.poll`."""
-        reports = self.publisher.poll(timeout, of)  # meanwhile another thread may take the errors
-        self._errors += [report for report in reports if report.event is Event.ERROR]
-        self._refused += [report for report in reports if report.event is Event.REFUSED]
+            self.publisher.poll(min(_CHECK_S, deadline.left), late[-1])
 
     def _raise_errors(self) -> None:
-        """What workers have reported, as one error: the first one's, with the text of all."""
-        errors, self._errors = self._errors, []
-        if errors:
-            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in errors)
+        """Raises what workers have reported, as one error."""
+        failures, self.publisher.failures = self.publisher.failures, []
+        if failures:
+            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in failures)
             error = WorkerError("\n".join(texts))
-            error.worker, error.traceback = errors[0].worker, errors[0].text
+            error.worker, error.traceback = failures[0].worker, failures[0].text
             raise error
 
     def _raise_left(self, workers: list[Worker]) -> None:

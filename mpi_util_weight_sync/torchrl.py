@@ -1,4 +1,4 @@
-"""The scheme in torchrl's own collectors.
+"""The scheme in torchrl's own collectors; in the trainer's process and in those of the collector's workers.
 
     collector = MultiSyncCollector(..., weight_sync_schemes={"policy": MultiProcessWeightSyncScheme()})
     ...
@@ -17,7 +17,8 @@ from typing import Any
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
-from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
+from .processes import MultiProcessWeightSyncScheme
+from .scheme import WeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so
 base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
@@ -26,16 +27,16 @@ base.register_weight_sync_backend("mpi_util")(MultiProcessWeightSyncScheme)
 
 
 def sender_arguments(collector: Any, model_id: str) -> dict[str, Any]:
-    """What `init_on_sender` takes, for a collector."""
-    model, count = base._resolve_model(collector, model_id), collector.num_workers
+    """The `model` or `params_map` of a collector, as `init_on_sender` takes them."""
+    model = base._resolve_model(collector, model_id)
     if model is None and model_id == "policy":
         factories = collector.policy_factory  # it has these, which make the policies of its workers
         if any(factory is not factories[0] for factory in factories):
-            return {"params_map": {k: factory() for k, factory in enumerate(factories)}, "num_workers": count}
+            return {"params_map": {k: factory() for k, factory in enumerate(factories)}}
         model = factories[0]()
     if not isinstance(model, framework("torch").nn.Module):
         raise UsageError(f"a scheme requires an nn.Module policy; a {type(model).__name__} has no weights to send")
-    return {"model": model, "num_workers": count}
+    return {"model": model}
 
 
 def shut_down_with(collector: Any, scheme: Any) -> None:
@@ -63,7 +64,8 @@ def after_update(scheme: Any) -> Callable[[int], None]:
 
     def updated(version: int) -> None:
         if (scheme := ref()) is not None and hasattr(collector := scheme.context, "update_policy_weights_"):
-            collector.update_policy_weights_(model_id=scheme.model_id or "policy", policy_or_weights=scheme.weights)
+            weights = framework("tensordict").TensorDict.from_module(scheme.model).data
+            collector.update_policy_weights_(model_id=scheme.model_id or "policy", policy_or_weights=weights)
 
     return updated
 

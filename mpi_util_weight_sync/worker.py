@@ -1,15 +1,19 @@
-"""The record of one worker: its state, what was sent to it, what it has answered. The package's docstring draws it."""
+"""In the sender's process: the record of one worker: its state, what was sent to it, and what it has answered.
+
+    ABSENT --started--> READY --ended--> LEFT or DEAD --connected--> ABSENT
+
+Another process that replaces a worker connects as it. An ABSENT worker whose process or rank has ended becomes DEAD.
+"""
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpi_util.arrays.layout import Layout
 from mpi_util.errors import WorkerLeftError
 from mpi_util.ranks.identity import Role
 from mpi_util.ranks.state import state
 
-from .connection import Connection
 from .sections import Section
 
 
@@ -19,19 +23,15 @@ class State(enum.Enum):
     ABSENT = "it has not connected, or there is no update for it yet"
     READY = "it gets updates"
     LEFT = "it has shut down"
-    DEAD = "its process ended, or the relay of its machine did"
+    DEAD = "its process ended"
 
 
-class Event(enum.Enum):
-    """What changes a worker's record, and the state to which it leads; None: it stays as it is."""
+class Failure(NamedTuple):
+    """What a worker could not do. version: that it could not apply; 0: not even the first."""
 
-    CONNECTED = "a process connects, and is this worker from now on", State.ABSENT
-    STARTED = "it gets its first update", State.READY
-    ACK = "it has applied a version", None
-    ERROR = "it could not apply a version (0: not even the first)", None
-    REFUSED = "a process is refused as this worker, which there may not be", None
-    LEFT = "it shuts down in order", State.LEFT
-    DIED = "its process has ended, or the relay of its machine has", State.DEAD
+    worker: int
+    version: int
+    text: str
 
 
 def name_of(model_id: str | None) -> str:
@@ -40,61 +40,58 @@ def name_of(model_id: str | None) -> str:
 
 
 def left(text: str) -> WorkerLeftError:
-    """The error of a side whose other one has ended. In a job mpi_fork's parent names that one first."""
+    """The error of a side whose other side has ended. In a job the parent of mpi_fork reports that first."""
     error = WorkerLeftError(text)
     error.silent = bool(state(Role).job)
     return error
 
 
-class Report(NamedTuple):
-    """An event; a relay sends it to the sender. text: why it died, was refused, or could not apply a version."""
-
-    event: Event
-    worker: int
-    version: int = 0
-    text: str = ""
-
-
 @dataclass(eq=False)
 class Worker:
-    """One worker. The sender has a record of each; a relay has one of each worker of its machine."""
+    """One worker."""
 
     index: int
-    relay: int | None = None  # rank that passes on its updates; None: it connects to this process's publisher
     state: State = State.ABSENT
     reason: str = ""  # why it is in this state
-    layout: Layout | None = None  # of what it gets; kept by the sender only
+    layout: Layout | None = None  # of what it gets
     sent: int = 0  # the last version
-    acked: int = 0  # the last one that it has acknowledged
-    answered: int = 0  # the last one that it has acknowledged or reported as failed
+    acked: int = 0  # the last version that it has acknowledged
+    answered: int = 0  # the last version that it has acknowledged or reported as failed
     unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
     pid: int = 0
-    connection: Connection | None = None
-    unread: dict[int, Section] = field(default_factory=dict)  # by version: where those are that it has not answered
-    waiting: Section | None = None  # where the newest is that it gets when it, or its relay, connects or answers
+    connection: Any = None  # a Connection, or a WorkerLink to another machine; None: not connected
+    unread: dict[int, Section] = field(default_factory=dict)  # version that it has not answered -> where that is
+    waiting: Section | None = None  # what it gets when it connects, or when it answers
 
     @property
     def gone(self) -> bool:
-        """True if it is not sent to."""
+        """True if nothing is sent to it."""
         return self.state in (State.LEFT, State.DEAD)
 
     def owes(self, version: int) -> bool:
         """True while it may still answer to this version, or a newer one."""
         return self.answered < version and not self.gone
 
-    def apply(self, report: Report) -> None:
-        """The only place where the state and the versions that it has answered change."""
-        event, _, version, text = report
-        if (state := event.value[1]) is not None:
-            self.state, self.reason = state, text or state.value
-        if event is Event.CONNECTED:
-            self.answered = self.sent  # another process: it owes no answer
-        elif event is Event.STARTED:
-            self.acked = self.answered = 0
-        elif event is Event.ACK:
-            self.acked = max(version, self.acked)
-            self.answered = max(version, self.answered)
-        elif event is Event.ERROR:
-            self.answered = max(version or self.sent, self.answered)
-        elif event is Event.DIED and self.answered < self.sent:
-            self.unreported = text
+    def connected(self, connection: Any) -> None:
+        """A process is this worker from now on. It owes no answer to what was sent before."""
+        self.pid, self.connection = connection.pid, connection
+        self.state, self.reason, self.answered = State.ABSENT, State.ABSENT.value, self.sent
+
+    def started(self) -> None:
+        """The process's first update is sent."""
+        self.state, self.reason, self.acked, self.answered = State.READY, State.READY.value, 0, 0
+
+    def acknowledged(self, version: int) -> None:
+        """It has applied a version."""
+        self.acked, self.answered = max(version, self.acked), max(version, self.answered)
+
+    def failed(self, version: int) -> None:
+        """It could not apply a version."""
+        self.answered = max(version or self.sent, self.answered)
+
+    def ended(self, died: str = "") -> None:
+        """It has died (how), or shut down in order."""
+        self.state = State.DEAD if died else State.LEFT
+        self.reason = died or self.state.value
+        if died and self.answered < self.sent:
+            self.unreported = died

@@ -31,8 +31,7 @@ FOLDERS = {
     "trainer": ["gymnasium", "mujoco", "safetensors", "threadpoolctl"],
     "spinup": ["torch", "gymnasium", "matplotlib"],
     "weight_sync": ["torch"],
-    "sb3": LIBRARIES["sb3"],
-    "repository": ["gymnasium", "mujoco", "safetensors", "torch"],
+    "repository": ["gymnasium", "mujoco", "safetensors", "scipy", "torch"],
 }
 MISSING = "not installed: "
 

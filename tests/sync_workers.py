@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_util_weight_sync.receiver import Subscriber
+from mpi_util_weight_sync.subscriber import Subscriber
 
 
 def arrays(value: float) -> dict:
@@ -58,7 +58,7 @@ def follow_hard(scheme, worker: int, pipe, last: int, share: bool) -> None:
     torch.set_num_threads(1)
     net = hard_module(100 + worker)
     with scheme:
-        scheme.init_on_receiver(worker_idx=worker, model=net, share=share)
+        scheme.init_on_receiver(worker_idx=worker, model=net, zero_copy=share)
         scheme.connect()
         wait_for(lambda: scheme.version >= last)
         before = {name: tensor.clone() for name, tensor in net.state_dict().items()}

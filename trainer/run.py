@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mpi_util
+from mpi_util_spinup.files import lock_folder
 from mpi_util_spinup.logx import EpochLogger
 from policies.actor import INIT_LOG_STD, Actor, Spec, parse_hid_list
 from policies.data_parallel import ALONE, LearnerGroup
@@ -204,7 +205,7 @@ def set_up(config: Config) -> Run:
     run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))
     resumed = config.resume if mpi_util.rank == 0 else None
     # before any rank reads the checkpoint: a run that is just ending may still write it
-    lock = all_or_none(lambda: EpochLogger.lock(Path(resumed)) if resumed else None)
+    lock = all_or_none(lambda: lock_folder(Path(resumed)) if resumed else None)
     all_or_none(lambda: build_training(run))
     del lock  # now the logger keeps it
     return run

@@ -1,13 +1,13 @@
 """Where named arrays lie in one block of bytes, and how a model's values get into the block and out of it.
 
-Adapters make a `Slot` for each array of a model. A `Layout` says where the arrays lie; it is small, and is sent. A
-`Plan` joins the two: it writes a model's values into memory and takes them from there, at once or as they arrive.
+Runs in every rank. Adapters make a `Slot` for each array of a model. A `Layout` says where the arrays lie; it is small,
+and is sent. A `Plan` joins the two: it writes a model's values into memory, and takes them from there.
 """
 
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +18,6 @@ T = TypeVar("T")
 
 ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _REGISTER_BYTES = 16  # new memory begins at a multiple
-_PART_BYTES = 1 << 18  # copied at once: a reader follows closely, and finds it in the cache
 
 
 def align(nbytes: int) -> int:
@@ -36,9 +35,9 @@ class Slot(NamedTuple):
     Attributes:
         name: unique in the model.
         dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
-        host: the values themselves as a flat array, if they lie in one piece of host memory, else None.
         read: writes the values into an array of that dtype and shape.
         write: sets the values, in place and on the model's device, from such an array.
+        on_host: `read` and `write` are copies between two pieces of host memory, which do not fail.
         number: bits that travel -> numbers to calculate with. bits: the way back.
         flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
         aliases: other names of the same array: tied parameters of torch.
@@ -52,9 +51,9 @@ class Slot(NamedTuple):
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    host: np.ndarray | None
     read: Callable[[np.ndarray], None]
     write: Callable[[np.ndarray], None]
+    on_host: bool = False
     number: Callable[[np.ndarray], np.ndarray] = _same
     bits: Callable[[np.ndarray], np.ndarray] = _same
     flush: Callable[[], None] | None = None
@@ -105,15 +104,9 @@ class Entry(NamedTuple):
     start: int  # bytes
     kind: str = ""  # as of `Slot`
 
-    def view(self, memory: Any, dtype: np.dtype | None = None, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """The array over `memory`, as it travels.
-
-        Args:
-            dtype: that of the slot, which may say more than the text.
-            shape: another of the same size.
-        """
-        kind = self.dtype if dtype is None else dtype
-        return np.ndarray(self.shape if shape is None else shape, kind, memory, self.start)
+    def view(self, memory: Any, dtype: np.dtype | None = None) -> np.ndarray:
+        """The array over `memory`, as it travels. Args: dtype: that of the slot, which may say more than the text."""
+        return np.ndarray(self.shape, self.dtype if dtype is None else dtype, memory, self.start)
 
 
 class Layout:
@@ -178,14 +171,14 @@ def _layout(arrays: tuple[Any, ...], packed: bool, aliases: tuple[Any, ...]) -> 
 class Plan:
     """A model's slots, each with its entry in a layout: how its values get into memory and out of it.
 
-    Who makes it compares names, dtypes and shapes first, so nothing is written where something does not fit.
+    The maker compares names, dtypes and shapes first, so that nothing is written where it does not fit.
     """
 
     def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
         self.layout = layout
         self.pairs = list(pairs)
-        self._on_host = [(entry, slot, slot.host) for entry, slot in self.pairs if slot.host is not None]
-        self._elsewhere = [(entry, slot) for entry, slot in self.pairs if slot.host is None]
+        self._on_host = [(entry, slot) for entry, slot in self.pairs if slot.on_host]
+        self._elsewhere = [(entry, slot) for entry, slot in self.pairs if not slot.on_host]
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "Plan":
@@ -193,53 +186,33 @@ class Plan:
         layout = Layout.of(slots)
         return cls(layout, zip(layout.entries, slots))
 
-    def write(self, memory: Any) -> Iterator[int]:
-        """Writes the model's values into `memory`; yields now and then how many bytes will not change any more."""
-        reported = 0
-        for entry, slot in self.pairs:
-            if slot.host is None:
-                slot.read(view := entry.view(memory, slot.dtype))
-                yield entry.start + view.nbytes
-                continue
-            flat = entry.view(memory, slot.dtype, slot.host.shape)
-            for part, end in _parts(entry, flat):
-                flat[part] = slot.host[part]
-                if end - reported >= _PART_BYTES:  # what is done with it costs as much as a small copy
-                    yield (reported := end)
-
     def write_all(self, memory: Any) -> None:
         """Writes the model's values into `memory`."""
-        for _ in self.write(memory):
-            pass
+        for entry, slot in self.pairs:
+            slot.read(entry.view(memory, slot.dtype))
 
-    def take(self, memory: Any, wait_for: Callable[[int], None] = lambda nbytes: None, undo: bool = False) -> None:
+    def take(self, memory: Any, undo: bool = False) -> None:
         """Sets the model's values from `memory`.
 
         What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
 
         Args:
-            wait_for: called with a number of bytes; returns when they have arrived.
             undo: if an error is raised the model has its former values, which are read before.
         """
         former: list[tuple[Slot, np.ndarray]] = []
         try:
             for entry, slot in self._elsewhere:
-                view = entry.view(memory, slot.dtype)
-                wait_for(entry.start + view.nbytes)
                 if undo:
                     former.append((slot, slot.copy()))
-                slot.write(view)
+                slot.write(entry.view(memory, slot.dtype))
             self.flush()
         except BaseException:
             for slot, values in former:
                 slot.write(values)
             self.flush()
             raise
-        for entry, slot, host in self._on_host:
-            flat = entry.view(memory, slot.dtype, host.shape)
-            for part, end in _parts(entry, flat):
-                wait_for(end)
-                host[part] = flat[part]
+        for entry, slot in self._on_host:
+            slot.write(entry.view(memory, slot.dtype))
 
     def flush(self) -> None:
         """Makes what slots have been written to the model's values, where they are not so at once."""
@@ -255,12 +228,3 @@ def place_of(address: int, strides: tuple[int, ...], contiguous: bool) -> int:
 def portable(dtype: np.dtype) -> str | np.dtype:
     """What stands for a dtype in a layout: its text, or the dtype itself if it has fields, which the text lacks."""
     return dtype if dtype.fields else dtype.str
-
-
-def _parts(entry: Entry, flat: np.ndarray) -> Iterable[tuple[Any, int]]:
-    """(index of a part, byte of the block where it ends) of each part of an array that is copied in parts."""
-    if flat.nbytes <= _PART_BYTES:
-        return ((..., entry.start + flat.nbytes),)
-    step, size = _PART_BYTES // flat.itemsize, flat.size
-    ends = ((start, min(start + step, size)) for start in range(0, size, step))
-    return [(slice(start, end), entry.start + end * flat.itemsize) for start, end in ends]

@@ -1,4 +1,9 @@
-"""Several machines: hosts and the agents on them, sums between machines. Loaded only if there are several.
+"""Several machines. Loaded only if there are several; without this folder one machine works as before.
 
-May import `collectives`, `launch`, `rank`, `arrays`, `host` and `errors`. Read first: hosts.py, agent.py, chain.py.
+In the waiting parent: hosts.py (which hosts), remote.py (their agents) and monitor.py (the job's processes there). On
+each other host: agent.py; beside the launcher: rsh.py. In the ranks: channel.py, forwarding.py and dealing.py, by which
+calls pass between machines.
+
+May import `collectives`, `launch`, `ranks`, `arrays`, `host` and `errors`. Read first: hosts.py, monitor.py,
+channel.py.
 """

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..collectives.agreement import UnreadableReply
-from ..collectives.barrier import add_up_on_rank_0
 from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..errors import MpiUtilError
 from ..host.segments import private
-from . import forwarding
+from . import chain, forwarding
 from .dealing import ClusterCounter
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class ClusterChannel(Channel):
             self.messages.fail(op, error, [*self.below, *self.leaders])
 
     def add_up(self, reduction: "Reduction") -> np.ndarray:
-        return add_up_on_rank_0(self, reduction)
+        return chain.add_up(self, reduction)
 
     def close(self) -> None:
         if self.between:

@@ -36,8 +36,10 @@ class ClusterCounter(Counter):
         return range(n if self._has_all else 0)
 
     def _more(self, dealt: Round) -> range:
-        if self._has_all:
-            return ALL_DEALT
+        return ALL_DEALT if self._has_all else self._request(dealt)
+
+    def _request(self, dealt: Round) -> range:
+        """More numbers for this machine, from rank 0."""
         messages = self.channel.messages
         question = (self.channel.rank, dealt, len(self.here))
         messages.wait(messages.comm.isend(question, 0, _QUESTION_TAG).Test)

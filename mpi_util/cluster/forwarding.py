@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class Abandoned(list[Any]):
 
 
 @contextlib.contextmanager
-def kept_on_failure(requests: list[Any]) -> Iterator[None]:
+def kept_on_failure(requests: Collection[Any]) -> Iterator[None]:
     """If the block fails, the requests that it has begun are kept, and with them their memory."""
     try:
         yield

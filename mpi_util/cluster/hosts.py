@@ -31,7 +31,7 @@ class Hosts(NamedTuple):
     Attributes:
         slots: how many ranks each has room for; {}: only this machine is used.
         asked: the caller has named them, so a single rank runs there too.
-        shell: the command that runs another one on a host; its name and that command follow.
+        shell: what runs a command on a host; the host's name and the command are appended.
     """
 
     slots: dict[str, int]
@@ -54,7 +54,7 @@ class Hosts(NamedTuple):
         return {name: [*range(*pair)] for name, pair in zip(self.slots, itertools.pairwise(ends)) if pair[0] < pair[1]}
 
     def without(self, names: set[str]) -> Hosts:
-        """The hosts that are left."""
+        """All but those of these names."""
         return self._replace(slots={name: slots for name, slots in self.slots.items() if name not in names})
 
     def open_monitor(

@@ -2,7 +2,8 @@
 
     python rsh.py FOLDER [options] HOST COMMAND...
 
-FOLDER: of the job, in which the parent listens. Ends with the status of the command, whose output goes to stderr.
+It runs beside the launcher, on the first machine. FOLDER is the job's, in which the parent listens. It ends with the
+status of the command, whose output it writes to stderr.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Everything that ranks do together: gather, broadcast, reduce, average, deal.
+"""Everything that ranks do together: gather, broadcast, reduce, average, deal. It runs in the process of each rank.
 
-Each call first agrees over the channel (channel.py: small messages, a star around rank 0), then moves the bytes
-(transport.py: shared memory on one machine, MPI between machines). May import `program`, `launch`, `arrays`, `host` and
-`errors`. Read first: channel.py, transport.py, gather.py.
+Each call first agrees (agreement.py: small messages, a star around rank 0); then the channel moves the bytes
+(channel.py: shared memory). May import `ranks`, `arrays`, `host` and `errors`, and in opening.py, where ranks lie on
+several machines, `cluster`. Read first: channel.py, gather.py.
 """

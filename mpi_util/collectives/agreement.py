@@ -26,7 +26,7 @@ class UnreadableReply(Exception):
 
 
 class Agreement:
-    """What a channel needs to agree: a star around rank 0.
+    """The part of a channel that agrees: a star around rank 0.
 
     Attributes:
         rank, size: in the communicator.
@@ -43,7 +43,6 @@ class Agreement:
         self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()
-        # in a process that was forked from this one `enter` raises an error, and in one that was started by a rank
         self._pid = os.getpid() if size > 1 else 0
         self._failure = state(failure.FailureState)
 
@@ -52,7 +51,7 @@ class Agreement:
         if os.getpid() == self._pid:
             self._failure.call = op
         else:
-            failure.enter(op)
+            failure.enter(op)  # raises an error in a process that a rank has started
         self.messages.calls += 1
         if self.whole and self.rank == 0:
             threads.use_one_core()

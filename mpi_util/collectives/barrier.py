@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -112,51 +112,47 @@ class SharedBarrier:
         channel.messages.wait(over, sleep, by_mpi=False)
 
     def _report_waiting(self, op: str) -> None:
-        """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`."""
+        """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`, or ends."""
         op, number, site = self._channel.call_id(op)
         self._channel.messages.post(0, WAITING, (op + WAITS, number, site))
 
-    def _raise_left(self, op: str, source: int) -> NoReturn:
-        if source == 0:
-            self._report_waiting(op)  # rank 0, where it ends, says so
-        raise self._channel.messages.left_error(op, source)
+    def _check_messages(self, op: str, came: Callable[[], list[bool]]) -> None:
+        """Looks for messages that say why a rank does not come. Rank 0 passes on to all ranks what it finds.
 
-    def _check_messages(self, op: str, arrived: Callable[[], list[bool]] = list) -> None:
-        """Looks for messages that say why a rank does not arrive. Rank 0 passes on to all ranks what it finds.
-
-        Args: arrived: for each rank whether it has. One that has may be further on already; its messages can wait.
+        Args: came: for each rank whether it has. One that has may be further on already; its messages can wait.
 
         Raises:
             RankMismatchError: a rank is in another call. RankLeftError: it has ended.
         """
         channel, messages = self._channel, self._channel.messages
-        unread = set(range(1, channel.size)) if channel.rank == 0 else set[int]()
+        unread = set(channel.below)
         messages.poll()
         # what was early in the last round may be about this one
-        came = [(source, message) for source, queue in messages.inbox.items() for message in queue]
+        found = [(source, message) for source, queue in messages.inbox.items() for message in queue]
         messages.inbox.clear()
         try:
-            for source in messages.ended:
-                self._raise_left(op, source)
-            while came:
-                source, message = came.pop(0)
-                (kind, payload), there = opened(message), arrived()
-                # an error from a rank that has arrived, while others have not, is about this call
-                if there and (all(there) or (there[source] and kind != ERROR)):
+            while found and not messages.ended:
+                source, message = found.pop(0)
+                (kind, payload), there = opened(message), came()
+                # an error from a rank that has come, while others have not, is about this call
+                if all(there) or (there[source] and kind != ERROR):
                     messages.inbox.setdefault(source, []).append(message)
                 elif kind == LEAVE:
                     messages.ended[source] = payload
-                    self._raise_left(op, source)
                 elif kind == ERROR:
                     raise payload
                 elif kind == CALL and not messages.is_late(source, message):
                     unread.discard(source)
                     channel.check_calls([channel.call_id(op), payload[:3]], [channel.rank, source])
+            for source in messages.ended:
+                if channel.rank:
+                    self._report_waiting(op)
+                raise messages.left_error(op, source)
         except MpiUtilError as error:
             channel.fail_all(portable(op, 0, error), unread)
             raise
         finally:
-            for source, message in came:
+            for source, message in found:
                 messages.inbox.setdefault(source, []).append(message)
 
 
@@ -218,7 +214,13 @@ def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[
 
 
 def add_up_on_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
-    """Collective: `Channel.add_up` without a page: all rows come to rank 0, and their combination to all ranks."""
+    """Collective: `Channel.add_up` without a page."""
+    total = add_in_agreement(channel, reduction)
+    return add_through_rank_0(channel, reduction) if total is None else total
+
+
+def add_in_agreement(channel: "Channel", reduction: "Reduction") -> np.ndarray | None:
+    """Collective: small rows go along with the agreement, in which rank 0 combines them. None: they are too large."""
 
     def contribute() -> tuple[Any, np.ndarray | None]:
         description = reduction.description
@@ -227,23 +229,29 @@ def add_up_on_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
         reduction.write(row := private(nbytes))
         return description, row
 
-    def decide(contributed: list[tuple[Any, np.ndarray | None]]) -> Sequence[Any]:
+    def decide(contributed: list[tuple[Any, np.ndarray | None]]) -> Sequence[np.ndarray | None]:
         reduction.check([description for description, _ in contributed])
-        nbytes, rows = reduction.layout.nbytes, [row for _, row in contributed if row is not None]
+        rows = [row for _, row in contributed if row is not None]
         if not rows:
-            return channel.collect_targets(channel.size * nbytes, [[(k * nbytes, nbytes)] for k in range(channel.size)])
-        total = private(nbytes)
-        reduction.combine(rows, total)
+            return [None] * channel.size
+        reduction.combine(rows, total := private(reduction.layout.nbytes))
         return [total] * channel.size
 
-    found = channel.agree(reduction.op, contribute, decide)
-    if isinstance(found, np.ndarray):
-        return found
-    reduction.write(own := private(reduction.layout.nbytes))
-    channel.collect(reduction.op, found, [own])
+    return channel.agree(reduction.op, contribute, decide)
 
-    def answer(_: list[None]) -> Sequence[Any]:
-        rows = found.block.reshape(channel.size, -1)
-        return channel.spread_sources(len(own), lambda block: reduction.combine(rows, block))
 
-    return channel.spread(reduction.op, channel.agree(reduction.op, lambda: None, answer))
+def add_through_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
+    """Collective: large rows, which agree, all come to rank 0, and their combination to all ranks."""
+    own = private(nbytes := reduction.layout.nbytes)
+
+    def targets(_: list[None]) -> Sequence[Any]:
+        return channel.collect_targets(channel.size * nbytes, [[(k * nbytes, nbytes)] for k in range(channel.size)])
+
+    target = channel.agree(reduction.op, lambda: reduction.write(own), targets)
+    channel.collect(reduction.op, target, [own])
+
+    def sources(_: list[None]) -> Sequence[Any]:
+        rows = target.block.reshape(channel.size, -1)
+        return channel.spread_sources(nbytes, lambda block: reduction.combine(rows, block))
+
+    return channel.spread(reduction.op, channel.agree(reduction.op, lambda: None, sources))

@@ -74,6 +74,7 @@ class Channel(Agreement):
         self.comm: Any = None
         self.machine = peers.machine if peers else [0]
         self.pool, self.attached = Pool(), Attached()
+        self._shares = self.machine.count(self.machine[self.rank]) > 1  # there are others on its machine
         self.states = States(self)
         self.version = 0
         if peers:
@@ -87,7 +88,7 @@ class Channel(Agreement):
 
         For rank 0, while it decides: then no other rank uses what was leased in the call before.
         """
-        if self.size > 1 and nbytes:
+        if self._shares and nbytes:
             try:
                 return self.pool.lease(nbytes)
             except OSError as error:

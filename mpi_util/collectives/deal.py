@@ -25,11 +25,10 @@ _DEALT, _CLOSED = struct.Struct("qqqq"), struct.Struct("q")  # its parts: the la
 _ROUNDS = 64  # rounds that may be under way at once: after as many a slot is used again
 _NONE_YET = -1
 
+ALL_DEALT = range(-1, -1)
+
 Round = tuple[int, int]
 """Its number, how many numbers it deals."""
-
-
-ALL_DEALT = range(-1, -1)
 
 
 def share(n: int) -> range:
@@ -62,10 +61,10 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
     A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
-    one machine count in shared memory under a lock. Another machine than rank 0's gets its numbers from rank 0, at
-    first half of its ranks' part at once, then half of what is theirs of the rest, down to one by one. Rank 0 answers
-    before each number of its own, while it waits in a collective call, and in `Deal.serve`. A rank that does not call
-    it gets none. If all ranks of such a machine leave the loop early, no rank gets the numbers that are left there.
+    one machine count in shared memory under a lock. Other machines request half of their remaining share from rank 0,
+    down to one (guided scheduling). Rank 0 answers before each number of its own, while it waits in a collective call,
+    and in `Deal.serve`. A rank that does not call `deal` gets no number. If all ranks of another machine leave the loop
+    early, no rank gets the numbers that are left there.
 
     Args:
         n: how many; the same on every rank.

@@ -77,7 +77,7 @@ def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
 def _combine(
     name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False
 ) -> Any:
-    """A number is sent within an agreement; arrays are combined as gradients are, which takes a third of the time."""
+    """Numbers are combined by rank 0 within the agreement; arrays as gradients are."""
     channel, adapter = channel_of(comm), adapter_for(x)
     try:
         array = array_of(x, numbers=True)

@@ -37,8 +37,7 @@ _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have an
 _LAST_WORDS_S = 1.0
 _OLD_S = 60.0  # what is younger may belong to a job that is starting
 _SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
-_ROOM = __name__.rpartition(".")[0]
-_PACKAGE = _ROOM.rpartition(".")[0]
+_PACKAGE, _ROOM, _ = __name__.rsplit(".", 2)
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
 _FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax")
 _FEW_FILES = 256  # a job of 2 ranks needs 40 in one process, one of 8 ranks 56
@@ -73,7 +72,7 @@ def examine(timeout_s: float = 10.0) -> list[Check]:
         found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
         missing = why or "not looked for: see above", "see above, or try with --timeout 60"
         checks += [found.get(name) or Check(name, *missing) for name in PARTS[part][1:]]
-    return [*checks, _judge_selftest(*_finish(_start("-m", f"{_ROOM}.selftest"), end))]
+    return [*checks, _judge_selftest(*_finish(_start("-m", f"{_PACKAGE}.{_ROOM}.selftest"), end))]
 
 
 def report(checks: list[Check], as_json: bool) -> int:
@@ -274,9 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m mpi_util doctor", description=examine.__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
-    parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: %(default)s)"
-    )
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: 10)")
     args = parser.parse_args(arguments)
     if not 1 <= args.timeout < 1e6:
         parser.error(f"--timeout is {args.timeout:g}; it must be a number of seconds, 1 or more")

@@ -9,11 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from ..collectives.bcast import rank0_bcast_wts
+from .. import all_sum, mpi_fork, rank0_accum_batches, rank0_bcast_wts
 from ..collectives.channel import channel_of
-from ..collectives.gather import rank0_accum_batches
-from ..collectives.reduce import all_sum
-from ..launch.api import mpi_fork
 from ..ranks import threads
 from ..ranks.identity import rank
 
@@ -22,9 +19,7 @@ _REPEATS = 5
 
 
 def run() -> int:
-    """Starts the ranks; rank 0 prints a JSON object: seconds (medians), bytes, how many ranks, how many share memory,
-    whether all bytes were right, and the threads of rank 0's libraries during an update. Returns the exit status.
-    """
+    """Starts the ranks, of which rank 0 prints what was found as a JSON object. Returns the exit status."""
     if mpi_fork(2) == "parent":
         return 0
     channel = channel_of()
@@ -42,8 +37,12 @@ def run() -> int:
     right = all_sum(int(np.array_equal(weights["w"], whole) and (rank() > 0 or np.array_equal(batch["x"], whole))))
     rank0_accum_batches(mine)
     if rank() == 0:
-        found = {"seconds": seconds, "bytes": whole.nbytes, "ranks": size, "sharing": len(channel.here())}
-        print(json.dumps(found | {"right": int(right) == size, "threads": threads.pools()}), flush=True)
+        found = {"seconds": seconds, "bytes": whole.nbytes, "ranks": size, "right": int(right) == size}
+        found |= {
+            "sharing": channel.machine.count(0),
+            "threads": threads.pools(),
+        }  # ranks that share memory; of libraries
+        print(json.dumps(found), flush=True)
     return 0
 
 

@@ -1,16 +1,12 @@
-"""How a process waits for others: it tests, spins for some 50 us, then sleeps until it is woken or a pause is over.
+"""How a process waits: it tests, spins for some tens of microseconds, then sleeps until it is woken or a pause is over.
 
-A blocking MPI call spins, which takes cores from the process that works (nine ranks that waited in MPICH made a 1 s
-update take 76 s). So nothing here blocks in MPI. A wake-up only cuts a sleep short: after it the test is made again, so
-a wake-up that is lost costs time, never correctness.
+A blocking MPI call spins, and where all cores are needed that takes them from the rank that works (nine waiting ranks
+made a 1 s update take 76 s under MPICH). So nothing here blocks in MPI. A wake-up only cuts a sleep short: completion
+is always tested in MPI, so a lost wake-up costs time, never correctness.
 
-The package wakes sleepers in these ways (a pipe or an eventfd between processes that share a core takes 2 us):
-
-- Pipe (`WakePipe`), between ranks of one machine. MPI cannot pass a file descriptor; a pipe can be opened as
-  /proc/<pid>/fd/<n>, which the kernel refuses for an eventfd.
-- Flags in shared memory before the pipe (collectives/barrier.py): a rank that is awake is not woken. A barrier takes
-  some 5 us, and each write to a pipe 0.3 us and its read as much.
-- Pauses of up to 10 ms: between machines, where news comes by MPI alone, and where /proc is closed.
+Ranks of one machine wake each other by pipes. MPI cannot pass a file descriptor, but a pipe can be opened as
+/proc/<pid>/fd/<n>. (The kernel refuses that for an eventfd. Either takes 2 us between processes that share a core.)
+Where no one can wake a rank, between machines or where /proc is closed, it sleeps in pauses of up to 10 ms.
 """
 
 import math
@@ -23,7 +19,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SPIN_S = 50e-6
-MPI_SPIN_S = 1e-3  # where no one wakes: a message to another machine and back takes 50 us, the shortest sleep as much
+MPI_SPIN_S = 1e-3  # without wake-ups: a message to another machine and back takes 50 us, the shortest sleep as much
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
 PAUSE_S = 1e-3  # longest sleep where there is no wake-up: what MPI has received is found by testing only
 WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
@@ -81,14 +77,14 @@ def wait_until(
     Args:
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         sleep: sleeps for that many seconds, or until woken (then True); None: time.sleep.
-        watchdog: an object that is called if the wait lasts: the process's `Watchdog` (ranks/watchdog.py).
         by_mpi: True if completion depends on MPI's progress, so that no wake-up will arrive.
-        spin_s: how long it tests before the first pause, in seconds.
+        spin_s: seconds of testing before the first pause.
+        watchdog: the process's `Watchdog` (ranks/watchdog.py), which is called if the wait lasts.
     """
     if result := test():
         return result
     start = spun_from = time.perf_counter()
-    tests, reported = 1, False
+    tests, watched = 1, False
     due, asked = _SHORT_S if watchdog else math.inf, False
     spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
     try:
@@ -96,7 +92,7 @@ def wait_until(
             now = time.perf_counter()
             waited = now - start
             if waited > due:
-                due, reported, asked = watchdog.due(waited) if asked else watchdog.first_s(), asked, True
+                due, watched, asked = watchdog.due(waited) if asked else watchdog.first_s(), asked, True
             if spin_only:
                 continue
             tests += 1
@@ -109,5 +105,5 @@ def wait_until(
                 spun_from, tests = time.perf_counter(), 0
         return result
     finally:
-        if watchdog and reported:
+        if watched:
             watchdog.over()

@@ -186,7 +186,7 @@ class RankLines:
 class OutputThread(threading.Thread):
     """Passes one output of the launcher on to this process's, without the launcher's banners, from when it is made.
 
-    It is a thread, so that a reader that stalls (`train.py | less`) does not keep signals from the ranks. Output that
+    It is a thread, so that a reader that stalls (`program.py | less`) does not keep signals from the ranks. Output that
     nobody reads any more (`| head`, a closed terminal) is dropped, and the ranks go on.
 
     Attributes:

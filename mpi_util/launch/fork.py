@@ -89,7 +89,7 @@ def start(
 
 
 def _allow_files(n: int) -> None:
-    """Raises the limit of open files if the launcher of n ranks would fail for it, with lines that do not say so."""
+    """Raises the limit of open files if n ranks need more: launchers fail for it with lines that do not say so."""
     needed, (soft, hard) = _FILES + _FILES_OF_RANK * n, resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
     if 0 <= hard < needed:
         raise LaunchError(f"cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {hard}")
@@ -159,10 +159,12 @@ def _script() -> str:
 
 
 def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
-    """(the launcher's stdin, what rank 0 opens in its place): ours, but no terminal in the background.
+    """The launcher's stdin, and the path that rank 0 opens as its own: this process's stdin, as a rule.
 
-    A launcher would read what is for the shell or the next program of a loop, as rank 0 may never read; and Open MPI's
-    passes on no end of the input. Args: others: other hosts, to which only a launcher passes it on.
+    Not through the launcher: it would read ahead what is for the shell or the next program of a loop, and Open MPI's
+    does not pass on the end of the input. A terminal of which this job is in the background gives nothing.
+
+    Args: others: other hosts take part, and only the launcher can pass on input to them.
     """
     path, nothing = f"/proc/{os.getpid()}/fd/0", (subprocess.DEVNULL, os.devnull)
     try:

@@ -158,7 +158,7 @@ class Job:
         self._broken_at = min(self._broken_at, time.monotonic())
 
     def _drain(self) -> None:
-        """Waits for what is still in the pipes, as long as a reader of our output takes, but for a signal."""
+        """Waits until all output is passed on, however slow its reader is; after a signal for a second at most."""
         deadline, hurried = time.monotonic() + _DRAIN_S, self._decided is not None
         for output in self._outputs:
             output.deadline = deadline
@@ -217,7 +217,7 @@ class Job:
             evidence.forwarded = evidence.forwarded or signum
 
     def _look_at_rank_0(self) -> None:
-        """Some seconds after a signal. Rank 0 may work on for long, and then save; if it is stopped, it never will."""
+        """Some seconds after a signal: says that rank 0 works on; ends the job if rank 0 is stopped and never will."""
         evidence, pid = self._evidence, self.monitor.record(0).get("pid", 0)
         if self.monitor.is_stopped(0):
             but = f", but rank 0 (process {pid}) is stopped and cannot end in order"
@@ -231,7 +231,10 @@ class Job:
             )
 
     def _look_at_others(self) -> None:
-        """Some seconds after the last rank has ended. A launcher waits for all who have its pipes open."""
+        """Some seconds after the last rank has ended: says which processes the launcher still waits for.
+
+        It waits for all processes that have its pipes open.
+        """
         if any(output.stalls for output in self._outputs):
             return
         self._kept_at = math.inf

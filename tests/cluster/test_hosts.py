@@ -216,7 +216,8 @@ def test_interrupts_reach_rank_0_on_another_host(machines, mpi):
             if process.poll() is not None:
                 break
         _, err = process.communicate(timeout=30)
-        assert process.returncode == status and words in err and "Socket closed" not in err, err
+        # the last signal may come when all has ended but the interpreter of the parent
+        assert process.returncode in (status, -signals[-1]) and words in err and "Socket closed" not in err, err
         assert_nothing_is_left(machines)
 
 

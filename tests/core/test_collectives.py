@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from conftest import run
+from conftest import mpi_environment, run
 
 PROGRAMS = 5 if importlib.util.find_spec("torch") else 2  # that ranks/collectives.py runs
 
@@ -71,3 +71,68 @@ def test_an_array_that_lies_otherwise_on_rank_0_is_named_once(tmp_path, kind, na
     done = run([sys.executable, tmp_path / "program.py", kind], 60)
     assert done.status == 0 and done.err.count("mpi_util: ") == 1, done.err
     assert re.match(rf"now\n.*mpi_util: '{name}' has another layout or alignment", done.err, re.DOTALL)
+
+
+CALLS = """
+import sys, time
+from pathlib import Path
+import numpy as np, mpi_util
+if mpi_util.mpi_fork(2) == "parent":
+    sys.exit()
+FOLDER = str(Path(mpi_util.__file__).parent)
+shapes = {"observes": (376,), "actions": (17,), "advantages": (), "disc_sum_rew": ()}
+batch = {key: np.ones((60, *shape), np.float32) for key, shape in shapes.items()}
+
+
+def count():
+    modules, calls = set(), 0
+
+    def see(frame, event, argument):
+        nonlocal calls
+        here, caller = frame.f_code.co_filename, frame.f_back.f_code.co_filename
+        if event == "call" and here.startswith(FOLDER):
+            modules.add(here)
+            calls += caller.startswith(FOLDER) and caller != here
+
+    mpi_util.all_sum(0)
+    time.sleep(0.02 * (mpi_util.rank == int(sys.argv[1])))  # the others are there
+    sys.setprofile(see)
+    mpi_util.rank0_accum_batches(batch)
+    sys.setprofile(None)
+    return len(modules), calls
+
+
+found = [count() for _ in range(40)]
+if mpi_util.rank == int(sys.argv[1]):
+    print(*map(min, zip(*found)))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_structure_of_calls(tmp_path, rank):
+    """In steady state a gather on one machine passes few modules, with few calls between them; waiting aside."""
+    (tmp_path / "program.py").write_text(CALLS)
+    done = run([sys.executable, tmp_path / "program.py", rank], 60)
+    modules, calls = map(int, done.out.split())
+    assert modules <= 11 and calls <= 50, done.out
+
+
+WITHOUT_CLUSTER = """
+import sys
+sys.modules["mpi_util.cluster.channel"] = None  # as if the folder were not there
+import mpi_util
+if mpi_util.mpi_fork(3) == "parent":
+    sys.exit()
+print(mpi_util.all_sum(1))
+"""
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_one_machine_needs_no_cluster_and_several_say_so(tmp_path, mpi, machines):
+    (tmp_path / "program.py").write_text(WITHOUT_CLUSTER)
+    environment = mpi_environment(mpi) | {"MPI_UTIL_MACHINES": str(machines)}
+    done = run([sys.executable, tmp_path / "program.py"], 60, environment)
+    if machines == 1:
+        assert done.status == 0 and done.out == "3\n" * 3, done.err
+    else:
+        assert done.status == 1 and done.err.count("the folder mpi_util/cluster, which serves them") == 1, done.err

@@ -116,9 +116,9 @@ def test_another_machine_asks_seldom_and_hears_of_the_end(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, time, mpi_util\nif mpi_util.mpi_fork(4) == 'parent': sys.exit()\n"
-        "from mpi_util.collectives import deal\n"
-        "asked, ask = [], dealing._Counter._ask\n"
-        "dealing._Counter._ask = lambda *question: asked.append(1) or ask(*question)\n"
+        "from mpi_util.cluster.dealing import ClusterCounter\n"
+        "asked, ask = [], ClusterCounter._request\n"
+        "ClusterCounter._request = lambda *question: asked.append(1) or ask(*question)\n"
         "mine = []\n"
         "for i in mpi_util.deal(200):\n"
         "    mine.append(i)\n"

@@ -68,6 +68,7 @@ def test_tensorflow_has_as_many_threads_on_each_rank(mpi):
     assert watch(1, "tensorflow", mpi)[1] == same
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_what_the_user_has_set_stays():
     require(watch(2, "after", env={"OMP_NUM_THREADS": "1"})[0], updating=1)

@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow_if(how=["exit", "raise-exit", "exit-text", "os-exit", "fail"])
+@pytest.mark.slow_unless(how=["raise", "site-exit", "kill", "long", "thread", "return", "interrupt"])
 @pytest.mark.parametrize("how", CASES)
 def test_a_rank_that_fails_ends_the_job(run_ranks, how):
     status, texts = CASES[how]
@@ -90,7 +90,7 @@ sys.exit(3)
     assert done.status == 3 and done.err == "once in each\n" * 2
 
 
-@pytest.mark.slow_if(method="spawn")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_that_a_rank_starts_are_no_ranks(run_ranks, method):
     """They run the program's top level again, and its mpi_fork with it."""
@@ -120,6 +120,7 @@ for iteration in range(10):
 """
 
 
+@pytest.mark.slow_if(n=3)
 @pytest.mark.parametrize("n", [2, 3])
 def test_rank_0_that_leaves_a_loop_alone_is_reported(tmp_path, mpi, n):
     (tmp_path / "program.py").write_text(LEFT)
@@ -129,6 +130,7 @@ def test_rank_0_that_leaves_a_loop_alone_is_reported(tmp_path, mpi, n):
         assert "rank 0 has ended while rank 1 waits for it in rank0_bcast_wts at program.py:7" in done.err
 
 
+@pytest.mark.slow
 def test_an_error_that_one_rank_catches_ends_the_others_with_a_reason(tmp_path, mpi):
     (tmp_path / "program.py").write_text(
         "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
@@ -141,6 +143,7 @@ def test_an_error_that_one_rank_catches_ends_the_others_with_a_reason(tmp_path, 
     assert done.status == 1 and "rank 1 ended with status 1 (RankMismatchError: ranks are in diff" in done.err, done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_threads_that_fail_together_lose_no_report(tmp_path, n):
     (tmp_path / "program.py").write_text(
@@ -163,6 +166,7 @@ def test_a_misspelt_name_is_suggested_as_python_does(tmp_path, n):
     assert "Did you mean: 'weights'?" in run([sys.executable, program], 30).err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "n", "needed"), [(100, 200, 832), (20, 4, 48), (40, 4, 48), (10, 2, 40)])
 def test_more_ranks_than_files_may_be_open(tmp_path, limit, n, needed):
     (tmp_path / "program.py").write_text(LIMITED.format(limit, limit, n))
@@ -172,6 +176,7 @@ def test_more_ranks_than_files_may_be_open(tmp_path, limit, n, needed):
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
+@pytest.mark.slow
 def test_a_soft_limit_of_open_files_is_raised(tmp_path, mpi):
     program = "import mpi_util; mpi_util.mpi_fork(4)"
     shell = ["bash", "-c", 'ulimit -n 60; ulimit -Sn 30; exec "$@"', "bash", sys.executable, "-c", program]
@@ -210,13 +215,14 @@ def test_a_program_that_goes_on_in_the_parent_does_not_run_once_more(tmp_path):
     assert "this process has started the ranks, which have ended, and has nothing to compute; write `if" in done.err
 
 
-@pytest.mark.slow_if(who=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 2])
 def test_any_rank_may_be_killed(run_ranks, who):
     finished = run_ranks("fail.py", 3, who, "kill", timeout=SOON_S, status=137)
     assert f"rank {who} was killed by signal 9" in finished.err
 
 
+@pytest.mark.slow
 def test_rank_0_that_ends_early_is_told_from_a_slow_one(run_ranks):
     finished = run_ranks("fail.py", 3, 0, "return", timeout=SOON_S, status=1)
     assert "rank 0 has ended while rank 1 waits for it in rank0_accum_batches" in finished.err
@@ -372,6 +378,7 @@ def test_a_hang_up_stops_in_order_and_is_no_first_signal(tmp_path, mpi, n, how, 
     assert (process.returncode, (tmp_path / "saved").read_text()) == (status, str(status - 128))
 
 
+@pytest.mark.slow
 def test_a_hang_up_ends_a_program_that_says_nothing_of_signals(tmp_path, mpi):
     """UCX, in MPICH, would take it for itself."""
     (tmp_path / "program.py").write_text(STOPS.replace("mpi_util.StopRequest()", "False"))
@@ -386,6 +393,7 @@ def test_a_hang_up_ends_a_program_that_says_nothing_of_signals(tmp_path, mpi):
         killer.cancel()
 
 
+@pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_terminal_that_closes_stops_the_program_in_order(tmp_path, mpi, n):
     (tmp_path / "program.py").write_text(
@@ -463,6 +471,7 @@ def test_a_forked_process_is_no_rank(tmp_path, call):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["multiprocessing.get_context('fork').Process(target=call).start()", "os.fork() or call()"]
 )
@@ -496,6 +505,7 @@ def test_mpi_fork_in_a_process_of_multiprocessing_is_refused(tmp_path, context):
     assert done.out == "1\n" and "it cannot be called in a process of multiprocessing" in done.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_end_of_the_ranks_is_not_waited_for_in_silence(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(
@@ -510,6 +520,7 @@ def test_the_end_of_the_ranks_is_not_waited_for_in_silence(tmp_path, mpi):
     assert done.status == 0 and re.fullmatch(line, done.err)
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_because_they_are_elsewhere_are_told_where(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(
@@ -537,7 +548,7 @@ sys.exit(stop.status)
 """
 
 
-@pytest.mark.slow_unless(how="slow", n=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 3), ("openmpi", 2), ("mpich", 1)], indirect=["mpi"])
 @pytest.mark.parametrize("how", ["stopped", "slow"])
 def test_after_a_signal_the_job_says_what_it_waits_for(tmp_path, mpi, n, how):
@@ -572,7 +583,7 @@ def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):
     assert ((tmp_path / "in a circle").read_text(), (tmp_path / "global").read_text()) == ("a", "b")
 
 
-@pytest.mark.slow_if(interrupted=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted", [0, 1])
 def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, interrupted, mpi):
     program = tmp_path / "program.py"
@@ -594,7 +605,7 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(tmp_path, int
     assert "KeyboardInterrupt" in done.out and (interrupted == 0 or len(sums) == 7), done.out
 
 
-@pytest.mark.slow_if(n=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "slow"), [(2, 0), (3, 2)])
 def test_a_message_that_came_at_the_end_of_the_last_round_is_about_this_one(tmp_path, n, slow, mpi):
     """A rank that is interrupted while it waits on the barrier page may receive what is sent in the next call."""

@@ -44,7 +44,7 @@ def test_the_launcher_of_another_mpi(mpi, program):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow_if(outer="hand")
+@pytest.mark.slow
 @pytest.mark.parametrize("fork", ["os.fork()", "mp.get_context('fork').Process(target=show).start()"])
 @pytest.mark.parametrize("outer", ["fork", "hand"])
 def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer, fork):
@@ -70,6 +70,7 @@ def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer
         assert done.status == 0 and done.out == "0 1 1\n" * 2, done.err
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_into_the_background_forks_first(tmp_path):
     """Its ranks do so too: the process that calls mpi_fork is the rank."""
     program = tmp_path / "program.py"
@@ -122,7 +123,7 @@ def test_variables_that_a_launcher_has_left(mpi, left, program):
         assert not [name for name in variables if name.endswith(("_RANK", "_SIZE"))]
 
 
-@pytest.mark.slow_if(left=["no socket", "no PMI_FD"])
+@pytest.mark.slow
 @pytest.mark.parametrize("left", LEFT)
 def test_a_launcher_in_a_shell_with_variables_of_another_one(mpi, left):
     """Those that its own ranks do not overwrite stay, but are not of a launcher that can be reached."""
@@ -187,7 +188,7 @@ COMM_WORLD.Barrier()
     assert sorted(out.splitlines()) == [f"{rank} {size} {size}" for rank in range(size)]
 
 
-@pytest.mark.slow_if(outer="mpi4py")
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
 def test_a_rank_may_start_a_launcher_by_hand(mpi, outer):
     """Its ranks have what the outer launcher has set for the outer rank too."""
@@ -207,6 +208,7 @@ def test_a_rank_may_start_a_launcher_by_hand(mpi, outer):
     assert sorted(out.split("\n")) == ["", "0", "0 3 3", "1 3 3", "2 3 3"], out + err
 
 
+@pytest.mark.slow
 def test_a_program_that_starts_itself_in_each_rank_is_stopped(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -247,6 +249,7 @@ def test_a_bad_count_is_reported_in_one_line(n):
     assert done.status == 2 and "UsageError: mpi_fork: n is a whole number" in line
 
 
+@pytest.mark.slow
 def test_the_parent_prints_and_reads_rank_0(tmp_path):
     """`mpi_util.rank` is 0 there as in any single process; a collective call is refused."""
     program = tmp_path / "program.py"
@@ -275,6 +278,7 @@ def assert_ended(tmp_path, job):
     assert not left
 
 
+@pytest.mark.slow
 def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
     """A list of processes may hold only those that are about to end."""
     for attempt in range(20):
@@ -284,6 +288,7 @@ def test_a_chain_of_processes_is_ended_as_a_whole(tmp_path):
         assert_ended(tmp_path, job)
 
 
+@pytest.mark.slow
 def test_a_chain_is_ended_by_a_parent_that_had_to_wait(tmp_path, monkeypatch):
     """On a busy machine the one who looks may get no processor time while all that it has listed end."""
     job, waits = str(tmp_path / "job"), [1.0]
@@ -299,6 +304,7 @@ def test_a_chain_is_ended_by_a_parent_that_had_to_wait(tmp_path, monkeypatch):
     assert_ended(tmp_path, job)
 
 
+@pytest.mark.slow
 def test_a_bad_number_of_cores_is_reported_in_one_line():
     done = run([sys.executable, "-c", FORK.format(1)], TIMEOUT_S, CLEAN_ENVIRONMENT | {"MPI_UTIL_CORES": "0"})
     (line,) = done.err.splitlines()

@@ -126,6 +126,7 @@ def test_ranks_run_and_the_parent_says_nothing(python, n):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_ranks_find_threads_cores_and_interpreter_flags(python):
     run = Run(python, 2, "facts", "--flag", "a b", flags=["-O", "-X", "dev"])
     assert run.finish() == 0, run.stderr
@@ -151,6 +152,7 @@ def test_module_and_command_are_started_again(python, how):
     assert {"rank 0 of 2", "rank 1 of 2", "PARENT"} <= set(ended.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_lines_of_several_ranks_stay_whole(python):
     run = Run(python, 3, "lines")
     assert run.finish() == 0, run.stderr
@@ -181,6 +183,7 @@ def test_the_end_of_stdin_reaches_rank_0(python, tmp_path, kind):
     assert f"READ {'of rank 0' * (kind == 'file')}\n" in run.stdout
 
 
+@pytest.mark.slow
 def test_what_rank_0_does_not_read_is_left(python):
     """`ls | while read name; do python program.py "$name"; done`"""
     reader, writer = os.pipe()
@@ -192,6 +195,7 @@ def test_what_rank_0_does_not_read_is_left(python):
     os.close(writer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "left"), [("stdin", False), ("facts", True)])
 def test_rank_0_reads_the_terminal_or_leaves_it_to_the_shell(python, mode, left):
     master, slave = pty.openpty()
@@ -204,6 +208,7 @@ def test_rank_0_reads_the_terminal_or_leaves_it_to_the_shell(python, mode, left)
     os.close(slave)
 
 
+@pytest.mark.slow
 def test_ranks_know_of_the_terminal(python):
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -235,6 +240,7 @@ def test_a_terminal_without_a_name(monkeypatch):
     assert fork._rank_environment(1.0, False, None)["MPI_UTIL_TTY"] == "unknown"
 
 
+@pytest.mark.slow
 def test_already_under_a_launcher(python, mpi):
     prefix = OPEN_MPI.parents[1] if mpi == "openmpi" else Path(python).parents[1]
     program = [str(prefix / "bin" / "mpiexec"), "-n", "2", python, str(PROGRAM), "5", "ok"]
@@ -250,7 +256,7 @@ def test_already_under_a_launcher(python, mpi):
 # ---- runs that end badly
 
 
-@pytest.mark.slow_if(mode=["leave3", "signal6"])
+@pytest.mark.slow_unless(mode=["record", "leave0", "signal9"])
 @pytest.mark.parametrize(
     ("mode", "status", "line"),
     [
@@ -277,6 +283,7 @@ def test_a_failed_rank_ends_the_job(python, mode, status, line):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_status_after_finalize_is_kept(python):
     run = Run(python, 2, "exit_after_finalize")
     assert run.finish() == 4, run.stderr
@@ -284,6 +291,7 @@ def test_status_after_finalize_is_kept(python):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_program_may_change_its_folder_above_the_fork_and_needs_no_home(tmp_path, mpi):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "program.py").write_text(
@@ -322,6 +330,7 @@ def test_kill_of_another_process_of_the_job(python, victim):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_without_a_word_is_noticed_where_the_launcher_does_not(python):
     run = Run(python, 4, "wait")
     run.wait_for("READY", times=4)
@@ -385,6 +394,7 @@ def test_first_signal_lets_rank_0_end_in_order(python, signum):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_second_signal_ends_all_now(python):
     run = Run(python, 2, "stubborn")
     run.wait_for("READY", times=2)
@@ -418,7 +428,7 @@ def test_ctrl_c_while_the_launcher_is_looked_for_is_one_line():
     assert (done.status, done.out, done.err) == (130, "", "mpi_util: interrupted (Ctrl-C)\n")
 
 
-@pytest.mark.slow_if(ends="by a second signal")
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["in order", "by a second signal"])
 def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, ends):
     run = Run(python, 2, "flood", tmp_path / "signalled")
@@ -440,6 +450,7 @@ def test_a_signal_passes_a_reader_of_the_output_that_stalls(python, tmp_path, en
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_pause_stops_all_processes_until_the_parent_continues(python):
     """Ctrl-Z, then fg."""
     run = Run(python, 2, "in_order")
@@ -461,6 +472,7 @@ def test_a_pause_stops_all_processes_until_the_parent_continues(python):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_output_may_take_its_time(python):
     run = Run(python, 2, "much")
     time.sleep(4)  # by now the ranks have ended, and pipes are full
@@ -468,6 +480,7 @@ def test_a_reader_of_the_output_may_take_its_time(python):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_reader_of_the_output_goes_away(python):
     run = Run(python, 2, "in_order")
     run.wait_for("READY")
@@ -500,6 +513,7 @@ def test_no_mpi4py(python, tmp_path):
     assert "`pip install mpi4py mpich`" in run.stderr
 
 
+@pytest.mark.slow
 def test_program_from_stdin(python):
     root = str(PROGRAM.parents[2])
     code = f"import sys; sys.path.insert(0, {root!r}); from mpi_util.launch.api import start_ranks; start_ranks(2)"

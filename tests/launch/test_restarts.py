@@ -26,6 +26,7 @@ def lines(done):
     return [line for line in done.err.splitlines() if line.startswith("mpi_util: ") and "uncaught" not in line]
 
 
+@pytest.mark.slow_if(n=1)
 @pytest.mark.slow_if(how="helper")
 @pytest.mark.parametrize(
     ("how", "line"), [("kill", KILLED), ("raise", BUG), ("helper", f"a helper process of the launcher {KILLED}")]
@@ -78,6 +79,7 @@ def test_how_often_it_is_started_again(n, how, status, starts, end):
     assert (lines(done) or [""])[-1].endswith(end)
 
 
+@pytest.mark.slow
 def test_a_signal_from_the_user_ends_it():
     process = subprocess.Popen(
         [sys.executable, "-c", "import mpi_util, time; mpi_util.mpi_fork(2, max_restarts=3); mpi_util.all_sum(1)\n"
@@ -90,6 +92,7 @@ def test_a_signal_from_the_user_ends_it():
     assert (process.returncode, out, err) == (143, "", "")
 
 
+@pytest.mark.slow
 def test_without_restarts_it_says_nothing_of_them():
     (line,) = lines(start(2, "kill", "mpich", 0))
     assert line == f"mpi_util: rank 1 {KILLED}; all 2 ranks were stopped"
@@ -126,7 +129,7 @@ def victim(token, who):
     return random.choice(ranks) if who == "rank" else ranks[0].parent()
 
 
-@pytest.mark.slow_unless(n=3, who="rank")
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["rank", "launcher"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_train_goes_on_to_the_same_bits(undisturbed, tmp_path, n, who, mpi):

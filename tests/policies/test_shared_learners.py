@@ -102,6 +102,7 @@ def test_a_loss_that_overflows_in_one_part_raises_on_all(backend, algo):
     assert_same_bits(before + group.state())
 
 
+@pytest.mark.slow_unless(algo="ppo")
 @ALGOS
 @TORCH_TOO
 def test_minibatches_may_have_fewer_rows_than_there_are_learners(backend, algo):

@@ -4,14 +4,13 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 from harness import fork, raises
 
 import mpi_util
-from mpi_util_weight_sync import MPIWeightSyncScheme, relay
+from mpi_util_weight_sync import MPIWeightSyncScheme, mpi_messages
 
 fork()
 rank, size = mpi_util.rank, mpi_util.nworkers
@@ -35,17 +34,16 @@ def stop(pid):
     wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
-def stop_at_third_part(receive):
-    """In place of Relay._receive: this process is stopped in the middle of version 2."""
-    parts = Counter()  # by tag: each update has one of its own
+def stop_at_second_transfer(receive_bulk):
+    """In place of TagSpace.receive_bulk: this process is stopped while version 2 arrives."""
+    transfers = []
 
-    def receive_or_stop(self, part, source, tag):
-        parts[tag] += 1
-        if len(parts) == 2 and parts[tag] == 3:
-            parts[tag] += 1
+    def receive_or_stop(self, block, rank):
+        transfers.append(receive_bulk(self, block, rank))
+        if len(transfers) == 2:
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(0.5)  # the main thread receives it
-        receive(self, part, source, tag)
+        return transfers[-1]
 
     return receive_or_stop
 
@@ -193,14 +191,12 @@ if "gone" in sys.argv:
         scheme.init_on_sender(model=model(0.0))
         scheme.connect()
 elif "stopped" in sys.argv:
-    # each rank is a machine: 0 sends to 1 and 2, and 1 forwards to 3
+    # each rank is a machine
     scheme, mine = MPIWeightSyncScheme(timeout=60), {"w": np.full(4_000_000, float(rank), "f4")}
     pid = mpi_util.all_sum(os.getpid() if rank == 1 else 0)
     if rank == 0:
         scheme.init_on_sender(model=mine)
-        publisher = scheme._sender.publisher
-        if "first" in sys.argv:  # all relays are ready: one forwards to another
-            wait_for(lambda: not publisher.poll(0) and publisher._ready == publisher._relays.keys())
+        if "first" in sys.argv:
             stop(pid)
             scheme.timeout = 2.0
             raises(mpi_util.SyncTimeoutError, "worker 0 has not connected", scheme.connect)
@@ -212,19 +208,42 @@ elif "stopped" in sys.argv:
             raises(mpi_util.SyncTimeoutError, "worker 0 has version 1", lambda: scheme.send(timeout=2.0))
         sent = scheme.version
         assert scheme.versions[1] == sent, scheme.versions
+        for value in range(3):  # the other rank gets them meanwhile
+            mine["w"][:] = value
+            scheme.send(worker_ids=1)
         os.kill(pid, signal.SIGCONT)
         scheme.wait_async()
-        assert scheme.versions == dict.fromkeys(range(3), sent), scheme.versions
+        assert scheme.versions == {0: sent, 1: sent + 3}, scheme.versions
         mine["w"][:] = 7.0
         scheme.send()
-        assert scheme.versions == dict.fromkeys(range(3), sent + 1), scheme.versions
+        assert scheme.versions == dict.fromkeys(range(2), sent + 4), scheme.versions
     else:
         if rank == 1 and "midway" in sys.argv:
-            relay.Relay._receive = stop_at_third_part(relay.Relay._receive)
+            mpi_messages.TagSpace.receive_bulk = stop_at_second_transfer(mpi_messages.TagSpace.receive_bulk)
         scheme.init_on_receiver(model=mine)
         scheme.connect()
     mpi_util.all_sum(0)
     assert (mine["w"] == 7.0).all()
+    scheme.shutdown()
+    mpi_util.print0("weight sync: well")
+elif "busy" in sys.argv:
+    # the sender computes, and calls neither MPI nor the scheme, while the other machine connects and receives
+    scheme, mine = MPIWeightSyncScheme(sync=False, timeout=60), {"w": np.zeros(2_000_000)}
+    if rank == 0:
+        scheme.init_on_sender(model=mine)
+        scheme.connect()
+        for value in range(1, 21):
+            mine["w"][:] = value
+            scheme.send()
+        time.sleep(5)
+        assert scheme.versions == {0: 21}, scheme.versions
+    else:
+        time.sleep(1)
+        scheme.init_on_receiver(model=mine)
+        began = time.perf_counter()
+        scheme.connect(background=False)
+        assert scheme.version == 21 and (mine["w"] == 20).all() and time.perf_counter() - began < 3, scheme.version
+    mpi_util.all_sum(0)
     scheme.shutdown()
     mpi_util.print0("weight sync: well")
 elif "many" in sys.argv:

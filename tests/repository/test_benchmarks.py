@@ -40,7 +40,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow_unless(name=["gather", "rollout"])
+@pytest.mark.slow_unless(name="gather")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_writes_what_it_measured(name, tmp_path):
     if name == "machines":

@@ -132,7 +132,7 @@ def read(out: str) -> tuple[list[float], str]:
     return returns, re.fullmatch(r"checksum (\w{16})", out.splitlines()[-1])[1]
 
 
-@pytest.mark.slow_unless(name=["same_bits", "gather_ppo_torch"])
+@pytest.mark.slow_unless(name="same_bits")
 @pytest.mark.parametrize("name", TEACHING)
 def test_it_learns_and_has_the_same_bits_on_one_rank_and_on_three(name):
     alone, three = (start(name, "--nprocs", n, *TEACHING[name].split()) for n in (1, 3))
@@ -205,6 +205,7 @@ def test_the_program_before_adopting_learns_too(tmp_path):
     assert returns[-1] >= 40 > returns[0]
 
 
+@pytest.mark.slow
 def test_an_evaluator_beside_training_returns_each_result_with_its_version():
     runs = [start("async_evaluator", "--iterations", 6, "--episodes", 30, "--eval_episodes", n) for n in (5, 5, 200)]
     found = [

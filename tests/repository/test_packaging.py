@@ -40,6 +40,7 @@ def built(tmp_path_factory):
     return next(out.glob("*.whl")), next(out.glob("*.tar.gz"))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_mpi_util_and_its_satellites(built):
     """train.py, trainer/ and policies/, names that every such project has, stay in the repository."""
     with zipfile.ZipFile(built[0]) as wheel:
@@ -73,6 +74,7 @@ def test_the_source_distribution_is_complete(built, tmp_path):
     assert done.status == 0, done.out
 
 
+@pytest.mark.slow
 def test_what_is_installed_works_from_anywhere(built, tmp_path):
     """As installed: the files of the wheel, and the function that its command calls."""
     with zipfile.ZipFile(built[0]) as wheel:
@@ -96,6 +98,7 @@ def test_what_is_installed_works_from_anywhere(built, tmp_path):
     assert "progress.txt" in ran("-m", "mpi_util_spinup.plot", "none", status=2).err
 
 
+@pytest.mark.slow
 def test_training_is_a_call(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     folder = train("InvertedPendulum-v4", nprocs=2, total_steps=2000, seed=3, overlap=True)

@@ -56,7 +56,7 @@ def test_the_readme_shows_the_program_of_the_eight_steps_in_one_piece():
     assert all(("mpi_util" in line) <= bool(mark) for line, mark, _ in shown)
 
 
-@pytest.mark.slow_unless(n=[2, 10])
+@pytest.mark.slow_unless(n=10)
 @pytest.mark.parametrize(
     ("mpi", "n"), [("mpich", 2), ("mpich", 3), ("mpich", 5), ("mpich", 10), ("openmpi", 4)], indirect=["mpi"]
 )
@@ -65,6 +65,7 @@ def test_it_prints_the_same_at_any_number_of_ranks(steps, mpi, n):
     assert (done.status, done.out) == (0, steps[1]), done.err
 
 
+@pytest.mark.slow
 def test_it_prints_the_same_however_it_is_started(steps, mpi):
     flags = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
     command = [MPIEXEC[mpi], *flags, "-n", 3, sys.executable, steps[0], 3]
@@ -75,6 +76,7 @@ def test_it_prints_the_same_however_it_is_started(steps, mpi):
         assert (done.status, done.out.strip()) == (0, steps[1].strip()), done.err
 
 
+@pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n", [1, 3])
 def test_it_prints_the_same_with_a_copy_that_has_only_the_rooms_it_needs(steps, tmp_path, n):
     copy = tmp_path / "vendored"  # a package, so that no installed mpi_util supplies what is missing in the copy
@@ -212,6 +214,7 @@ def short(words: list[str]) -> list[str]:
     return [swap.get(word, word) for word in words]
 
 
+@pytest.mark.slow
 def test_the_quick_start(tmp_path):
     train, plot, play, resume = commands("docs/quickstart.md")
     done = run(short(train), 60, cwd=tmp_path)
@@ -228,6 +231,7 @@ def test_the_quick_start(tmp_path):
     assert done.status == 0 and "done: 3 iterations, 3,000 steps" in done.out, done.err
 
 
+@pytest.mark.slow
 def test_ones_own_environment(tmp_path):
     (tmp_path / "my_envs.py").write_text(SECTIONS["docs/environments.md"][0])
     train = [{"20000": "2000"}.get(word, word) for word in short(commands("docs/environments.md")[0])]

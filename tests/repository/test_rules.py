@@ -209,7 +209,7 @@ def mpi_util_names(path: Path) -> set[str]:
 
 def test_trainer_and_train_use_public_names():
     public = {*mpi_util.__all__, "__version__", "mpi_util_weight_sync"}
-    public |= {f"mpi_util_spinup.{name}" for name in ("logx", "mpi_pytorch", "plot")}
+    public |= {f"mpi_util_spinup.{name}" for name in ("logx", "mpi_pytorch", "plot", "run_utils")}
     for path in [*sorted((ROOT / "trainer").glob("*.py")), ROOT / "train.py"]:
         assert mpi_util_names(path) <= public, path
         assert not roots(imports(path, inside_functions=False)) & {"torch", "tensorflow", "keras"}, path

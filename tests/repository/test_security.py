@@ -48,7 +48,7 @@ from mpi_util_weight_sync.connection import (
     parse,
 )
 from mpi_util_weight_sync.layout import Weights, packed, unpacked
-from mpi_util_weight_sync.receiver import Subscriber
+from mpi_util_weight_sync.subscriber import Subscriber
 
 NOBODY = 65534
 NAME = "the model 'policy'"
@@ -386,10 +386,10 @@ def test_a_worker_that_floods_its_sender_neither_stops_nor_fills_it(scheme):
 
     thread = threading.Thread(target=flood)
     thread.start()
-    wait_for(lambda: scheme.versions and scheme._sender._errors)
+    wait_for(lambda: scheme.versions and scheme._sender.publisher.failures)
     for _ in range(50):
         assert scheme.versions == {0: 0, 1: 0}
-    assert len(scheme._sender._errors) == 1
+    assert len(scheme._sender.publisher.failures) == 1
     ended.set()
     scheme._sender.publisher.close()
     thread.join(10)

@@ -35,9 +35,6 @@ OTHERS = re.compile(
     r"|instead, or besides|\.\*is out of date|mpi_util_spinup\.\w+$|train\.py --watch$"
     r"|train a policy on N|play what a run|will a job run|curves of runs|run a script once|usage: python -m"
     r"|Episode \0 \t"
-    # weight_sync's events
-    r"|a process (connects|is refused)|it (is this worker|gets its first|has applied|could not apply|shuts down)"
-    r"|its process has ended, or the relay"
 )
 
 

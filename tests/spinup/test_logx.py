@@ -26,7 +26,7 @@ from mpi_util_spinup.serialization_utils import convert_json
 from mpi_util_spinup.table import Progress
 
 
-@pytest.mark.slow_if(n=[2, 4])
+@pytest.mark.slow_unless(n=3)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_epoch_logger_on_ranks(run_ranks, tmp_path, n):
     out = run_ranks("spinup_log.py", n, tmp_path / "run").out
@@ -230,6 +230,7 @@ def test_samples_of_any_kind_are_copied(tmp_path):
         logger.store(X="word")
 
 
+@pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n, way", [(1, "recovers"), (2, "stays")])
 def test_a_full_disk_does_not_end_the_program(run_ranks, tmp_path, n, way):
     done = run_ranks("full_disk.py", n, tmp_path, way, status=int(way == "stays"))
@@ -353,6 +354,7 @@ def test_torch_models_are_saved_whole_and_as_weights(tmp_path):
     assert names == sorted(["progress.txt", "vars.pkl", "vars5.pkl", *kinds])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_pickled_is_a_warning_once(tmp_path, capsys):
     net = torch.nn.Linear(2, 2)
     net.rule = lambda: 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_util_spinup import statistics
+from mpi_util_spinup import mpi_tools
 
 
 @pytest.mark.slow_unless(n=[2, 4])
@@ -22,6 +22,7 @@ def test_tools(run_ranks, n):
     assert sorted(re.findall(r"^Message from (\d): all \t ready$", out, re.M)) == [str(k) for k in range(n)]
 
 
+@pytest.mark.slow
 def test_ranks_are_bound_to_a_core_each(run_ranks):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -32,6 +33,7 @@ def test_ranks_are_bound_to_a_core_each(run_ranks):
     assert all(len(found) < len(str(cores)) for found in bound.values())
 
 
+@pytest.mark.slow
 def test_more_bound_ranks_than_cores_share_them_and_the_status_is_the_ranks_own(run_ranks):
     n = len(os.sched_getaffinity(0)) + 1
     out = run_ranks("spinup_bound.py", min(n, 6), 7, status=7).out
@@ -43,9 +45,7 @@ SPINNING_UP = {
     "mpi_tools.msg": "m string",
     "mpi_tools.proc_id": "",
     "mpi_tools.num_procs": "",
-    "mpi_tools.allreduce": "sendbuf recvbuf op",
     "mpi_tools.broadcast": "x root",
-    "mpi_tools.mpi_op": "x op",
     "mpi_tools.mpi_sum": "x",
     "mpi_tools.mpi_avg": "x",
     "mpi_tools.mpi_statistics_scalar": "x with_min_and_max",
@@ -78,7 +78,7 @@ SPINNING_UP = {
 @pytest.mark.parametrize("name", SPINNING_UP)
 def test_names_and_arguments_are_spinning_ups(name):
     module, *path = name.split(".")
-    function = functools.reduce(getattr, path, importlib.import_module(f"mpi_util.{module}"))
+    function = functools.reduce(getattr, path, importlib.import_module(f"mpi_util_spinup.{module}"))
     parameters = inspect.signature(function).parameters.values()
     asked = SPINNING_UP[name].split()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -93,7 +93,7 @@ floats = st.floats(-1e6, 1e6)
 @given(st.lists(st.lists(floats, max_size=6), min_size=1, max_size=4), st.sampled_from([0.0, 1e8]))
 def test_merged_moments_are_those_of_all_samples_together(parts, offset):
     parts = [np.array(part, float) + offset for part in parts]
-    merged = statistics._merged([statistics._summary("x", part) for part in parts])
+    merged = mpi_tools._merged([mpi_tools._summary("x", part) for part in parts])
     whole = np.concatenate(parts)
     if not whole.size:
         assert np.isnan(merged[:4]).all() and merged.n == 0

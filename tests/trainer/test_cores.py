@@ -50,6 +50,7 @@ def test_one_core_or_two(tmp_path, framework, algo, sizes):
     assert found == expected and said.count("2 threads on 1 core: the same bits") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_a_launcher_may_bind_rank_0_to_one_core(tmp_path, mpi):
     arguments = options("numpy", "ppo", WIDE)
@@ -58,6 +59,7 @@ def test_a_launcher_may_bind_rank_0_to_one_core(tmp_path, mpi):
     assert train(tmp_path / "bound", *arguments, before=launcher, env=mpi_environment(mpi))[0] == expected
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_is_kept_by_resume_and_shapes_the_result(tmp_path):
     arguments = ["Hopper-v4", *WIDE[4:], "--epochs", 2, "-b", 60, "-n"]
     expected, _ = train(tmp_path / "whole", *arguments, 120)

@@ -69,6 +69,7 @@ def check(folder, expected, out: str) -> set[int]:
     return found.keys() | late.keys()
 
 
+@pytest.mark.slow_unless(mpi="mpich", n=3)
 @pytest.mark.parametrize(
     "mpi, n, how",
     [("mpich", 1, ()), ("openmpi", 2, ()), ("mpich", 3, ("--overlap",))]
@@ -130,6 +131,7 @@ def started(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mpi, n", [("mpich", 1), ("openmpi", 2)], indirect=["mpi"])
 def test_an_evaluator_that_is_killed_is_started_again(tmp_path, started, mpi, n):
     process = started("--nprocs", n, "--total_steps", 3000, mpi=mpi)
@@ -143,7 +145,7 @@ def test_an_evaluator_that_is_killed_is_started_again(tmp_path, started, mpi, n)
     assert max(evaluated(tmp_path / "run")) == 15 and ends(evaluator)
 
 
-@pytest.mark.slow_unless(signum=signal.SIGTERM)
+@pytest.mark.slow
 @pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_what_was_under_evaluation_is_evaluated_on_resume(tmp_path, started, waiting, signum, status):
     process = started("--nprocs", 2, "--save_every", 0)
@@ -164,6 +166,7 @@ def test_what_was_under_evaluation_is_evaluated_on_resume(tmp_path, started, wai
     assert training(folder) == training(waiting())
 
 
+@pytest.mark.slow
 def test_the_option_may_be_given_on_resume(tmp_path, waiting):
     train(*RUN[:2], 2000, *RUN[3:], "--run_dir", tmp_path / "run")
     train("--resume", tmp_path / "run", "--total_steps", RUN[2], "--eval_async")

@@ -28,6 +28,7 @@ def train(*arguments, env=None):
     return done.out
 
 
+@pytest.mark.slow
 def test_channels_may_be_first_or_last():
     rng = np.random.default_rng(0)
     image = rng.random((5, 3, 24, 32), np.float32)
@@ -81,6 +82,7 @@ def test_a_background_does_not_silence_the_network():
     assert share[1] > 10 * share[0]
 
 
+@pytest.mark.slow
 def test_it_learns_with_the_same_bits_at_any_size_and_goes_on(tmp_path):
     how = [*SIDES, "--save_every", 0, "--gamma", 0, "--lr", 1e-3]
     out = train(*how, "--total_steps", 3072, "--nprocs", 3, "--run_dir", tmp_path / "whole")
@@ -101,6 +103,7 @@ def test_it_learns_with_the_same_bits_at_any_size_and_goes_on(tmp_path):
     assert int(logits.argmax()) == policy.act(obs)
 
 
+@pytest.mark.slow
 def test_what_is_no_image_is_refused_in_one_line():
     def refused(*arguments):
         done = run([sys.executable, ROOT / "train.py", *arguments], 60)

@@ -76,6 +76,7 @@ def test_segments_that_were_killed_go_on_to_the_same_bits(tmp_path, env, mpi, mo
     assert all(a == b for a, b in zip(expected, found)), [k for k in expected[2] if expected[2][k] != found[2].get(k)]
 
 
+@pytest.mark.slow
 def test_episodes_that_cannot_be_replayed_are_reported_and_new_ones_begin(tmp_path):
     folder = tmp_path / "run"
     train("tests.envs:Moody-v0", *SEGMENTS, "--total_steps", 240, "--run_dir", folder)
@@ -107,7 +108,7 @@ def test_an_environment_that_fails_is_made_again(tmp_path, way, n):
     assert expected == found, [name for name, bits in expected[2].items() if found[2].get(name) != bits]
 
 
-@pytest.mark.slow_if(way=[EPISODES])
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [EPISODES, SEGMENTS], ids=["episodes", "segments"])
 def test_an_episode_that_fails_three_times_in_a_row_ends_the_run(tmp_path, way):
     arguments = ["tests.envs:Broken-v0", *way, "--on_env_error", "restart", "--run_dir", tmp_path / "run"]
@@ -120,6 +121,7 @@ def test_an_episode_that_fails_three_times_in_a_row_ends_the_run(tmp_path, way):
     assert done.err.count("Traceback") == 1 and lines[-1] == "RuntimeError: the simulator fell over"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_environment_that_ends_the_program_is_one_that_fails(tmp_path, n):
     """As when the window of a viewer is closed: with status 0 a script would take the run for done."""
@@ -142,6 +144,7 @@ def fail(action):
     raise RuntimeError(f"no step\nfor {action.shape}")
 
 
+@pytest.mark.slow
 def test_failures_in_one_episode_are_no_failures_in_a_row(capsys):
     calm, runner = a_runner(WALK), a_runner(WALK, on_env_error="restart")
     calm.start(Episode((4, 2)))
@@ -155,6 +158,7 @@ def test_failures_in_one_episode_are_no_failures_in_a_row(capsys):
     assert capsys.readouterr().err == 4 * line
 
 
+@pytest.mark.slow
 def test_after_a_failure_an_episode_that_cannot_be_replayed_gives_way_to_the_next():
     runner = a_runner("tests.envs:Moody-v0", on_env_error="restart", batch_steps=5, num_envs=1)
     collector = SegmentCollector(runner.config, runner.control, runner.actor, {0: runner}, False, {})
@@ -309,6 +313,7 @@ def test_an_update_that_diverges_ends_the_run_with_one_line(tmp_path, framework,
     assert int(load(folder / "checkpoint.safetensors")[0]["iteration"][0]) == 0
 
 
+@pytest.mark.slow
 def test_of_environments_that_are_stepped_together_the_one_that_fails_is_named():
     runners = {e: a_runner(WALK, batch_steps=10, num_envs=2) for e in (0, 1)}
     actor = runners[0].actor

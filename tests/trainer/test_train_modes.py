@@ -28,7 +28,7 @@ def run(folder, *arguments, **more):
     return (folder / "policy.safetensors").read_bytes(), rows(folder)
 
 
-@pytest.mark.slow_if(algo="vpg")
+@pytest.mark.slow_unless(algo="trpo")
 @pytest.mark.parametrize("algo", ["ppo-kl", "vpg", "trpo"])
 def test_each_algorithm_gives_the_same_bits_at_any_size(tmp_path, algo):
     made = [run(tmp_path / str(n), *EPISODES, "--algo", algo, "--nprocs", n) for n in (1, 3)]
@@ -45,6 +45,7 @@ def test_overlap_gives_the_same_bits_at_any_size(tmp_path, algo):
         assert [int(row["Iteration"]) for row in made[0][1]] == [1, 2, 3][: len(made[0][1])]
 
 
+@pytest.mark.slow
 def test_overlap_collects_with_the_weights_from_before_the_update(tmp_path):
     ways = {"lock-step": [], "overlap": ["--overlap"], "frozen": ["--overlap", "--lr", 1e-30]}
     made = {name: run(tmp_path / name, *EPISODES[:2], 18, *EPISODES[3:], *way)[1] for name, way in ways.items()}
@@ -117,6 +118,7 @@ def test_an_averaging_run_is_resumed_to_the_same_bits(tmp_path):
     assert (tmp_path / "parts" / "policy.safetensors").read_bytes() == whole[0]
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_change_the_run_and_is_the_same_at_any_size(tmp_path):
     trial = ["--eval_every", 300, "--eval_episodes", 5]
     plain = run(tmp_path / "plain", *SHORT)
@@ -175,6 +177,7 @@ def test_the_idle_share_counts_what_the_ranks_collect_while_rank_0_keeps_its_rec
     assert record.times(100, IDLE, busy_s=5.1)["StepsPerSecond"] == pytest.approx(100 / 5.6, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_with_overlap_each_row_has_the_time_that_its_batch_took(tmp_path):
     run(tmp_path / "run", *SHORT, "--overlap", "--nprocs", 2)
     train("--resume", tmp_path / "run", "--total_steps", 1600)
@@ -186,6 +189,7 @@ def test_with_overlap_each_row_has_the_time_that_its_batch_took(tmp_path):
         assert row["StepsPerSecond"] == pytest.approx(400 / spent, rel=0.01)
 
 
+@pytest.mark.slow
 def test_with_overlap_a_row_counts_the_episodes_that_it_shows(tmp_path):
     run(tmp_path / "run", "Pendulum-v1", "--total_steps", 1500, "--batch_steps", 150, "--num_envs", 1, "--overlap")
     lines = [line.split("\t") for line in (tmp_path / "run" / "progress.txt").read_text().splitlines()]
@@ -250,6 +254,7 @@ def test_what_is_not_refused_has_a_value_in_config_json_and_the_rest_has_none(ar
     assert {**vars(again), **dict.fromkeys(config.unused)} == {**vars(config), **dict.fromkeys(config.unused)}
 
 
+@pytest.mark.slow
 def test_a_framework_that_is_not_installed(tmp_path):
     (tmp_path / "tensorflow.py").write_text(TF_OFF)
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}

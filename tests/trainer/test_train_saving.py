@@ -203,6 +203,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, undi
     assert (done.status, done.err.count("\n")) == (2, 1) and "it is damaged" in done.err
 
 
+@pytest.mark.slow
 def test_rows_that_are_missing_or_torn_are_named(tmp_path):
     folder = tmp_path / "run"
     train(*EVALUATED, "--run_dir", folder)
@@ -237,6 +238,7 @@ def started():
         process.communicate(timeout=20)
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_folder_of_one_that_has_not_ended_changes_nothing(tmp_path, started):
     folder = tmp_path / "run"
     process = started(folder, "--save_every", 1000)
@@ -262,6 +264,7 @@ train.main()
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_when_no_other_run_can_write_it(tmp_path):
     """The other run ends, and saves, just before --resume has the folder's lock."""
     short, longer = tmp_path / "short", tmp_path / "longer"

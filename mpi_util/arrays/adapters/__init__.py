@@ -156,7 +156,7 @@ def value_slot(
     def write_from(bits: np.ndarray) -> None:
         write(bits.view(dtype))
 
-    slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, None, read_into, write_from, flush=flush)
+    slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, read_into, write_from, flush=flush)
     if not is_extension(dtype):
         return slot
     return with_bits(slot, dtype)

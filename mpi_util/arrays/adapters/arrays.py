@@ -102,7 +102,7 @@ def _array_slot(path: str, array: np.ndarray, writable: np.ndarray | None) -> Sl
         np.copyto(writable, values)
 
     contiguous, place = array.flags.c_contiguous, 0
-    flat = writable.reshape(-1) if writable is not None and contiguous else None
     if not contiguous or array.base is not None:  # else it begins where memory does
         place = place_of(array.__array_interface__["data"][0], array.strides, contiguous)
-    return Slot(path, array.dtype, array.shape, flat, lambda out: np.copyto(out, array), write, place=place)
+    on_host = writable is not None
+    return Slot(path, array.dtype, array.shape, lambda out: np.copyto(out, array), write, on_host, place=place)

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -157,17 +158,17 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
         raise ValueError("it is sparse")
     shares = any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride()))
     bits = _bits(tensor.detach())
-    on_host = bits.device.type == "cpu" and bits.is_contiguous()
-    host: np.ndarray | None = bits.view(-1).numpy() if on_host else None
-    dtype = host.dtype if host is not None else torch.empty(0, dtype=bits.dtype).numpy().dtype
-    slot = Slot(
-        name,
-        dtype,
-        tuple(bits.shape),
-        host,
-        read=lambda out: torch.from_numpy(out).copy_(bits),
-        write=lambda values: bits.copy_(torch.from_numpy(values)),
-    )
+    if bits.device.type == "cpu" and bits.is_contiguous():
+        array = bits.numpy()
+        slot = Slot(name, array.dtype, array.shape, partial(_copy, array), partial(np.copyto, array), on_host=True)
+    else:
+        slot = Slot(
+            name,
+            torch.empty(0, dtype=bits.dtype).numpy().dtype,
+            tuple(bits.shape),
+            read=lambda out: torch.from_numpy(out).copy_(bits),
+            write=lambda values: bits.copy_(torch.from_numpy(values)),
+        )
     if bits.device.type == "cpu":
         slot = slot._replace(place=place_of(bits.data_ptr(), bits.stride(), bits.is_contiguous()))
     if shares:
@@ -179,6 +180,10 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
         number=lambda values: torch.from_numpy(values).view(tensor.dtype).float().numpy(),
         bits=lambda numbers: to_array(torch.from_numpy(numbers).to(tensor.dtype)),
     )
+
+
+def _copy(values: np.ndarray, out: np.ndarray) -> None:
+    np.copyto(out, values)
 
 
 def _travels_as_bits(tensor: Any) -> bool:

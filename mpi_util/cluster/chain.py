@@ -1,0 +1,134 @@
+"""Adds up large arrays of ranks on several machines, in rank order, so the bits are those of one machine.
+
+It runs in the process of each rank. The ranks of a machine write their arrays side by side into memory that they share.
+The sum then goes from machine to machine in parts; each leader adds its ranks' arrays and sends it on. The last one
+broadcasts the results meanwhile, so a link carries every byte once in each direction, however many ranks there are.
+"""
+
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..arrays.layout import Layout
+from ..collectives.barrier import add_in_agreement, add_through_rank_0
+from ..host.segments import align
+from .forwarding import tag_of_call, wait_for
+
+if TYPE_CHECKING:
+    from ..collectives.reduce import Reduction
+    from .channel import ClusterChannel
+
+_PART_BYTES, _PARTS = (
+    1 << 18,
+    64,
+)  # small parts, as the last machine waits for one from each before it; but not too many
+_AHEAD = 8  # parts that are awaited at once
+
+
+def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
+    """Collective: `Channel.add_up`."""
+    total = add_in_agreement(channel, reduction)
+    if total is not None:
+        return total
+    here = [k for k, leader in enumerate(channel.machine) if leader == channel.machine[channel.rank]]
+    size = align(reduction.layout.nbytes)
+    if channel.leads:
+        block, address = channel.lease((len(here) + 1) * size)
+        for k in channel.below:
+            channel.messages.send(k, address)
+        shared = address is not None or not channel.below
+    else:
+        address = channel.messages.receive(channel.above, reduction.op)
+        shared = address is not None
+        block = np.frombuffer(channel.map(address), np.uint8) if address else np.empty((len(here) + 1) * size, np.uint8)
+    *rows, result = block[: (len(here) + 1) * size].reshape(-1, size)
+
+    def write() -> bool:
+        reduction.write(rows[here.index(channel.rank)])
+        return shared
+
+    if not channel.agree(reduction.op, write, lambda shared: [all(shared)] * channel.size):
+        return add_through_rank_0(channel, reduction)
+    if channel.leads:
+        _Chain(channel, reduction, dict(zip(here, rows)), result).run()
+        for k in channel.below:
+            channel.messages.send(k, None)
+    else:
+        channel.messages.receive(channel.above, reduction.op)
+    return result
+
+
+def _parts(layout: Layout, row: np.ndarray) -> list[np.ndarray]:
+    """The arrays of a row, in which those of one dtype are one, in parts."""
+    found = []
+    for run in layout.runs(row):
+        step = max(1, max(_PART_BYTES, layout.nbytes // _PARTS) // run.itemsize)
+        found += [run[start : start + step] for start in range(0, len(run), step)]
+    return found
+
+
+class _Chain:
+    """What one leader does."""
+
+    def __init__(
+        self, channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.ndarray], result: np.ndarray
+    ):
+        """Args: rows: of each rank of this machine; they are overwritten."""
+        self._channel, self._reduction, self._tag = channel, reduction, tag_of_call(channel)
+        self._rows = {k: _parts(reduction.layout, row) for k, row in rows.items()}
+        self._results = _parts(reduction.layout, result)
+        # the sum goes along these: ranks of one machine whose numbers follow each other, and their leader
+        self._hops = [
+            (leader, [*ranks]) for leader, ranks in itertools.groupby(range(channel.size), channel.machine.__getitem__)
+        ]
+        own = [j for j, (leader, _) in enumerate(self._hops) if leader == channel.rank]
+        self._tasks = [*itertools.product(range(len(self._results)), own)]  # (part, hop), in the order of all leaders
+        self._awaited = iter([task for task in self._tasks if task[1]])
+        self._sums: deque[tuple[Any, np.ndarray]] = deque()  # (request, part of the sum)
+        self._requests = list[Any]()
+
+    def run(self) -> None:
+        """Returns when all results are there, and sent on."""
+        channel, last = self._channel, self._hops[-1][0]
+        root = channel.leaders.index(last)
+        with channel.spoiled_on_failure(self._requests):
+            if channel.rank != last:
+                self._requests += [channel.between.Ibcast(part, root) for part in self._results]
+            for _ in range(_AHEAD):
+                self._await_next()
+            for p, j in self._tasks:
+                total = self._add_rows(p, j)
+                if j + 1 < len(self._hops):
+                    self._requests.append(channel.comm.Isend(total, self._hops[j + 1][0], self._tag))
+                else:
+                    self._finish(total, self._results[p])
+                    self._requests.append(channel.between.Ibcast(self._results[p], root))
+            wait_for(channel, self._requests)
+
+    def _add_rows(self, p: int, j: int) -> np.ndarray:
+        """Adds part `p` of the ranks of hop `j` to the sum so far. Returns: the sum, in the memory of the first."""
+        function = self._reduction.function
+        total, *others = (self._rows[k][p] for k in self._hops[j][1])
+        if j:
+            request, so_far = self._sums.popleft()
+            wait_for(self._channel, [request])
+            function(so_far, total, out=total)
+            self._await_next()
+        for row in others:
+            function(total, row, out=total)
+        return total
+
+    def _finish(self, total: np.ndarray, result: np.ndarray) -> None:
+        if self._reduction.divisor:
+            np.divide(total, self._reduction.divisor, result)
+        else:
+            np.copyto(result, total)
+
+    def _await_next(self) -> None:
+        """Begins to receive the next part to which this leader adds, if there is one more."""
+        for p, j in itertools.islice(self._awaited, 1):
+            part = np.empty_like(self._results[p])
+            self._requests.append(self._channel.comm.Irecv(part, self._hops[j - 1][0], self._tag))
+            self._sums.append((self._requests[-1], part))
