@@ -87,7 +87,7 @@ import sys, mpi_util
 if mpi_util.mpi_fork(int(sys.argv[1])) == "parent":
     sys.exit()
 import numpy as np, torch
-from mpi_util import mpi_pytorch, mpi_tools
+from mpi_util_spinup import mpi_pytorch, mpi_tools
 net, ones = torch.nn.Linear(2, 2), np.ones(3, np.float32)
 calls = [lambda f=f, x=x: f(x) for f in (mpi_util.all_sum, mpi_util.all_mean, mpi_util.bcast) for x in (1.0, ones)]
 calls += [lambda f=f: f(net) for f in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts, mpi_pytorch.sync_params)]
