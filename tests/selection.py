@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("::" in argument for argument in config.args):  # not all cases of a test are there
         return
     idle = [key for key, found in decides.items() if not found]
-    if config.args_source is config.ArgsSource.TESTPATHS:
+    if config.args_source is config.ArgsSource.TESTPATHS and not any(map(missing, FOLDERS.values())):
         used = {mark.name for item in items for mark in item.iter_markers()}
         idle += [f"setup.cfg: {name}" for name in declared() - used]
     if idle:
