@@ -36,16 +36,15 @@ class Slot(NamedTuple):
         name: unique in the model.
         dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
         read: writes the values into an array of that dtype and shape.
-        write: sets the values, in place and on the model's device, from such an array.
+        write: sets the values from such an array, in place and on the model's device.
         on_host: `read` and `write` are copies between two pieces of host memory, which do not fail.
-        number: bits that travel -> numbers to calculate with. bits: the way back.
+        to_numbers: makes numbers to calculate with of what travels. to_bits: the reverse.
         flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
         aliases: other names of the same array: tied parameters of torch.
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
         kind: name of the values' own dtype where it is another, such as bfloat16.
-        fixed: why it cannot be written; "": it can.
-        place: stands for the alignment and strides of values in host memory (see `place_of`), on which last bits of
-            products depend; 0 elsewhere.
+        unwritable: why it cannot be written; "": it can.
+        alignment: the `alignment_key` of values in host memory, on which last bits of products depend; 0 elsewhere.
     """
 
     name: str
@@ -54,14 +53,14 @@ class Slot(NamedTuple):
     read: Callable[[np.ndarray], None]
     write: Callable[[np.ndarray], None]
     on_host: bool = False
-    number: Callable[[np.ndarray], np.ndarray] = _same
-    bits: Callable[[np.ndarray], np.ndarray] = _same
+    to_numbers: Callable[[np.ndarray], np.ndarray] = _same
+    to_bits: Callable[[np.ndarray], np.ndarray] = _same
     flush: Callable[[], None] | None = None
     aliases: tuple[str, ...] = ()
     optional: bool = False
     kind: str = ""
-    fixed: str = ""
-    place: int = 0
+    unwritable: str = ""
+    alignment: int = 0
 
     def copy(self) -> np.ndarray:
         """A copy of the values as they travel."""
@@ -70,11 +69,11 @@ class Slot(NamedTuple):
 
     def numbers(self) -> np.ndarray:
         """A copy of the values as numbers to calculate with."""
-        return self.number(self.copy())
+        return self.to_numbers(self.copy())
 
 
 class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, as long as the model has the same tensors in place.
+    """The slots of a model: the same list from call to call, while the model has the same tensors in the same memory.
 
     Args: stateful: (name, weak reference) of the parts of a torch module that have a `get_extra_state`.
     """
@@ -110,7 +109,7 @@ class Entry(NamedTuple):
 
 
 class Layout:
-    """The places of arrays in a block of `nbytes`; small, to be sent.
+    """Where arrays lie in a block of `nbytes`; small, to be sent.
 
     Attributes:
         aliases: (other name, name) of arrays that the model has under two names. A copy of it may have two arrays.
@@ -121,7 +120,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Iterable[tuple[Any, ...]], packed: bool = False, aliases: Iterable[Any] = ()) -> "Layout":
-        """Each array at an aligned place, one after another.
+        """The arrays one after another, each at an aligned offset.
 
         Args:
             arrays: (name, dtype, shape, ...) each, such as slots.
@@ -220,8 +219,8 @@ class Plan:
             flush()
 
 
-def place_of(address: int, strides: tuple[int, ...], contiguous: bool) -> int:
-    """A number that is equal for arrays of a shape with the same strides and the same place in a vector register."""
+def alignment_key(address: int, strides: tuple[int, ...], contiguous: bool) -> int:
+    """A number that is equal for arrays of a shape with the same strides and the same position in a vector register."""
     return address % _REGISTER_BYTES + (0 if contiguous else _REGISTER_BYTES * zlib.crc32(repr(strides).encode()))
 
 

@@ -69,7 +69,7 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
             numbers = stacked[slot.name]
             if numbers.dtype.kind in "fc":
                 wide = np.result_type(numbers.dtype, np.float64)
-                slot.write(slot.bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
+                slot.write(slot.to_bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
         plan.flush()
     _send("all_avg_wts", channel, own)
 
@@ -156,7 +156,7 @@ class _Models:
     def choices(self) -> list[tuple[bytes, bytes]]:
         """For each plan: its signature, and the alignments of its arrays."""
         return [
-            (plan.layout.signature, np.array([slot.place for _, slot in plan.pairs], np.int64).tobytes())
+            (plan.layout.signature, np.array([slot.alignment for _, slot in plan.pairs], np.int64).tobytes())
             for plan in self.plans
         ]
 
@@ -197,8 +197,8 @@ def _compare(op: str, channel: Channel, models: _Models) -> None:
 def _writable(found: list[Slot]) -> Plan:
     """The plan of slots that can all be written: on rank 0 too, so that it is the same on every rank."""
     for slot in found:
-        if slot.fixed:
-            raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.fixed}")
+        if slot.unwritable:
+            raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.unwritable}")
     return Plan.of(found)
 
 

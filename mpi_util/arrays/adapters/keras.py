@@ -1,4 +1,4 @@
-"""Keras 3 on any of its backends: layers and models, optimizers, metrics, and single variables."""
+"""Keras 3 in every rank, on any of its backends: layers and models, optimizers, metrics, and single variables."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""TensorFlow: tensors, variables, and modules that hold variables."""
+"""TensorFlow in every rank: tensors, variables, and modules that hold variables."""
 
 from typing import Any
 
