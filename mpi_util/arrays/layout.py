@@ -1,7 +1,7 @@
 """Where named arrays lie in one block of bytes, and how a model's values get into the block and out of it.
 
 Runs in every rank. Adapters make a `Slot` for each array of a model. A `Layout` says where the arrays lie; it is small,
-and is sent. A `Plan` joins the two: it writes a model's values into memory, and takes them from there.
+and is sent. A `ModelCopier` joins the two: it copies a model's values into memory and back.
 """
 
 import functools
@@ -23,10 +23,6 @@ _REGISTER_BYTES = 16  # new memory begins at a multiple
 def align(nbytes: int) -> int:
     """`nbytes` rounded up to the next multiple of `ALIGN`."""
     return -(-nbytes // ALIGN) * ALIGN
-
-
-def _same(array: np.ndarray) -> np.ndarray:
-    return array
 
 
 class Slot(NamedTuple):
@@ -53,8 +49,8 @@ class Slot(NamedTuple):
     read: Callable[[np.ndarray], None]
     write: Callable[[np.ndarray], None]
     on_host: bool = False
-    to_numbers: Callable[[np.ndarray], np.ndarray] = _same
-    to_bits: Callable[[np.ndarray], np.ndarray] = _same
+    to_numbers: Callable[[np.ndarray], np.ndarray] = np.asarray  # as they are
+    to_bits: Callable[[np.ndarray], np.ndarray] = np.asarray
     flush: Callable[[], None] | None = None
     aliases: tuple[str, ...] = ()
     optional: bool = False
@@ -86,12 +82,10 @@ class KeptSlots(list[Slot]):
 
 def derived(found: list[Slot], make: Callable[[list[Slot]], T]) -> T:
     """`make(found)`; made only once of slots that are kept."""
-    if not isinstance(found, KeptSlots):
-        return make(found)
-    if make not in found.derived:
-        found.derived[make] = make(found)
-    made: T = found.derived[make]
-    return made
+    made: dict[Any, T] = found.derived if isinstance(found, KeptSlots) else {}
+    if make not in made:
+        made[make] = make(found)
+    return made[make]
 
 
 class Entry(NamedTuple):
@@ -167,7 +161,7 @@ def _layout(arrays: tuple[Any, ...], packed: bool, aliases: tuple[Any, ...]) -> 
     return Layout(tuple(entries), align(end), aliases)
 
 
-class Plan:
+class ModelCopier:
     """A model's slots, each with its entry in a layout: how its values get into memory and out of it.
 
     The maker compares names, dtypes and shapes first, so that nothing is written where it does not fit.
@@ -180,17 +174,17 @@ class Plan:
         self._elsewhere = [(entry, slot) for entry, slot in self.pairs if not slot.on_host]
 
     @classmethod
-    def of(cls, slots: list[Slot]) -> "Plan":
-        """The plan in which these slots travel as they are."""
+    def of(cls, slots: list[Slot]) -> "ModelCopier":
+        """The copier with which these slots travel as they are."""
         layout = Layout.of(slots)
         return cls(layout, zip(layout.entries, slots))
 
-    def write_all(self, memory: Any) -> None:
+    def read(self, memory: Any) -> None:
         """Writes the model's values into `memory`."""
         for entry, slot in self.pairs:
             slot.read(entry.view(memory, slot.dtype))
 
-    def take(self, memory: Any, undo: bool = False) -> None:
+    def write(self, memory: Any, undo: bool = False) -> None:
         """Sets the model's values from `memory`.
 
         What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.

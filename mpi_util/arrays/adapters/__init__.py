@@ -107,7 +107,7 @@ def slots(model: Any, graph: Any = None, read_only: bool = False, trainable: boo
     return found
 
 
-def place_name(position: int, path: str) -> str:
+def weight_name(position: int, path: str) -> str:
     """Name of a model's weight: its position, and its path without the numbers that make layer names unique.
 
     Such a number counts the layers of a class that the process has ever made, so ranks that have built the same model
