@@ -50,13 +50,13 @@ from .ranks.signals import StopRequest
 from .ranks.watchdog import watchdog
 
 if TYPE_CHECKING:
+    from .arrays.adapters.tensorflow_setup import setup_tensorflow_for_mpi
     from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
     from .collectives.deal import deal, share
     from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork, nslots
-    from .ranks.tensorflow_setup import setup_tensorflow_for_mpi
 
 __version__ = "0.1.0"
 
@@ -85,7 +85,7 @@ _LOADED_WHEN_READ = {
     "collectives.reduce": ["all_mean", "all_sum"],
     "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
     "launch.api": ["mpi_fork", "nslots"],
-    "ranks.tensorflow_setup": ["setup_tensorflow_for_mpi"],
+    "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}
 # What these functions return is right whenever it is read: before and after MPI starts, or without it.
@@ -94,7 +94,7 @@ _CALLED_WHEN_READ = {
     "nworkers": "ranks.identity",
     "restarts": "ranks.records",
     "last_saved": "ranks.records",
-    "tf_config": "ranks.tensorflow_setup",
+    "tf_config": "arrays.adapters.tensorflow_setup",
 }
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
 from mpi_util.arrays.frameworks import framework
+from mpi_util.host import reap
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 
@@ -280,7 +281,7 @@ def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> bytes:
 def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
-    failure.die_with_parent()
+    reap.die_with_parent()
     if not os.path.exists(path):
         raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from mpi_util.errors import UsageError
-from mpi_util.ranks.state import process
+from mpi_util.ranks.state import state
 
 _RELEASED_S = 2.0  # after which the lock of a process that was killed is free
 
@@ -113,7 +113,7 @@ def lock_folder(path: Path) -> FolderLock:
 
     Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another process has it.
     """
-    found, held = os.stat(path), process.of(_Locks)
+    found, held = os.stat(path), state(_Locks)
     key = found.st_dev, found.st_ino
     lock = held.get(key) or FolderLock(path)
     held[key] = lock

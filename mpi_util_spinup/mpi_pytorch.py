@@ -19,7 +19,7 @@ from mpi_util.collectives.reduce import Arrays, average
 from mpi_util.errors import BatchError
 from mpi_util.host.cores import update_threads
 from mpi_util.ranks import threads
-from mpi_util.ranks.identity import Comm, local_size
+from mpi_util.ranks.identity import Comm, first_number, nworkers
 
 
 def setup_pytorch_for_mpi() -> None:
@@ -29,7 +29,8 @@ def setup_pytorch_for_mpi() -> None:
     a rank has one thread, and rank 0 has all cores after a gather.
     """
     framework("torch")
-    threads.fix_torch(max(1, update_threads() // local_size()))
+    on_this_machine = first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
+    threads.fix_torch(max(1, update_threads() // on_this_machine))
 
 
 def sync_params(module: Any, *, comm: Comm = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpi_util.arrays.layout import Layout
 from mpi_util.errors import WorkerLeftError
 from mpi_util.ranks.identity import Role
-from mpi_util.ranks.state import process
+from mpi_util.ranks.state import state
 
 from .sections import Section
 
@@ -42,7 +42,7 @@ def name_of(model_id: str | None) -> str:
 def left(text: str) -> WorkerLeftError:
     """The error of a side whose other side has ended. In a job the parent of mpi_fork reports that first."""
     error = WorkerLeftError(text)
-    error.silent = bool(process.of(Role).job)
+    error.silent = bool(state(Role).job)
     return error
 
 

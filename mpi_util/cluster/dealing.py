@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..collectives.deal import ALL_DEALT, Counter, Round
 from ..collectives.messages import Background
 from ..errors import RankMismatchError
-from ..ranks.state import process
+from ..ranks.state import state
 
 if TYPE_CHECKING:
     from ..collectives.channel import Channel
@@ -30,7 +30,7 @@ class ClusterCounter(Counter):
         self._watched: list[int] = []
         self._notices: list[Any] = []
         if channel.rank == 0:
-            process.of(Background).append(self.serve)
+            state(Background).append(self.serve)
 
     def _first(self, n: int) -> range:
         return range(n if self._has_all else 0)
@@ -75,7 +75,7 @@ class ClusterCounter(Counter):
             self._watched = [*self._watched[1 - _WATCHED :], dealt[0]]
 
     def close(self) -> None:
-        background = process.of(Background)
+        background = state(Background)
         if self.serve in background:
             background.remove(self.serve)
         super().close()

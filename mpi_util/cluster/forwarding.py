@@ -20,7 +20,7 @@ import numpy as np
 from ..collectives.messages import DATA, LEAVE, opened
 from ..errors import MpiUtilError
 from ..ranks import failure
-from ..ranks.state import process
+from ..ranks.state import state
 
 if TYPE_CHECKING:
     from ..collectives.channel import Piece
@@ -43,7 +43,7 @@ def kept_on_failure(requests: Collection[Any]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        process.of(Abandoned).extend(requests)
+        state(Abandoned).extend(requests)
         raise
 
 
@@ -74,7 +74,7 @@ def _raise_report(channel: "ClusterChannel") -> None:
                 raise payload[1]
             if kind == LEAVE and payload[0]:
                 messages.ended[source] = payload
-                raise messages.left_error(process.of(failure.FailureState).call, source)
+                raise messages.left_error(state(failure.FailureState).call, source)
 
 
 def broadcast(channel: "ClusterChannel", block: np.ndarray) -> None:

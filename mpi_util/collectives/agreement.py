@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
 from ..ranks import failure, threads
 from ..ranks.identity import world
-from ..ranks.state import process
+from ..ranks.state import state
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Agreement:
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()
         self._pid = os.getpid() if size > 1 else 0
-        self._failure = process.of(failure.FailureState)
+        self._failure = state(failure.FailureState)
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
@@ -54,7 +54,7 @@ class Agreement:
             failure.enter(op)  # raises an error in a process that a rank has started
         self.messages.calls += 1
         if self.whole and self.rank == 0:
-            threads.beside()
+            threads.use_one_core()
 
     def agree(
         self,

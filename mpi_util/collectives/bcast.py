@@ -13,7 +13,7 @@ from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
 from ..ranks.identity import Comm
-from ..ranks.state import process
+from ..ranks.state import state
 from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
 from .mismatch import check_all_same, check_same
@@ -212,10 +212,10 @@ def _note_alignment(copier: ModelCopier, rank_0s: bytes, rank_1s: bytes = b"") -
     A vector instruction may begin elsewhere in an array with other strides, or at another alignment; then the same
     product with the same values has other last bits.
     """
-    if rank_1s and rank_0s != rank_1s and not process.of(_Noted):
+    if rank_1s and rank_0s != rank_1s and not state(_Noted):
         differ = np.frombuffer(rank_0s, np.int64) != np.frombuffer(rank_1s, np.int64)
         name = copier.layout.entries[int(np.flatnonzero(differ)[0])].name
-        process.of(_Noted).append(name)
+        state(_Noted).append(name)
         failure.print_line(
             f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
             "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"

@@ -22,7 +22,7 @@ from ..host.segments import Attached, BlockAddress, Pool, private
 from ..host.waiting import wait_until
 from ..ranks.console import print0_once
 from ..ranks.identity import Comm
-from ..ranks.state import States, process
+from ..ranks.state import States, state
 from .agreement import Agreement, Answer
 from .barrier import add_up
 from .peers import Peers
@@ -216,7 +216,7 @@ class Kept:
 
 def channel_of(comm: Comm = None) -> Channel:
     """Collective at its first call for a communicator: its channel. None: the world, or without MPI this process."""
-    kept = process.of(Kept)
+    kept = state(Kept)
     if comm is None and kept.world is not None and kept.world.size > 1:
         return kept.world
     from .opening import open_channel

@@ -15,7 +15,7 @@ from ..host.segments import Segment, Ticket, attach
 from ..host.waiting import wait_until
 from ..ranks import failure, threads
 from ..ranks.identity import Comm, nworkers, rank
-from ..ranks.state import process
+from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 from .channel import Channel, channel_of
 
@@ -46,7 +46,7 @@ def share(n: int) -> range:
         UsageError: n is not a count.
     """
     each, remainder = divmod(_count("share", n), nworkers())
-    threads.beside()
+    threads.use_one_core()
     first = rank() * each + min(rank(), remainder)
     return range(first, first + each + (rank() < remainder))
 
@@ -77,7 +77,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     """
     n, channel = _count("deal", n), channel_of(comm)
     if comm is None or channel.size > 1:  # else a rank deals to itself
-        process.of(_Made)[threading.get_ident()] += 1
+        state(_Made)[threading.get_ident()] += 1
     return Deal(channel.states.of(channel.counter_kind or Counter), n)
 
 
@@ -98,7 +98,7 @@ class Deal:
         self.taken: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
-        made, n_made = process.of(_Made), None
+        made, n_made = state(_Made), None
         while True:
             here = threading.get_ident()
             if n_made and n_made != (here, made[here]) and n_made[0] == here:
@@ -107,7 +107,7 @@ class Deal:
                     "of times, so numbers were lost. Deal pairs as one range: "
                     "for i, j in (divmod(k, m) for k in deal(n * m))"
                 )
-            threads.beside()  # each time, as there may have been a gather
+            threads.use_one_core()  # each time, as there may have been a gather
             self.serve()
             if (number := self._counter.take((self._round, self._n))) is None:
                 return
@@ -176,7 +176,7 @@ class Counter:
         round_number, n = dealt
         start = round_number % _ROUNDS * _SLOT.size
         if self._file is not None:
-            wait_until(self._try_lock, None, process.of(Watchdog))  # a holder may be stopped
+            wait_until(self._try_lock, None, state(Watchdog))  # a holder may be stopped
         try:
             found, found_n, number, end, closed = _SLOT.unpack_from(self._slots, start)
             if found > round_number or closed == round_number:

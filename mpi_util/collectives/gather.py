@@ -111,7 +111,7 @@ def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
     """Joins on rank 0, which then has all cores: the others have nothing to do until its next collective call."""
     gathered = _gather(channel, op, Rows(op, channel.rank, batch, index))
     if channel.whole and channel.rank == 0:
-        threads.alone()
+        threads.use_all_cores()
     return gathered.batch() if gathered else batch
 
 

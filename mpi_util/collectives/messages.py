@@ -17,7 +17,7 @@ from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
 from ..host.waiting import SPIN_S, WakePipe, wait_until
 from ..ranks import failure
-from ..ranks.state import process
+from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 from .peers import Peers
 
@@ -84,7 +84,7 @@ class Messages:
         from mpi4py import MPI
 
         self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
-        self._background, self._watchdog = process.of(Background), process.of(Watchdog)
+        self._background, self._watchdog = state(Background), state(Watchdog)
 
     def send(self, dest: int, data: Any) -> None:
         """Sends something small to `dest`, which calls `receive` in the same collective call."""

@@ -3,14 +3,15 @@
 This is the only place that loads `cluster`, where ranks lie on several machines.
 """
 
+import os
 import time
 from typing import Any
 
 from ..errors import LaunchError, MpiUtilError, UsageError
-from ..host.cores import update_threads
+from ..host.cores import take_cores, update_threads
 from ..ranks import failure, threads
 from ..ranks.identity import Comm, check_launcher, check_no_parent, world
-from ..ranks.state import process
+from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 from .channel import Channel, Kept
 from .peers import Peers
@@ -32,13 +33,13 @@ def open_channel(comm: Comm) -> Channel:
 def _find_or_open(comm: Comm) -> Channel:
     check_no_parent()
     comm = comm if comm is not None else world()
-    kept = process.of(Kept)
+    kept = state(Kept)
     if comm is None:
         kept.alone = kept.alone or Channel()
         return kept.alone
     from mpi4py import MPI
 
-    process.of(failure.FailureState).leave = _leave_all
+    state(failure.FailureState).leave = _leave_all
     if comm == MPI.COMM_WORLD:
         if kept.world is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
@@ -67,7 +68,7 @@ def _open(comm: Any) -> Channel:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
         failure.print_line(f"mpi_util: ranks {peers.apart} {slower}")
     kind = _cluster_channel(rank, peers) if any(peers.machine) else Channel
-    process.of(_Open).append(channel := kind(comm, peers))
+    state(_Open).append(channel := kind(comm, peers))
     return channel
 
 
@@ -86,27 +87,27 @@ def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
 def _close(channel: Channel) -> None:
     """Collective: the user's communicator is freed."""
     channel.close()
-    if channel in process.of(_Open):
-        process.of(_Open).remove(channel)
+    if channel in state(_Open):
+        state(_Open).remove(channel)
 
 
 def _prepare_rank(world: Channel) -> None:
     """Collective, once in a job: the watchdog reads the notes of all ranks here, and rank 0 may use all their cores."""
     infos = world.peers.infos if world.size > 1 else {}
     notes = [(infos[k].pid, infos[k].ticket) if k in infos else (0, None) for k in range(world.size)]
-    process.of(Watchdog).join(world.rank, world.peers.note if infos else None, notes)
-    if world.rank == 0:
-        threads.take_cores([infos[k].pid for k in infos if k != 0 and world.machine[k] == 0])
+    state(Watchdog).join(world.rank, world.peers.note if infos else None, notes)
+    if world.rank == 0 and "MPI_UTIL_BOUND" not in os.environ:
+        take_cores([infos[k].pid for k in infos if k != 0 and world.machine[k] == 0])
     threads.start(world.rank == 0, world.peers.of_rank_0(update_threads()) if infos else 0)
 
 
 def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
     """This process ends: announces it on every channel, and waits for the others there."""
-    process.of(Watchdog).at_end()
-    channels = process.of(_Open)
+    state(Watchdog).at_end()
+    channels = state(_Open)
     for channel in channels:
         channel.messages.announce_end(status, reason)
     end = None if seconds is None else time.perf_counter() + seconds
-    together = process.of(Kept).world is not None and all(each.messages.wait_for_ends(end) for each in channels)
-    process.of(Watchdog).at_end()
+    together = state(Kept).world is not None and all(each.messages.wait_for_ends(end) for each in channels)
+    state(Watchdog).at_end()
     return together

@@ -31,7 +31,7 @@ from ..host import reap, segments
 from ..host.cores import core_limits, update_threads, usable_cores
 from ..launch import launcher
 from ..ranks import identity
-from ..ranks.state import process
+from ..ranks.state import state
 
 _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have answered
 _LAST_WORDS_S = 1.0
@@ -128,7 +128,7 @@ def _here() -> Iterator[Check]:
     shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     yield Check("frameworks", shown or "none", data=found)
     left, is_rank = identity.rank_variables(), identity.under_launcher()
-    if error := process.of(identity.Role).error:
+    if error := state(identity.Role).error:
         yield Check("rank variables", str(error), "unset it", left, bad=True)
     else:
         meaning = "this process takes itself for a rank" if is_rank else "not this process's, and ignored"

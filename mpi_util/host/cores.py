@@ -1,8 +1,9 @@
-"""How many cores this process may use, and how many threads it updates with."""
+"""How many cores this process may use, and how many threads for work that has them all; in any process."""
 
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import UsageError
@@ -27,9 +28,9 @@ def core_limits() -> dict[str, float]:
 
 
 def update_threads() -> int:
-    """Threads with which rank 0 updates: MPI_UTIL_UPDATE_THREADS, which `mpi_fork(threads=...)` sets; else all cores.
+    """Threads for an update that has all cores: MPI_UTIL_UPDATE_THREADS (`mpi_fork(threads=...)`), else every core.
 
-    The number decides where sums are cut, and so their last bits; one that is set does not vary with the machine.
+    The number decides where sums are cut, and so their last bits; a number that is set does not vary with the machine.
 
     Raises:
         UsageError: MPI_UTIL_UPDATE_THREADS is not a whole number of at least 1.
@@ -37,8 +38,21 @@ def update_threads() -> int:
     return _count(UPDATE_THREADS, "threads that rank 0 updates with") or usable_cores()
 
 
+def take_cores(others: Iterable[int]) -> None:
+    """Lets this process run on the cores of these others too, whatever a launcher has bound it to (Open MPI binds).
+
+    Args:
+        others: process ids, of processes that sleep while this one has work for all cores.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))
+        if cores != os.sched_getaffinity(0):
+            for task in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(task), cores)
+
+
 def _count(name: str, what: str) -> int:
-    """What the user has set; 0 if she has not."""
+    """The value of a variable that the user may set; 0: it is not set."""
     text = os.environ.get(name, "")
     if text and not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
         raise UsageError(f"{name} is the number of {what}, a whole number of at least 1; got {text!r}")
@@ -60,7 +74,7 @@ def _cgroup_quota_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = Pat
 
 
 def _quota(folder: Path, files: tuple[str, ...]) -> float:
-    """In cores: microseconds of CPU time in each period, as the files of cgroup version 1 or 2 give them."""
+    """A quota in cores, from microseconds of CPU time in each period, as cgroups of version 1 or 2 give them."""
     try:
         quota, period = (int(number) for name in files for number in (folder / name).read_text().split())
     except (OSError, ValueError):  # ValueError: "max"

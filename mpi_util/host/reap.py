@@ -1,8 +1,8 @@
-"""Find and end the processes of one job, and remove what they leave behind.
+"""Finds and ends the processes of one job, and removes what they leave; in the parent, an agent, or a guard.
 
-A process belongs to the job when its environment names the job's folder, so another process that has got its id is
-never touched. Run as a program, with the folder as its argument, this is the job's guard: it sleeps on its standard
-input, and when the parent is killed (kill -9) it does what the parent would have done.
+A process belongs to the job when its environment names the job's folder, so a process that got the id of another one
+is never touched. Run as a program, with the folder as its argument, this file is the job's guard: a process that sleeps
+on its standard input, and does what the parent would have done if the parent is killed (kill -9).
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
 _TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
+_PR_SET_PDEATHSIG = 1
 _KILL_PATIENCE_S = 5.0
 _KILL_PAUSE_S = 0.005
-_MOST_LISTS = 2000  # of a chain a busy machine takes up to 80; not a time, which also passes while this process waits
+_MOST_SCANS = 2000  # a chain took up to 80 on a busy machine; not a time, which also passes while this process waits
 _EXEC_PATIENCE_S = 1.0
 _KERNEL_THREAD, _EXITING = 0x200000, 0x4  # PF_KTHREAD, PF_EXITING of linux/sched.h: these have no environment
 
 
 def belongs(pid: int, job_dir: str) -> bool:
-    """True if a living process is one of this job's, and this user's: another one's may only pretend to be.
+    """True if a living process is one of this job's and this user's: another user's may only pretend to be.
 
-    One that is just changing to another program shows no environment until then.
+    A process within execve shows no environment, so this waits for its end.
     """
     proc, deadline = Path(f"/proc/{pid}"), time.monotonic() + _EXEC_PATIENCE_S
     try:
@@ -68,23 +69,23 @@ def _is_in_exec(pid: int) -> bool:
 
 
 def _is_ending(pid: int) -> bool:
-    """True for a process that starts no other one any more. Giving its memory back may take it a second."""
+    """True for a process that can fork no more, though the kernel may take a second to free its memory."""
     flags = stat_field(pid, STAT_FLAGS)
     return flags is None or bool(flags & _EXITING) or not is_alive(pid)
 
 
 def job_processes(job_dir: str, stop: bool = False) -> list[int]:
-    """The ids of the job's living processes: launcher, proxies, ranks, and what these have started.
+    """The ids of the job's living processes: launcher, proxies, ranks, and the processes that these started.
 
-    One that ends before it is looked at may have started another one: so until a list has no such one, or for
-    _MOST_LISTS lists: on a machine on which others start short ones all the time every list has.
+    A process may fork and exit between two scans, so this scans until none has vanished. On a machine where processes
+    of others come and go all the time one always has: after _MOST_SCANS scans it ends too.
 
     Args:
-        stop: each is stopped (SIGSTOP) as soon as it is found, and can start no other one and then end.
+        stop: stop each process (SIGSTOP) as soon as it is found, so that it cannot fork and exit.
     """
     found: list[int] = []
     seen = {os.getpid()}
-    for _ in range(_MOST_LISTS):
+    for _ in range(_MOST_SCANS):
         new = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen
         for pid in sorted(new, reverse=True):  # the youngest may be the next one to end
             if belongs(pid, job_dir):
@@ -132,7 +133,7 @@ def name_of(pid: int) -> str:
 
 
 def exit_code(pid: int, pidfd: int) -> int | None:
-    """Of a process that has ended, negative for a signal; None if it was reaped, and Linux is older than 6.15."""
+    """A process's exit code, negative for a signal; None if it was reaped and Linux is older than 6.15."""
     status, info = stat_field(pid, STAT_EXIT_STATUS, "ZX"), struct.pack("Q", _PIDFD_INFO_EXIT)
     if status is None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: there is no pidfd
@@ -151,8 +152,16 @@ def read_record(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+def die_with_parent() -> None:
+    """From now on this process is killed when its parent dies, even while it computes (Linux)."""
+    import ctypes  # not in the guard
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def kill_processes(job_dir: str) -> None:
-    """Kills whatever is left of the job, and removes the files of MPI that these processes then cannot remove."""
+    """Kills whatever is left of the job, and removes the files of MPI that the killed processes cannot remove."""
     files: set[str] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (pids := job_processes(job_dir, stop=True)) and time.monotonic() < deadline:
@@ -161,7 +170,7 @@ def kill_processes(job_dir: str) -> None:
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
             send(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
-    for pid in pids:  # of the last list, which are stopped
+    for pid in pids:  # of the last scan, which are stopped
         send(pid, signal.SIGKILL)
     _remove(files)
 
@@ -170,9 +179,9 @@ def end_job(job_dir: str) -> None:
     """Kills whatever is left of the job, then removes its shared memory files and its folder.
 
     MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped:
-    a rank that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does. Where a
-    rank has ended while MPI started, nothing names it: then it is what has been made since, and no process maps. Hydra
-    leaves its descriptions of the machine where a rank fails.
+    a rank that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does. Nothing
+    names the memory of a rank that ended while MPI started: then files go that were made since and that no process
+    maps. Hydra leaves its descriptions of the machine where a rank fails.
     """
     kill_processes(job_dir)
     made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]
@@ -215,7 +224,7 @@ def _is_of_mpi(path: str) -> bool:
 
 
 def remove_files(pid: int) -> None:
-    """Removes the files of MPI that this process has: it ends without MPI_Finalize, and no other one uses them."""
+    """Removes the files of MPI of a process that ends without MPI_Finalize and shares them with no other."""
     _remove(_mpi_files(pid))
 
 

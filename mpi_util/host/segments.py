@@ -1,4 +1,4 @@
-"""Shared memory of one machine: segments that one rank owns and others map, lent out while arrays refer to them.
+"""Shared memory of one machine: segments that one process owns and others map, lent out while arrays refer to them.
 
 A segment is an anonymous memory file (memfd). Others open it as /proc/<pid>/fd/<n>: no name that could be left behind
 by a killed process, and not bounded by the size of /dev/shm, which many containers limit to 64 MB.
@@ -17,7 +17,7 @@ import numpy as np
 ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _GROWTH = 1.25  # spare room, so that batches of varying length do not need a new segment each time
 _PAGE = 1 << 21
-STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # others see stores in the order of their making
+STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # other cores see stores in the order they were made
 _MARK = struct.Struct("q")  # the serial number, written behind the last byte of a segment
 
 
@@ -26,7 +26,7 @@ class Ticket(NamedTuple):
 
     pid: int
     fd: int
-    serial: int  # random, and written in the file: neither another segment nor another machine's passes for this one
+    serial: int  # random, and written in the file: no other segment, nor one of another machine, passes for this one
     size: int  # bytes
 
 

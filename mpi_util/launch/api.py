@@ -28,7 +28,7 @@ from ..ranks.identity import (
     rank,
     under_launcher,
 )
-from ..ranks.state import open_standard_streams, process
+from ..ranks.state import process, state
 
 DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
 STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
@@ -54,8 +54,8 @@ def mpi_fork(
     user has set (OMP_NUM_THREADS and the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a
     rank, with n = 1 too, it changes:
 
-    - sys.excepthook, threading.excepthook, sys.exit, atexit: an uncaught exception, or an exit with a non-zero status,
-      ends all ranks; the others leave together.
+    - sys.excepthook, threading.excepthook, atexit: an uncaught exception, or an exit with a non-zero status, ends all
+      ranks; the others leave together. Below an `mpiexec` of yours that status is not known to the others.
     - BLAS and torch: one thread; on rank 0 all cores from a gather to the next collective call. TensorFlow: see
       `setup_tensorflow_for_mpi`.
     - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS, _RANK_PID and
@@ -101,7 +101,7 @@ def mpi_fork(
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it.
     """
-    open_standard_streams()
+    _open_standard_streams()
     try:
         check_variables()
         settings = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir)
@@ -132,7 +132,7 @@ def start_ranks(
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
             raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
-    role = process.of(Role)
+    role = state(Role)
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
@@ -155,9 +155,20 @@ def start_ranks(
     return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, **settings)
 
 
+def _open_standard_streams() -> None:
+    """Opens /dev/null for standard streams that are closed (`>&-`, daemons), or a file that we open would be one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
-    if under_launcher() or process.of(Role).job:  # also of a single rank; a hostfile need not be on every host
+    if under_launcher() or state(Role).job:  # also of a single rank; a hostfile need not be on every host
         return nworkers()
     if not (hosts or hostfile or os.environ.get(HOSTS)):
         return 0

@@ -18,12 +18,12 @@ from typing import Any, Literal
 from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
-from ..ranks.identity import RANK_PID, Role, check_tasks, is_multiprocess
-from ..ranks.state import process
+from ..ranks.identity import RANK_PID, Role, is_multiprocess
+from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
 from . import restarts
 from .api import DEPTH, STDIN
-from .launcher import ENVIRONMENT, ask_library, find_launcher
+from .launcher import ENVIRONMENT, check_tasks, find_launcher
 from .monitor import ProcessMonitor
 from .supervise import Job
 from .verdict import Verdict
@@ -46,7 +46,7 @@ def start(
     Args: find_hosts: the `cluster.hosts.Hosts` of the ranks; None: all run on this machine. Others: as for `mpi_fork`.
     """
     if n != 1:
-        check_tasks(lambda: ask_library()[0])
+        check_tasks()
     depth = int(os.environ.get(DEPTH, "0"))
     where = find_hosts() if find_hosts else None
     if n is None:
@@ -84,7 +84,7 @@ def start(
         raise LaunchError(f"cannot start {n} ranks: {error}") from None
     if status:
         sys.exit(status)
-    process.of(Role).is_parent = True
+    state(Role).is_parent = True
     return "parent"
 
 

@@ -11,10 +11,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
+from ..ranks.identity import OTHERS_S, first_number, srun_option
 from .banners import MARK
 
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
@@ -147,3 +149,16 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
         env=ENVIRONMENT | dict(os.environ),
     )  # fmt: skip
+
+
+def check_tasks() -> None:
+    """Raises LaunchError in each of several tasks of srun that know nothing of one another, nor of an MPI."""
+    if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
+        option = srun_option(ask_library()[0])
+        error = LaunchError(
+            f"srun has started this program {tasks} times, each of them alone; use srun {option}, or "
+            "start it once, as in a batch script: mpi_fork then starts ranks on all hosts of the allocation"
+        )
+        error.silent = first_number(("SLURM_PROCID",), 0) > 0
+        time.sleep(OTHERS_S * error.silent)
+        raise error

@@ -1,4 +1,4 @@
-"""Printing when many ranks share one terminal: lines, rates and times; and what the phases of an iteration take."""
+"""Printing when many ranks share one terminal, in each rank's process: lines, rates, times, and phases."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ def print0(*args: Any, **kwargs: Any) -> None:
 
 
 def print0_once(text: str) -> None:
-    """Prints a line on rank 0, to stderr, the first time that it is given."""
+    """Prints a line to stderr on rank 0, once for each text. Not collective."""
     printed = state(_Printed)
     if rank() == 0 and text not in printed:
         printed.add(text)
@@ -36,7 +36,7 @@ def msg(*args: Any, sep: str = " ") -> None:
 
 
 class _Last:
-    """When `steps_sec` and `timeit` were called last, `timeit` with a line of dashes too, and the steps so far."""
+    """Times of the last calls of `steps_sec`, of `timeit`, and of `timeit` with a line of dashes; the steps so far."""
 
     steps_at = timed_at = looped_at = time.perf_counter()
     steps = 0

@@ -10,7 +10,6 @@ hear that this one has ended, and RankLeftError ends those that wait for it.
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import io
 import os
@@ -31,21 +30,20 @@ from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
 from .records import Failure, write_record
 from .state import process, state
 
-_FIRST_REPORT_S = 1.0  # ranks that share an error wait this long for rank 0 to print it and to end the job
+_FIRST_REPORT_S = 1.0  # other ranks with the same error give rank 0 this long to print it and end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
-# hydra drops what it has not read of a rank's stderr when the rank aborts: without a pause 4 of 30 reports were cut
+# hydra drops the part of a rank's stderr that it has not read when the rank aborts: it cut 4 of 30 reports
 _LAST_WORDS_S = 0.1
-_PR_SET_PDEATHSIG = 1
 _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a whole array
 # `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
 SAME_SIGNAL_S = 0.3
 _HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
 _UNKNOWN_STATUS = "only its launcher knows with which status"
-_REPORTING = threading.RLock()  # of threads that fail together: `_traced` takes the place of stderr
-# this package, and those beside it whose names begin with its
+_REPORTING = threading.RLock()  # held by one of the threads that fail together, because `_traced` replaces sys.stderr
+# files of this package, and of those beside it whose names begin with its name
 OURS = re.compile(rf"{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/")
-_STDLIB = os.path.dirname(os.__file__)  # its own modules, such as functools; site-packages is below it
+_STDLIB = os.path.dirname(os.__file__)  # folder of functools and others; site-packages is below it
 
 
 class FailureState:
@@ -53,10 +51,10 @@ class FailureState:
 
     Attributes:
         pid: of the rank; 0 until `install`.
-        is_fork: this process was forked by a rank; the rest is about the rank.
-        call: the collective call that it is in.
-        where: the phase that it is in, and the phase's details.
-        end: how the program ended, by runner.py; None: nothing is known.
+        is_fork: True in a process that a rank has forked; the other attributes are still the rank's.
+        call: the last collective call.
+        where: the current phase and its details.
+        end: how the program ended, if runner.py has seen it.
         on_phase: called when `where` has changed.
         leave: how all ranks end together: (status, reason, seconds to wait) -> whether all of them do.
     """
@@ -72,7 +70,7 @@ class FailureState:
         self.where: dict[str, Any] = {}
 
     def at(self, where: dict[str, Any]) -> None:
-        """It is in this phase now."""
+        """Begins a phase."""
         self.where = where
         if self.on_phase:
             self.on_phase()
@@ -94,12 +92,12 @@ def install() -> None:
     if under_launcher() or state(Role).job:
         process.set_environment({RANK_PID: str(os.getpid())})
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
-        die_with_parent()
+        reap.die_with_parent()
         _register()
 
 
 def enter(op: str) -> None:
-    """Notes the collective call that this rank is in. UsageError in a process that a rank has started."""
+    """Notes that this rank begins a collective call. UsageError in a process that a rank has forked."""
     if in_child_of_rank() and under_launcher():
         raise UsageError(
             f"{op}: this process was forked by rank {state(Role).rank}, or started by its multiprocessing, and is "
@@ -118,7 +116,7 @@ def during(phase: str, **details: Any) -> Iterator[None]:
         yield
     except BaseException as error:
         if not hasattr(error, _WHERE):
-            setattr(error, _WHERE, mine.where)  # when it is reported, this block has been left
+            setattr(error, _WHERE, mine.where)  # it is reported after this block has been left
         raise
     finally:
         mine.at(before)
@@ -131,19 +129,19 @@ def stop_all(failure: Failure) -> NoReturn:
     if (mpi := _running_mpi()) and mpi.COMM_WORLD.size > 1:
         time.sleep(_LAST_WORDS_S)
         mpi.COMM_WORLD.Abort(failure.status)
-    if mpi:  # alone, so that no launcher or parent removes what it has in /dev/shm
+    if mpi:  # a single rank: no launcher or parent removes its files in /dev/shm
         reap.remove_files(os.getpid())
     os._exit(failure.status)
 
 
 def fail(line: str, status: int = 1) -> NoReturn:
-    """Ends the whole job because of something that this rank found: one line, no traceback. Does not return."""
+    """Ends the whole job with one line, and no traceback. Does not return. Not collective."""
     _report(line)
     stop_all(Failure(status, _shorten(line, _LONGEST_REASON), reported=True))
 
 
 def _report(text: str) -> None:
-    """Prints what ends the job. Where several ranks fail, the first report is the only one."""
+    """Prints why the job ends. If several ranks fail, only the first one prints."""
     try:
         if job := state(Role).job:
             open(os.path.join(job, "reported"), "x").close()
@@ -156,8 +154,8 @@ def _report(text: str) -> None:
 
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """sys.excepthook, of threads too: one report, tagged with rank, phase and episode, then the end of the job."""
-    if kind is not SystemExit:  # which a thread may end by
+    """The hook of sys and threading: one report, tagged with rank, phase and episode; then the job ends."""
+    if kind is not SystemExit:  # a thread may end with it
         with _REPORTING:
             _report_error(kind, error, trace)
 
@@ -179,18 +177,18 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     failure = _failure_of(error)
     if getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
-        failure = failure._replace(reported=False)  # it has not: the parent says why
+        failure = failure._replace(reported=False)  # if it could not, the parent says why
     else:
         _report(text)
     if under_launcher():
         stop_all(failure)
     _record(failure)
     if threading.current_thread() is threading.main_thread():
-        raise SystemExit(failure.status)  # from an excepthook: what the process ends with; else it would be 1
+        raise SystemExit(failure.status)  # the process ends with it; without it, with status 1
 
 
 def _failure_of(error: BaseException) -> Failure:
-    """How a program ends that does not catch this error."""
+    """The failure of a program that does not catch this error."""
     known = isinstance(error, MpiUtilError)
     status = 130 if isinstance(error, KeyboardInterrupt) else error.status if isinstance(error, MpiUtilError) else 1
     place = f"{type(error).__name__} {_line_of(error.__traceback__)}{_phase(error)}"
@@ -212,12 +210,12 @@ def _named(where: dict[str, Any]) -> str:
 
 
 def _phase(error: BaseException) -> str:
-    """Where it was raised, without the details: an episode's number differs from one failure to the next."""
+    """The phase in which it was raised, without details: episode numbers differ from one failure to the next."""
     return str(getattr(error, _WHERE, state(FailureState).where).get("phase", ""))
 
 
 def describe(error: BaseException) -> str:
-    """`ValueError: first line of its message`, of an error whose message may be long, or raise."""
+    """`ValueError: first line of the message`; the message may be long, or fail."""
     try:
         text = first_line(error)
     except Exception:
@@ -226,7 +224,7 @@ def describe(error: BaseException) -> str:
 
 
 def _shorten(text: str, longest: int) -> str:
-    """A text of about that many characters at most, without its middle."""
+    """Cuts the middle out of a text that is longer than about `longest` characters."""
     left_out, part = len(text) - longest, longest // 2
     return f"{text[:part]} ... ({left_out:,} characters left out) ... {text[-part:]}" if left_out > 0 else text
 
@@ -240,14 +238,14 @@ def call_site() -> str:
 
 
 def _line_of(trace: TracebackType | None) -> str:
-    """`file:line: ` of the innermost line that is neither ours nor the standard library's: where the call was made."""
+    """`file:line: ` of the program's innermost line: neither this package's nor the standard library's."""
     files = ((f, f.filename) for f in traceback.extract_tb(trace))
     frames = [f for f, name in files if not OURS.match(name) and os.path.dirname(name) != _STDLIB]
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 
 def print_line(text: str) -> None:
-    """One write, so that reports of several ranks do not mix within a line; none if stderr is closed, or not read."""
+    """Prints to stderr in one write, so that ranks do not mix their lines; nothing if stderr is closed."""
     _flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text + "\n")
@@ -255,14 +253,15 @@ def print_line(text: str) -> None:
 
 
 def _flush() -> None:
-    """Writes what was printed, if it can be: AttributeError: there is no stream, RuntimeError: a signal came within."""
+    """Flushes stdout and stderr as far as possible."""
     for stream in (sys.stdout, sys.stderr):
+        # AttributeError: there is no stream; RuntimeError: a signal has interrupted a flush
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
             stream.flush()
 
 
 def _note_end(error: BaseException) -> None:
-    """Called by runner.py with what ends the program."""
+    """Notes the exception, or SystemExit, that ends the program; runner.py calls it."""
     state(FailureState).end = _exit_of(error) if isinstance(error, SystemExit) else _failure_of(error)
 
 
@@ -275,7 +274,7 @@ def _exit_of(error: SystemExit) -> Failure:
 
 
 def _end() -> Failure:
-    """How the program has ended: by runner.py, or as far as the interpreter tells atexit functions of it."""
+    """How the program has ended: as runner.py saw it, or as far as an atexit function can know."""
     if runner.NAME in sys.modules:
         return state(FailureState).end or Failure(0)
     if error := getattr(sys, "last_value", None):  # an uncaught exception, whatever hook the program has set
@@ -284,38 +283,29 @@ def _end() -> Failure:
 
 
 def _end_together() -> None:
-    """At exit: all ranks end in order; or, if this one has a non-zero status and others work on, the job is aborted."""
+    """An atexit function: all ranks end in order, or the job is aborted if this one failed and others still work."""
     mine, mpi, end, several = state(FailureState), _running_mpi(), _end(), under_launcher()
     if mine.is_fork:
-        if mpi:  # MPI_Finalize, which mpi4py calls, would wait for ever: it is the rank's
+        if mpi:  # mpi4py would call MPI_Finalize, which waits for ever in a forked process
             _flush()
             os._exit(end.status)
         return
     _record_end()
-    together = not several
-    if mpi:
-        if end.status and several:
-            _record(end)
-        together = mine.leave is not None and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
+    if end.status and several:
+        _record(end)
+    together = mpi and mine.leave and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
     if end.status and (together or not several):
         _record(end._replace(in_order=True), again=several)
-    elif end.status:
-        _record(end)
-        _abort_at_the_end(end.status)
-
-
-def _abort_at_the_end(status: int) -> None:
-    """Has mpi4py abort the job when the interpreter has ended the program in order: its files are written by then."""
-    if mpi := _running_mpi():
+    elif end.status and mpi:
         from mpi4py.run import set_abort_status
 
         _flush()
         time.sleep(_LAST_WORDS_S)
-        set_abort_status(status) if mpi.COMM_WORLD.size > 1 else None
+        set_abort_status(end.status)  # mpi4py aborts the job once Python has ended the program and its files
 
 
 def _record(failure: Failure, again: bool = False) -> None:
-    """For the launcher's parent. The first reason that a rank gives is the cause; what follows from it is not."""
+    """Records a failure for mpi_fork's parent: the first one, which is the cause of those that follow."""
     role = state(Role)
     if again or not os.path.exists(os.path.join(role.job, f"failed-{role.rank}")):
         write_record("failed", failure._replace(time=time.time())._asdict())
@@ -327,27 +317,21 @@ def _running_mpi() -> Any:
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
-def die_with_parent() -> None:
-    """A process whose parent (a rank's: the launcher) is killed is killed too, even while it computes (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _register() -> None:
-    """Records this rank's pid for the launcher's parent, and opens the FIFO whose closing shows that the rank ended."""
+    """Records this rank's pid for mpi_fork's parent, and opens the FIFO that closes when the rank ends."""
     write_record("rank", {"pid": os.getpid(), "shm": []})
     with contextlib.suppress(OSError):
         path = os.path.join(state(Role).job, f"alive-{state(Role).rank}")
         fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Linux closes the files of a dying process from the highest number down. The FIFO must go before the sockets at
-        # whose closing hydra kills the other ranks, or it is not clear which one died first.
+        # Linux closes a dying process's files from the highest number down. hydra kills the other ranks when it sees a
+        # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
         alive = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         process.undo.callback(os.close, alive)
         os.close(fifo)
 
 
 def register_mpi() -> None:
-    """After MPI has started: names its files in /dev/shm, which a killed job would leave, and watches for its end."""
+    """After MPI has started: records its files in /dev/shm, which a killed job leaves, and later its end."""
     from mpi4py import MPI
 
     write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
@@ -358,5 +342,5 @@ def register_mpi() -> None:
 
 
 def _record_end(*_: Any) -> None:
-    """This rank ends in order: its death is not to be taken for a failure."""
+    """Records that this rank ends in order, so that its death is not taken for a failure."""
     write_record("ended", {})

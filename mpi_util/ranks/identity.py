@@ -1,11 +1,10 @@
-"""Who this process is: a rank of a job (which one, of how many), the process that started the ranks, or neither."""
+"""Who this process is, in any process: a rank of a job (which one, of how many), the parent of ranks, or neither."""
 
 import contextlib
 import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,8 +15,8 @@ from .state import state
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# What launchers set for each rank: its number, and how many there are. Open MPI's mpiexec first, as it may run in a
-# shell of srun, which sets one of the others: PMI, as hydra (MPICH, Intel MPI) does, or PMIx, which has no size.
+# Variables in which launchers number the ranks, and count them. Open MPI's come first, because its mpiexec may run in a
+# shell of srun, which sets one of the others: PMI, as hydra (MPICH, Intel MPI) does, or PMIx, which has no count.
 _LAUNCHERS = {
     "OMPI_COMM_WORLD_RANK": ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"),
     "PMI_RANK": ("PMI_SIZE", "MPICH's mpiexec"),
@@ -25,9 +24,9 @@ _LAUNCHERS = {
 }
 _NAMES_A_RANK = re.compile(r"(PMI|PMIX|OMPI_COMM_WORLD)_(RANK|SIZE|FD|NAMESPACE)")
 _PMIX_PORT = re.compile(r"tcp4://[\d.]+:(\d+)")  # in PMIX_SERVER_URI2 and others
-RANK_PID = "MPI_UTIL_RANK_PID"  # set by each rank, for the processes that it starts
+RANK_PID = "MPI_UTIL_RANK_PID"  # each rank sets it for the processes that it starts
 _NUMBERS = (*_LAUNCHERS, *(size for size, _ in _LAUNCHERS.values()), RANK_PID, "MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")
-# What launchers, and mpi_fork, set for a rank: not for the ranks of another job. MCA: the user's parameters.
+# Variables that launchers and mpi_fork set for a rank, and that ranks of another job must not see. MCA: the user's own.
 _FOR_RANKS = re.compile(
     r"(PMI2?|OMPI_MCA_(ess|orte)|HYDI)_|(PMIX|PRTE)_(?!MCA_)|OMPI_(?!MCA_|ALLOW_)|MPI_LOCAL(NRANKS|RANKID)$|"
     r"OMPI_MCA_(num_procs|initial_wdir|PREFIXES)$|MPI_UTIL_(BOUND|TTY|RESTARTS|SAVED)$"
@@ -35,7 +34,7 @@ _FOR_RANKS = re.compile(
 _MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
 _LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
 _IMPORTED_IN = os.getpid()  # a process with another id has been forked since
-_OTHERS_S = 3.0  # rank 0 has this long to report a wrong launcher before the end of another rank ends the job
+OTHERS_S = 3.0  # the other ranks give rank 0 this long to report a wrong launcher before they end the job
 
 Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
 
@@ -46,12 +45,12 @@ class Role:
     Attributes:
         is_parent: it has started the ranks.
         launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
-            program of its own that a rank has started has the variables of the rank's launcher, but no launcher.
-        variable: in which that launcher numbers its ranks.
+            program that a rank has started inherits the variables of the rank's launcher, but has no launcher.
+        variable: the environment variable in which the launcher numbers its ranks.
         rank, size: as the launcher says.
-        job: the folder for what mpi_fork's parent is to know, in a rank that it has started; else "".
-        owner: the process id of that rank.
-        error: why these variables make no sense.
+        job: the folder of records for mpi_fork's parent, in a rank that mpi_fork has started; else "".
+        owner: the process id of the rank that this process is or belongs to.
+        error: why the launcher's variables make no sense.
     """
 
     is_parent = False
@@ -103,7 +102,7 @@ def _reachable(variable: str) -> bool | None:
 
 
 def _multiprocess_parent() -> int:
-    """In a process of multiprocessing, also while that runs the program's top level once more, its parent; else 0."""
+    """The parent of a process of multiprocessing, also while that imports the main module again; elsewhere 0."""
     known = sys.modules.get("multiprocessing.process")
     if parent := known and known.parent_process():
         return int(parent.pid or 0)
@@ -124,13 +123,13 @@ def is_multiprocess() -> bool:
 def _is_of_rank(variable: str, owner: int, here: int) -> bool:
     """True if process `here` is a program of its own that a rank has started: process `owner`, or one that runs MPI.
 
-    Between the launcher and a rank there are at most shells and others that only start it.
+    Between the launcher and a rank there are only shells and other processes that start it.
     """
     mine, pid = f"{variable}={os.environ.get(variable)}".encode(), stat_field(here, STAT_PARENT) or 0
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         while variable and pid > 1 and pid != owner:
             if _LAUNCHES.match(name_of(pid)):
-                return False  # a rank has started it, perhaps: then this is a rank of its
+                return False  # a launcher, perhaps started by a rank: this is one of that launcher's ranks
             runs_mpi = _MPI_CODE.search(Path(f"/proc/{pid}/maps").read_bytes())
             if runs_mpi and mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 return True
@@ -139,7 +138,7 @@ def _is_of_rank(variable: str, owner: int, here: int) -> bool:
 
 
 def forget_launcher() -> None:
-    """Removes what launchers have set from the environment: the processes that this one starts are no ranks of it."""
+    """Removes launchers' variables from the environment, so that processes started here are not taken for ranks."""
     for name in filter(_FOR_RANKS.match, list(os.environ)):
         del os.environ[name]
 
@@ -170,19 +169,14 @@ def nworkers() -> int:
     return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 
-def local_size() -> int:
-    """Number of ranks on this machine, if the launcher has set it; else of all. Does not start MPI."""
-    return first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
-
-
 def check_variables() -> None:
-    """Raises LaunchError where what the environment says of this process's rank makes no sense."""
+    """Raises LaunchError if the launcher's variables make no sense."""
     if error := state(Role).error:
         raise error
 
 
 def check_no_parent() -> None:
-    """Raises LaunchError in the process that started ranks: a program that went on there would run once more."""
+    """Raises LaunchError in the process that started ranks: a program that continues there would run once more."""
     check_variables()
     if state(Role).is_parent:
         raise LaunchError(
@@ -192,10 +186,10 @@ def check_no_parent() -> None:
 
 
 def check_launcher(library: str, size: int = 0) -> None:
-    """Raises LaunchError where this process cannot reach the ranks that its launcher's variables speak of.
+    """Raises LaunchError where this process cannot reach the ranks that its launcher's variables name.
 
-    The launcher has gone; or it and the library are of different MPIs: MPICH then ends the process, or every rank is
-    alone in a world of its own.
+    Either the launcher has gone, or it and the library are of different MPIs: MPICH then ends the process, or every
+    rank is alone in a world of its own.
 
     Args:
         library: version of the MPI library. size: of the world; 0: MPI has not started.
@@ -221,35 +215,23 @@ def check_launcher(library: str, size: int = 0) -> None:
             f"alone; use {use}"
         )
         error.silent = role.rank > 0
-        time.sleep(_OTHERS_S * error.silent)
+        time.sleep(OTHERS_S * error.silent)
     role.launcher = ""
     raise error
 
 
 def srun_option(library: str) -> str:
-    """By which option srun's tasks are ranks of this MPI library."""
+    """The option with which srun starts ranks of this MPI library."""
     return "--mpi=pmix" if "Open MPI" in library else "--mpi=pmi2"
 
 
-def check_tasks(library: Callable[[], str]) -> None:
-    """Raises LaunchError in each of several tasks of srun that know nothing of one another, nor of an MPI."""
-    if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
-        error = LaunchError(
-            f"srun has started this program {tasks} times, each of them alone; use srun {srun_option(library())}, or "
-            "start it once, as in a batch script: mpi_fork then starts ranks on all hosts of the allocation"
-        )
-        error.silent = first_number(("SLURM_PROCID",), 0) > 0
-        time.sleep(_OTHERS_S * error.silent)
-        raise error
-
-
 def under_launcher() -> bool:
-    """True in a rank that an MPI launcher has started with others. A batch shell of Slurm is none."""
+    """True in one of several ranks that an MPI launcher has started. A batch shell of Slurm is no rank."""
     return bool(state(Role).launcher)
 
 
 def in_child_of_rank() -> bool:
-    """True in a process that a rank has forked, or started by multiprocessing: it belongs to the rank, and is none."""
+    """True in a process that a rank has forked, or started by multiprocessing: it belongs to the rank."""
     role = state(Role)
     return bool(role.launcher or role.job) and role.owner != os.getpid()
 

@@ -11,13 +11,19 @@ import os
 import sys
 from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader  # the interpreter has loaded it
 
+TYPE_CHECKING = False  # of `typing`, which takes time to import
+if TYPE_CHECKING:
+    from collections.abc import Callable  # noqa: F401
+    from types import CodeType, TracebackType
+
 NAME = "_mpi_util_runner"  # of this module in sys.modules while it runs a program
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # in which a launcher numbers its ranks
 
-on_end = None  # what failure.py sets: called with the exception, or SystemExit, that ends the program
+# Set by failure.py: called with the exception, or SystemExit, that ends the program.
+on_end = None  # type: Callable[[BaseException], None] | None
 
 
-def write_pid():
+def write_pid() -> None:
     """Lets mpi_fork's parent know this rank, so that it is missed if it ends before it comes to mpi_fork."""
     rank = next(filter(None, map(os.environ.get, RANKS)), "0")
     try:
@@ -27,21 +33,22 @@ def write_pid():
         return  # the job's folder has gone
 
 
-def become_program():
+def become_program() -> tuple[str, str]:
     """Makes `__main__`, sys.argv and sys.orig_argv those of the program. Returns what to run: (option or "", what)."""
     del sys.orig_argv[-len(sys.argv)], sys.argv[0]
     option = sys.argv[0] if sys.argv[0] in ("-m", "-c") else ""
     main = type(sys)("__main__")
     given = {name: value for name, value in globals().items() if name.startswith("__")}  # differs between versions
-    vars(main).update(given, __doc__=None, __loader__=sys.__loader__)
+    vars(main).update(given | {"__doc__": None, "__loader__": sys.__loader__})
+    for name in ("__file__", "__cached__"):
+        vars(main).pop(name, None)
     if "__annotations__" in given:
         main.__annotations__ = {}
-    del main.__file__, main.__cached__
     sys.modules[NAME], sys.modules["__main__"] = sys.modules["__main__"], main
     return option, sys.argv.pop(1) if option else os.path.join(os.getcwd(), sys.argv[0])
 
 
-def is_package(path):
+def is_package(path: str) -> bool:
     """True for a folder or zip file, which holds a `__main__`."""
     for hook in sys.path_hooks:
         try:
@@ -52,7 +59,7 @@ def is_package(path):
     return False
 
 
-def set_first_path(path, always=False):
+def set_first_path(path: str, always: bool = False) -> None:
     """Sets what `python` puts before its path for a program; `always`: with -I and -P too."""
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path[0] = path  # in place of this file's folder
@@ -60,17 +67,15 @@ def set_first_path(path, always=False):
         sys.path.insert(0, path)
 
 
-def code_of_script(path):
+def code_of_script(path: str) -> "CodeType":
     """Compiles a script, or loads a .pyc; tells `__main__` where it is from."""
-    main = sys.modules["__main__"]
     loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
-    main.__file__, main.__cached__, main.__loader__ = path, None, loader
-    if path.endswith(".pyc"):
-        return loader.get_code("__main__")
-    return compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    vars(sys.modules["__main__"]).update(__file__=path, __cached__=None, __loader__=loader)
+    code = loader.get_code("__main__") if isinstance(loader, SourcelessFileLoader) else None
+    return code or compile(loader.get_data(path), path, "exec", dont_inherit=True)
 
 
-def code_of_command(source):
+def code_of_command(source: str) -> "CodeType":
     """Compiles the text that follows -c, of which tracebacks show the lines from Python 3.13 on."""
     if sys.version_info >= (3, 14) and source[:1].isspace():
         import textwrap
@@ -85,11 +90,11 @@ def code_of_command(source):
     return code
 
 
-def hide_from_tracebacks():
+def hide_from_tracebacks() -> None:
     """What sys.excepthook gets of the exception that ends the program begins with the program's own lines."""
     hook = sys.excepthook
 
-    def without_runner(kind, error, trace):
+    def without_runner(kind: type[BaseException], error: BaseException, trace: "TracebackType | None") -> None:
         sys.excepthook = hook
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
@@ -103,19 +108,14 @@ if __name__ == "__main__":
     write_pid()
     _option, _what = become_program()
     try:
-        if _option == "-m":
-            set_first_path(os.getcwd())
-            import runpy
-
-            runpy._run_module_as_main(_what)
-        elif _option == "-c":
+        if _option == "-c":
             set_first_path("")
             exec(code_of_command(_what), vars(sys.modules["__main__"]))  # noqa: S102
-        elif is_package(_what):
-            set_first_path(_what, always=True)
-            import runpy
+        elif _option == "-m" or is_package(_what):
+            set_first_path(os.getcwd() if _option else _what, always=not _option)
+            from runpy import _run_module_as_main  # type: ignore[attr-defined]
 
-            runpy._run_module_as_main("__main__", alter_argv=False)
+            _run_module_as_main(_what if _option else "__main__", alter_argv=bool(_option))
         else:
             set_first_path(os.path.dirname(os.path.realpath(_what)))
             exec(code_of_script(_what), vars(sys.modules["__main__"]))  # noqa: S102

@@ -1,4 +1,4 @@
-"""Random streams that do not depend on which rank draws from them, and the seeding of a whole process."""
+"""Seeds a rank's process, and makes random streams that do not depend on which rank draws from them."""
 
 import operator
 import random
@@ -27,9 +27,11 @@ def set_global_seeds(seed: int) -> None:
 
 
 def rank_seed(seed: int) -> int:
-    """A seed for this rank, 0 to 2**31 - 1: another one for each rank and for each run's `seed` >= 0. Not collective.
+    """A seed for this rank, 0 to 2**31 - 1, which differs between ranks and runs. Not collective.
 
-    `seed + rank` is not: rank 1 of seed 1 would draw what rank 0 of seed 2 draws.
+    `seed + rank` does not: rank 1 of seed 1 would draw what rank 0 of seed 2 draws.
+
+    Args: seed: of the run, 0 or more.
     """
     return int(stream(seed, rank()).generate_state(1)[0] >> 1)
 
@@ -45,7 +47,7 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 
 
 def _number(call: str, seed: int) -> int:
-    """A seed of any integer type, 0 or more: None would be another one in each process."""
+    """A seed of any integer type, 0 or more. None is refused: it would differ in each process."""
     if not hasattr(seed, "__index__") or (number := operator.index(seed)) < 0:
         raise UsageError(f"{call}: a seed is a whole number, 0 or more; got {seed!r}")
     return number

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, a closed terminal: the program ends in order at the first signal, at once at the second."""
+"""Ctrl-C, SIGTERM, a closed terminal, in a rank's process: the first signal ends it in order, the second at once."""
 
 import contextlib
 import math
@@ -14,15 +14,15 @@ from .records import Failure
 
 
 class StopRequest:
-    """Notes SIGINT, SIGTERM and SIGHUP on rank 0, which decides when to stop; the other ranks pass over them.
+    """Notes SIGINT, SIGTERM and SIGHUP on rank 0, which decides when to stop; the other ranks ignore them.
 
-    A second SIGINT or SIGTERM ends the job at once; but what comes within 0.3 s is the same one, sent to several
-    processes. SIGHUP, which a terminal that closes sends, sometimes twice, does not count for that. A signal that is
-    ignored stays so: by nohup, in a background job of a script.
+    A second SIGINT or SIGTERM ends the job at once, unless it comes within 0.3 s: then it is the first one, sent to
+    several processes. SIGHUP, which a closing terminal sends once or twice, counts neither as a first nor as a second
+    one. A signal that is ignored when the program starts, as under nohup or in a script's background job, stays so.
 
     Attributes:
-        signum: the signal that came, or 0.
-        then: called when it comes, in the signal handler.
+        signum: the signal that has come, or 0.
+        then: called in the signal handler when one comes.
     """
 
     def __init__(self) -> None:
@@ -49,5 +49,5 @@ class StopRequest:
 
     @property
     def status(self) -> int:
-        """Exit status of a program that ends because of the signal: 130 for SIGINT, 143 SIGTERM, 129 SIGHUP; else 0."""
+        """The exit status for the signal: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP; 0 if none has come."""
         return 128 + self.signum if self.signum else 0

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -62,17 +61,6 @@ class Process(States):
         """For tests: a process that has not used mpi_util. MPI, if it was started, and affinity stay."""
         self.undo.close()
         self.close()
-
-
-def open_standard_streams() -> None:
-    """Opens /dev/null for standard streams that are closed (`>&-`, daemons), or a file that we open would be one."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number, which is this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 process = Process()

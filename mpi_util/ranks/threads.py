@@ -1,14 +1,13 @@
-"""How many threads a rank computes with: one, but one for every usable core while rank 0 works alone.
+"""How many threads BLAS and torch have, in each rank's process: one; on rank 0, while the others sleep, one per core.
 
-Ranks that collect side by side would start as many threads as there are cores, each of them. After a gather they sleep,
-and rank 0 has the machine: from there to its next collective call NumPy's BLAS and torch may use every core. It is the
-same with one rank, because the number of threads can change the last bit of a product. For the same reason a program
-can fix rank 0's number, `mpi_fork(n, threads=4)`: then its bits do not depend on the machine's cores either. TensorFlow
-cannot change the size of its pools once it runs: each rank's has as many threads for one operation as rank 0 has cores,
-as their number decides how a product of a wide layer (from some 600 units on) is cut.
+Left alone, each of the ranks that collect would start a thread for every core. After a gather the others sleep: until
+its next collective call rank 0 may use every core. A single rank does the same, because the number of threads can
+change the last bit of a product. So a program can also fix rank 0's number, `mpi_fork(n, threads=4)`, and its bits do
+not depend on the machine. TensorFlow's pools keep their size once it runs: on each rank they have as many threads for
+one operation as rank 0 has cores, because that number decides how a product of a layer of 600 units or more is cut.
 
-What the user has set stays: OMP_NUM_THREADS and the other variables, or a number that she gives to
-torch.set_num_threads or threadpoolctl. (Not seen is what equals our own: 1, given to threadpoolctl or before mpi_fork.)
+What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
+threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
 """
 
 import contextlib
@@ -29,11 +28,11 @@ _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of t
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 _WAIT_POLICY = "OMP_WAIT_POLICY"
-# How long torch's threads spin for each other. By default it is so long that beside other work, with two threads on two
-# cores, a step on 125 rows of a 2x64 network took 50 ms; so it takes 3 ms there, and 0.8 instead of 0.6 ms undisturbed.
+# How long torch's threads spin for each other. With the default, a step on 125 rows of a 2x64 network took 50 ms on two
+# cores that had other work too; with this number it takes 3 ms there, and 0.8 instead of 0.6 ms on idle cores.
 _SPIN_COUNT = "10000"
-_OURS = "MPI_UTIL_THREADS"  # names the variables that we have set; the others are the user's
-# how the name of a library's file begins -> of its own variable, and its functions: get, set
+_OURS = "MPI_UTIL_THREADS"  # lists the variables that this package has set; all others are the user's
+# start of a library's file name -> start of its variable's name, and the names of its functions to get and set
 _LIBRARIES = {
     "libscipy_openblas64_": ("OPENBLAS", "scipy_openblas_{}_num_threads64_"),
     "libscipy_openblas": ("OPENBLAS", "scipy_openblas_{}_num_threads"),
@@ -45,7 +44,7 @@ _LIBRARIES = {
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What makes the libraries of a process start with one thread, as far as the user has not set it otherwise."""
+    """Variables that make a process's libraries start with one thread, without those that the user has set."""
     ours = given.get(_OURS, "").split()
     users = {name for name in _VARIABLES if given.get(name) and name not in ours}
     mine = () if _OMP in users else [name for name in _VARIABLES if name not in users]
@@ -54,9 +53,10 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Pool:
-    """The threads of one library. They are the user's from when their number is not the one that it had here.
+    """The threads of one library. Once someone else has changed their number, the number is the user's.
 
-    Args: expected: the numbers with which it may have started; another one is the user's.
+    Args:
+        expected: the numbers with which the library may have started by itself; any other one is the user's.
     """
 
     def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):
@@ -73,12 +73,12 @@ class _Pool:
 
 
 class _Threads:
-    """What this process knows of its pools."""
+    """The pools of this process, and whether they have one thread or all."""
 
     def __init__(self) -> None:
-        self.alone = False  # True while rank 0 has all cores
-        self._most = self._n_modules = 0  # most: of rank 0 alone
-        self._variables: list[str] = []  # those that are ours
+        self.all_cores = False  # True on rank 0 while the others sleep
+        self._most = self._n_modules = 0  # most: threads of rank 0 while it has all cores
+        self._variables: list[str] = []  # that this package has set
         self.pools: dict[str, _Pool] = {}  # by library
 
     def start(self, is_root: bool, most: int) -> None:
@@ -90,7 +90,7 @@ class _Threads:
         self._variables = mine[_OURS].split()
         pools = dict(zip(TENSORFLOW, (str(most or self._most), str(self._most if is_root else 1))))
         process.set_environment(mine | {name: pools[name] for name in pools if name not in os.environ})
-        # by themselves libraries start with a thread for each processor, or each but hyperthreads
+        # by itself a library starts with a thread for each processor, or for each core without its hyperthreads
         counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
         self._find({1} if launched else {1, *counts, *(count // 2 for count in counts)})
         self._set(1)
@@ -98,20 +98,20 @@ class _Threads:
             sys.meta_path.insert(0, self)
             process.undo.callback(sys.meta_path.remove, self)
 
-    def switch(self, alone: bool) -> None:
+    def switch(self, all_cores: bool) -> None:
         """All threads (True), or one."""
-        if self._most and alone != self.alone:
-            self._find({self._most if self.alone else 1})
-            self.alone = alone
-            self._set(self._most if alone else 1)
+        if self._most and all_cores != self.all_cores:
+            self._find({self._most if self.all_cores else 1})
+            self.all_cores = all_cores
+            self._set(self._most if all_cores else 1)
 
     def _set(self, n: int) -> None:
-        os.environ.update(dict.fromkeys(self._variables, str(n)))  # for what is loaded from now on
-        for pool in list(self.pools.values()):  # a thread may just import torch
+        os.environ.update(dict.fromkeys(self._variables, str(n)))  # for libraries that are loaded from now on
+        for pool in list(self.pools.values()):  # a copy: a thread may be importing torch
             pool.set(n)
 
     def _find(self, expected: set[int]) -> None:
-        """Looks for libraries that have been loaded since the last time. Only an import loads one."""
+        """Finds the libraries that were loaded since the last call. Only an import loads one."""
         if len(sys.modules) == self._n_modules:
             return
         self._n_modules = len(sys.modules)
@@ -133,7 +133,7 @@ class _Threads:
             self.pools[path] = _Pool(get, put, set() if users else expected)
 
     def _find_torch(self, torch: Any, expected: set[int] | None = None) -> None:
-        """From now on torch has the rank's number of threads, until the program calls torch.set_num_threads."""
+        """Makes torch's threads one of the pools, until the program calls torch.set_num_threads."""
         if not all(hasattr(torch, name) for name in ("get_num_threads", "set_num_threads", "zeros")):  # not (yet) torch
             return
         # MKL's vector functions note the kind of processor at their first call, in two stores: another thread that
@@ -149,13 +149,13 @@ class _Threads:
             put(n)
             if threading.current_thread() is not threading.main_thread():
                 return  # each thread has a number of its own
-            free = free and self.alone  # what is set beside the other ranks is the user's, for good
-            pool.ours = free and get() == pool.n  # what has only measured something gives back what it has found
+            free = free and self.all_cores  # a number that is set while the others work is the user's, for good
+            pool.ours = free and get() == pool.n  # a function that only measures something restores the number
 
         process.set(torch, "set_num_threads", set_num_threads)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """As an entry of sys.meta_path: has torch found as soon as it has been imported."""
+        """As an entry of sys.meta_path: adds torch's pool as soon as torch has been imported."""
         others = (finder for finder in sys.meta_path if finder is not self and name == "torch")
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         loader: Any = spec and spec.loader
@@ -170,41 +170,28 @@ class _Threads:
         return spec
 
 
-def take_cores(others: Iterable[int]) -> None:
-    """Rank 0 may run wherever the others of its machine may, whose cores are free while they sleep.
-
-    That is so whatever a launcher has bound it to (Open MPI binds by default). Args: others: their process ids.
-    """
-    if others and "MPI_UTIL_BOUND" not in os.environ:
-        with contextlib.suppress(OSError, AttributeError):
-            cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))
-            if cores != os.sched_getaffinity(0):
-                for task in os.listdir("/proc/self/task"):
-                    os.sched_setaffinity(int(task), cores)
-
-
 def start(is_root: bool, most: int = 0) -> None:
-    """This process becomes a rank: one thread in each pool. Args: most: rank 0's `update_threads`; 0: its own."""
+    """Gives each pool of a new rank one thread. Args: most: rank 0's `update_threads`; 0: this process's own."""
     state(_Threads).start(is_root, most)
 
 
-def alone() -> None:
-    """Rank 0 has gathered, the others sleep: all cores."""
+def use_all_cores() -> None:
+    """Gives rank 0 a thread for each core: it has gathered, and the others sleep."""
     state(_Threads).switch(True)
 
 
-def beside() -> None:
-    """Rank 0 works beside the others: one thread."""
+def use_one_core() -> None:
+    """Gives rank 0 one thread: the others work too."""
     state(_Threads).switch(False)
 
 
 def pools() -> dict[str, int]:
-    """The threads of each library that this process has loaded, but for those that the user has set."""
+    """The number of threads of each library that this process has loaded, but for numbers that the user has set."""
     return {os.path.basename(path): pool.get() for path, pool in state(_Threads).pools.items() if pool.ours}
 
 
 def fix_torch(n: int) -> None:
-    """Gives torch `n` threads for good, but not more than the user's environment says."""
+    """Gives torch `n` threads for good, but not more than the user's variables allow."""
     ours = os.environ.get(_OURS, "").split()
     limits = [os.environ.get(name, "") for name in (_OMP, "MKL_NUM_THREADS") if name not in ours]
     sys.modules["torch"].set_num_threads(min([n, *(int(x) for x in limits if x.isdecimal() and int(x))]))

@@ -1,9 +1,9 @@
-"""The watchdog: where a rank has waited for long, one rank prints who waits where, who is missing, and all stacks.
+"""The watchdog, in each rank's process: after a long wait one rank prints who waits, who is missing, and all stacks.
 
-Each rank keeps a note in shared memory: in which phase it is and, once it has waited for a second, in which call. So
-others read it of a rank that is stopped, or hangs in a library. Nothing runs beside the program: no thread, no timer,
-and no wait of less than a second costs anything. A rank's stack is asked for by a signal, at which faulthandler writes
-it into a memory file, even while a library computes.
+Each rank keeps a note in shared memory: its phase and, once it has waited for a second, its call. So others can read it
+even of a rank that is stopped, or hangs in a library. No thread and no timer runs beside the program, and a wait of
+less than a second costs nothing. A signal makes a rank's faulthandler write its stack into a memory file, even while a
+library computes.
 """
 
 import contextlib
@@ -22,29 +22,30 @@ from typing import Any
 from ..errors import UsageError
 from ..host.reap import is_stopped
 from ..host.segments import Ticket, attach
-from . import failure
+from . import failure, runner
 from .state import state
 
 NOTE_BYTES = 1024
 _AFTER_S = 300.0
 _NOTED_AFTER_S = 1.0
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
-_ANSWER_S, _LOOK_S = 1.0, 0.1  # how long stacks are waited for, and between two looks
+_ANSWER_S, _LOOK_S = 1.0, 0.1  # the longest wait for stacks, and the pause between two looks
 _END = "the end of the program"
 _UNKNOWN = " on another machine, without shared memory, or ended: cannot be asked"
-# the upper part of a stack: what this package, and Python's modules that it calls, do within the program's call
+# the upper part of a stack: the lines of this package, and of Python's modules that it calls, within the program's call
 _OURS = rf'  File "{failure.OURS.pattern}.*\n'
 _PYTHONS = rf'  File "{re.escape(os.path.dirname(os.__file__))}/(?!.*-packages/).*\n'
+_RUNNER = re.compile(rf'  File "{re.escape(runner.__file__)}".*\n')  # the lowest part
 _INSIDE = re.compile(rf"(?<=call first\):\n)(?:  File .*\n)*?{_OURS}(?:(?:{_PYTHONS})*{_OURS})*")
 
 
 def watchdog(seconds: float | None, kill: bool = False) -> None:
     """Sets after how long a wait is reported. Not collective; call it on every rank.
 
-    Once a rank has waited for so long in a call of this package, the lowest rank that waits prints a roll-call to
-    stderr: who waits where and since when, who is missing, in which phase and episode (`during`), and the stacks; of
-    ranks on other machines only that they are there. Then again after twice the time, and so on. A report is no error:
-    rank 0 may well update for an hour.
+    Once a rank has waited that long in a call of this package, the lowest rank that waits prints a roll-call to stderr:
+    who waits where and since when, who is missing, in which phase and episode (`during`), and the stacks; of ranks on
+    other machines only that they exist. It does so again after twice the time, and so on. A report is no error: rank 0
+    may well update for an hour.
 
     Args:
         seconds: 0: never; None: as it is, at first MPI_UTIL_WATCHDOG or 300.
@@ -66,16 +67,16 @@ def _checked(name: str, value: Any) -> float:
 
 
 class Watchdog:
-    """What this process notes for others, and reports of them; called by `host.waiting.wait_until`."""
+    """Writes this rank's note and reports on the others'; `host.waiting.wait_until` calls it."""
 
     def __init__(self) -> None:
         self.after_s = _checked("MPI_UTIL_WATCHDOG", os.environ.get("MPI_UTIL_WATCHDOG", _AFTER_S))
         self.kill = False
         self._note, self._memory, self._rank = {"where": "", "stacks": -1}, bytearray(), 0
-        self._owners: Sequence[tuple[int, Ticket | None]] = ()  # of all ranks process id, and ticket for the note
+        self._owners: Sequence[tuple[int, Ticket | None]] = ()  # each rank's process id, and ticket of its note
 
     def join(self, rank: int, memory: Any, owners: Sequence[tuple[int, Ticket | None]]) -> None:
-        """Begins to keep this rank's note in `memory`, of NOTE_BYTES (None: there is no shared memory)."""
+        """Begins to keep this rank's note in `memory`, NOTE_BYTES long; None: there is no shared memory."""
         if memory is not None:
             self._rank, self._owners, self._memory = rank, owners, memory
             self._note["stacks"] = stacks = os.memfd_create("mpi_util stack")
@@ -85,11 +86,11 @@ class Watchdog:
             self.over()
 
     def first_s(self) -> float:
-        """After how many seconds of a wait to call `due`."""
+        """The seconds of a wait after which to call `due`."""
         return min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
 
     def due(self, waited: float) -> float:
-        """This rank has waited for `waited` seconds. Returns after how many to call this again."""
+        """Notes, or reports, that this rank has waited for `waited` seconds. Returns when to call this again."""
         if waited >= self.after_s:
             self._report(waited)
             return 2 * waited
@@ -98,13 +99,13 @@ class Watchdog:
         return self.after_s
 
     def over(self) -> None:
-        """A wait that was `due` is over, or a phase begins or ends."""
+        """Notes that a wait that was `due` is over, or that a phase begins or ends."""
         where = ", ".join(f"{key} {value}" for key, value in state(failure.FailureState).where.items())
         self._note["where"] = where[:200] or "outside of `mpi_util.during`"
         self._write("", time.time())
 
     def at_end(self) -> None:
-        """This rank comes to its end, where it waits for the others, and then for MPI."""
+        """Notes that this rank ends: it waits for the others, and then for MPI."""
         failure.enter(_END)
         self.due(0)
 
@@ -114,7 +115,7 @@ class Watchdog:
             self._memory[:NOTE_BYTES] = json.dumps(note).encode().ljust(NOTE_BYTES)
 
     def _report(self, waited: float) -> None:
-        ranks = [_Seen(pid, ticket) for pid, ticket in self._owners]
+        ranks = [_RankView(pid, ticket) for pid, ticket in self._owners]
         if any(each.waits for each in ranks[: self._rank]):
             return  # that rank reports, now or soon
         lines = _grouped("", [each.described() for each in ranks])
@@ -131,8 +132,8 @@ class Watchdog:
             failure.fail(f"mpi_util: the watchdog ends the job after {waited:.3g} s: {cause}")
 
 
-class _Seen:
-    """What a rank has noted, and what can be seen of its process. The note of one that cannot be reached is empty."""
+class _RankView:
+    """A rank's note, and the state of its process. The note is empty if the process cannot be reached."""
 
     def __init__(self, pid: int, ticket: Ticket | None):
         self.pid, self._note = pid, dict[str, Any]()
@@ -147,7 +148,7 @@ class _Seen:
         self.answers = self.stacks.exists() and not self._stopped
 
     def described(self) -> str:
-        """What it does, for the roll-call."""
+        """The rank's line in the roll-call."""
         if not (note := self._note):
             return _UNKNOWN
         since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
@@ -161,16 +162,16 @@ class _Seen:
         return f" missing, {note['call'] or note['where']} since {since} (process {self.pid}{state})"
 
     def stack(self) -> str:
-        """What it has written, "" if nothing; of a rank that waits without what is inside of this package's call."""
+        """The stack that it has written, "" if none; without this package's own lines if the rank waits."""
         with contextlib.suppress(OSError):
             if self.answers and (text := self.stacks.read_text(errors="replace")):
-                text = re.sub(r"(Current t|T)hread 0x\w+", "Thread", text)  # which thread answers is by chance
+                text = _RUNNER.sub("", re.sub(r"(Current t|T)hread 0x\w+", "Thread", text))  # any thread may answer
                 return "\n" + (_INSIDE.sub("", text) if self.waits else text).rstrip()
         return ""
 
 
-def _ask_for_stacks(ranks: Sequence[_Seen]) -> None:
-    """Returns when all that can have answered, or are not going to."""
+def _ask_for_stacks(ranks: Sequence[_RankView]) -> None:
+    """Asks ranks for their stacks; returns when all have answered, or after _ANSWER_S."""
     asked, end = [each for each in ranks if each.answers], time.monotonic() + _ANSWER_S
     with contextlib.suppress(OSError):
         for each in asked:

@@ -38,6 +38,7 @@ CASES = {
     "bus": (135, [f"7 (SIGBUS) (the usual cause is a full /dev/shm: docker run --shm-size=1g){STOPPED}"]),
     "long": (1, ["ZeroDivisionError: a bug a bug", "characters left out", "rank 1 ended with status 1 (ZeroDivision"]),
     "no-str": (1, [f"mpi_util: rank 1 ended with status 1 (NoText: its __str__ fails){STOPPED}"]),
+    "hook": (1, [f"of its own\nmpi_util: rank 1 ended with status 1 (ZeroDivisionError: a bug){STOPPED}"]),
     "interrupt": (130, ["rank 1: interrupted"]),
     "fail": (1, ["train: reward is nan\nmpi_util: rank 1 has ended the job; all 3 ranks were stopped\n"]),
     "thread": (1, ["ZeroDivisionError"]),
@@ -290,17 +291,38 @@ def mpiexec(mpi, n, *program):
     return command, mpi_environment(mpi) | ENVIRONMENT | oversubscribe
 
 
-@pytest.mark.slow_if(how="no-str")
-@pytest.mark.parametrize("how", ["raise-exit", "no-str"])
-def test_the_status_is_right_under_mpiexec_too(mpi, how):
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("raise-exit", "rank 1 has ended (only its launcher knows with which status) while rank 0 waits for it"),
+        ("return", "rank 1 has ended (only its launcher knows with which status) while rank 0 waits for it"),
+        ("hook", "rank 1 has ended with status 1 (ZeroDivisionError: a bug) while rank 0 waits for it"),
+        ("no-str", "rank 1 (phase rollout, episode 17): uncaught exception"),
+    ],
+)
+def test_a_rank_that_fails_ends_a_job_that_mpi_fork_has_not_started(mpi, how, text):
     command, environment = mpiexec(mpi, 3, RANKS / "fail.py", 3, 1, how)
     done = run(command, SOON_S, environment)
-    assert done.status == CASES[how][0] and "RankLeftError: rank 0" not in done.err
-    assert (
-        how != "raise-exit"
-        or mpi == "openmpi"
-        or "rank 1 has ended with status 4 (phase rollout, episode 17) while rank 0" in done.err
+    reports = [line for line in done.err.splitlines() if re.match("rank [0-9]", line)]
+    assert done.status == 1 and len(reports) == 1 and text in reports[0], done.err
+
+
+def test_a_rank_that_exits_ends_its_program_in_order(tmp_path, mpi):
+    """While the others work: then the job is aborted, within a second or so."""
+    (tmp_path / "program.py").write_text(
+        "import atexit, pathlib, sys, threading, time, mpi_util\n"
+        "atexit.register(lambda: pathlib.Path('atexit').touch())\n"
+        "if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "file = open('file', 'w')\n"
+        "file.write('whole' * mpi_util.all_sum(1))\n"
+        "if mpi_util.rank == 0: time.sleep(60)\n"
+        "threading.Timer(0.1, lambda: pathlib.Path('thread').touch()).start()\n"
+        "sys.exit(3)\n"
     )
+    done = run([sys.executable, "program.py"], SOON_S, mpi_environment(mpi), cwd=tmp_path)
+    assert (done.status, done.err) == (3, "mpi_util: rank 1 ended with status 3; all 2 ranks were stopped\n")
+    assert (tmp_path / "file").read_text() == "wholewhole"
+    assert (tmp_path / "atexit").exists() and (tmp_path / "thread").exists()
 
 
 STOPS = """

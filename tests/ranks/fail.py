@@ -36,7 +36,9 @@ if mpi_util.rank == who:
         if how == "folder-gone":
             os.chdir(tempfile.mkdtemp())
             os.rmdir(os.getcwd())
-        if how in ("raise", "folder-gone"):
+        if how == "hook":
+            sys.excepthook = lambda *_: print("Traceback of its own", file=sys.stderr)
+        if how in ("raise", "folder-gone", "hook"):
             raise ZeroDivisionError("a bug")
         if how == "kill-parent":  # of a process that has its output
             subprocess.Popen(["/bin/sleep", "60"])

@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: E402
 import tf_eager  # noqa: E402
 import tf_session  # noqa: E402
 
-from mpi_util.ranks import tensorflow_setup  # noqa: E402
+from mpi_util.arrays.adapters import tensorflow_setup  # noqa: E402
 
 cores = mpi_util.usable_cores()
 pools = cores, cores if mpi_util.rank == 0 else 1

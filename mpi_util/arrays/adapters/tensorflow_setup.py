@@ -1,14 +1,14 @@
-"""TensorFlow's threads and GPU memory, set so that several ranks can share a machine."""
+"""TensorFlow's threads and GPU memory, set in a rank's process so that several ranks can share a machine."""
 
 import ctypes
 import os
 from typing import Any
 
-from ..arrays.frameworks import framework
-from ..errors import MpiUtilError, UsageError
-from ..host.cores import update_threads
-from .identity import first_number, rank
-from .threads import TENSORFLOW
+from ...errors import MpiUtilError, UsageError
+from ..frameworks import framework
+
+_POOLS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")  # set by the user, or when the ranks start
+_LOCAL_NUMBERS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # of hydra, Open MPI, Slurm
 
 
 def tf_config() -> Any:
@@ -70,17 +70,14 @@ def gpu_share(gpu_pct: float = 0.0) -> float:
 
 
 def pool_threads() -> tuple[int, int]:
-    """Threads in TensorFlow's pools: for one operation, and for several at once. Where ranks have started: as set."""
-    most = update_threads()
-    given = [os.environ.get(name, "") for name in TENSORFLOW]
-    intra, inter = (int(x) if x.isdecimal() else n for x, n in zip(given, (most, most if rank() == 0 else 1)))
+    """Threads in TensorFlow's pools: for one operation, and for several at once; 0: TensorFlow decides."""
+    intra, inter = (int(given) if (given := os.environ.get(name, "")).isdecimal() else 0 for name in _POOLS)
     return intra, inter
 
 
 def own_gpu(n_gpus: int) -> int:
-    """Index of the GPU that this rank uses: by its number on its machine, or its rank if the launcher does not say."""
-    variables = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # of hydra, Open MPI, Slurm
-    return first_number(variables, rank()) % n_gpus
+    """Index of the GPU that this rank uses, by its number on its machine, as the launcher says."""
+    return int(next(filter(None, map(os.environ.get, _LOCAL_NUMBERS)), "0")) % n_gpus
 
 
 def _gpu_memory_mb(ordinal: int) -> int:
