@@ -13,7 +13,7 @@ as mpi_util's do, by tests and sleeps. It has no target.
 
 "Processor time" is rank 0's for one agreement of all ranks, which every collective call begins with, on ranks of this
 machine that are told to behave as if on several (MPI_UTIL_MACHINES). Its law is fitted by least squares:
-a + b x (other ranks of rank 0's machine) + c x (leaders that send to rank 0) + d x (ranks). With so few ranks d cannot
+a + b x (other ranks of rank 0's machine) + c x (other leaders) + d x (ranks). With so few ranks d cannot
 be told from the rest, so it is measured alone: rank 0's calculations for 10,000 ranks, whose messages are there.
 """
 
@@ -35,8 +35,9 @@ import numpy as np
 
 import mpi_util
 from benchmarks import record
-from mpi_util.collectives.channel import FAN, Channel, Tree, channel_of
-from mpi_util.collectives.messages import CALL, CALLS, Messages, packed
+from mpi_util.cluster.channel import ClusterChannel, Joined
+from mpi_util.collectives.channel import Channel, channel_of
+from mpi_util.collectives.messages import CALL, Messages, packed
 from mpi_util.host.waiting import wait_until
 from mpi_util.ranks import failure
 
@@ -109,9 +110,8 @@ def main() -> None:
 def own_work(n: int, machines: int, repeats: int) -> list[float]:
     """Processor time, in ms, of what rank 0 calculates in an agreement of `n` ranks; the messages are there already."""
     size = -(-n // machines)
-    leaders = [k // size * size for k in range(n)]
-    place = ("agreement", 1, failure.call_site())
-    call = packed(CALL, (*place, None))
+    call_id = ("agreement", 1, failure.call_site())
+    call = packed(CALL, (*call_id, None))
 
     class There(Messages):
         """Messages that need not be waited for, and go nowhere."""
@@ -123,15 +123,20 @@ def own_work(n: int, machines: int, repeats: int) -> list[float]:
         def post_all(self, messages: Any) -> None:
             return
 
+    class Rank0(ClusterChannel):
+        """Its channel, without the others."""
+
+        def __init__(self) -> None:
+            Channel.__init__(self)
+            self.size, self.messages = n, There(0, n)
+            self.others = {k: [*range(k, min(n, k + size))] for k in range(size, n, size)}
+            self.below, self._spoiled = [*range(1, size)], False
+
+    arrived = {k: packed(CALL, (*call_id, Joined([(call, [*range(k, min(n, k + size))])]))) for k in range(0, n, size)}
+    arrived |= dict.fromkeys(range(1, size), call)
     found = []
     for _ in range(repeats + 1):
-        channel = Channel()
-        channel.size, channel.machine, channel.messages = n, leaders, There(0, n)
-        channel.tree = Tree(leaders, 0)
-        below = channel.tree.below
-        arrived = {
-            k: packed(CALLS, (*place, [(call, ranks)])) if leaders[k] == k else call for k, ranks in below.items()
-        }
+        channel = Rank0()
         start = time.process_time()
         channel.agree("agreement", lambda: None, lambda brought: brought)
         found.append((time.process_time() - start) * 1e3)
@@ -146,7 +151,7 @@ def per_rank(own: dict[tuple[int, int], list[float]]) -> float:
 
 def terms(n: int, machines: int) -> np.ndarray:
     """What the cost is linear in."""
-    return np.array([1, -(-n // machines) - 1, min(machines - 1, FAN), n], float)
+    return np.array([1, -(-n // machines) - 1, machines - 1, n], float)
 
 
 def fit(costs: dict[tuple[int, int], float], rank_ms: float) -> np.ndarray:

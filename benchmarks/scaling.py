@@ -23,7 +23,6 @@ BEGIN, END = "<!-- results: made by benchmarks/scaling.py -->\n", "<!-- end of r
 
 RANKS = (1, 10, 100, 1_000, 10_000)
 RANKS_PER_MACHINE = 64
-FAN = 32  # leaders below one other in the tree of an agreement
 STEPS_S = {"10 us": 10e-6, "200 us": 200e-6, "5 ms": 5e-3}  # of the environment alone
 LINK_BYTES_S = 1.2e9  # assumed: 10 Gbit/s
 MEMORY_BYTES_S = 8e9  # one rank's copies
@@ -40,7 +39,7 @@ class Costs(NamedTuple):
 
     Attributes:
         row_s: of the update, with rank 0's cores. act_s: a step of a rollout beside that of the environment.
-        law_ms: of rank 0 in an agreement: for the call, for each other rank of its machine, leader below it, rank.
+        law_ms: of rank 0 in an agreement: for the call, for each other rank of its machine, other leader, rank.
     """
 
     row_s: float
@@ -92,7 +91,7 @@ def tables(costs: Costs) -> str:
     law = costs.law_ms
     text = (
         f"Rank 0's processor time in an agreement, in ms: {law['all']:.3f} + {law['member']:.4f} x (other ranks of its "
-        f"machine) + {law['leader']:.4f} x (leaders below it) + {law['rank']:.6f} x (ranks). Update: "
+        f"machine) + {law['leader']:.4f} x (other leaders) + {law['rank']:.6f} x (ranks). Update: "
         f"{costs.row_s * 1e6:.0f} us a row. A step beside the environment's own: {costs.act_s * 1e6:.0f} us.\n"
     )
     for batch, episodes in EPISODES.items():
@@ -137,13 +136,12 @@ def simulate(n: int, episodes: int, step_s: float, costs: Costs) -> Iteration:
     machines = -(-n // RANKS_PER_MACHINE)
     rows = int(steps.sum())
     elsewhere = rows * max(0, n - RANKS_PER_MACHINE) / n
-    depth = 0 if machines == 1 else 1 + math.ceil(math.log(machines, FAN))
     law = costs.law_ms
-    sent = min(n, RANKS_PER_MACHINE) - 1, min(machines - 1, FAN), n
+    sent = min(n, RANKS_PER_MACHINE) - 1, machines - 1, n
     agree_ms = law["all"] + sum(law[name] * count for name, count in zip(("member", "leader", "rank"), sent))
     return Iteration(
         rollout=last_done(steps * (step_s + costs.act_s), n),
-        agree=0.0 if n == 1 else CALLS * (agree_ms * 1e-3 + 2 * depth * HOP_S),
+        agree=0.0 if n == 1 else CALLS * (agree_ms * 1e-3 + 2 * (machines > 1) * HOP_S),
         gather=ROW_BYTES * (elsewhere / LINK_BYTES_S + rows / n / MEMORY_BYTES_S),
         update=rows * costs.row_s,
         bcast=math.ceil(math.log2(machines)) * (HOP_S + WEIGHTS_BYTES / LINK_BYTES_S) if n > 1 else 0.0,

@@ -68,7 +68,7 @@ class Sender:
         self._raise_errors()
         by_worker = _has_numbers(weights) and not _has_numbers(self.model)
         own = weights if by_worker else self._own if weights is None else {}
-        workers = self._addressed([*weights] if by_worker and worker_ids is None else worker_ids)
+        workers = self._addressed(list(own) if by_worker and worker_ids is None else worker_ids)
         if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()

@@ -20,10 +20,9 @@ LIBRARIES = {
     "torchrl": ["torchrl", "tensordict"],
     "sb3": ["stable_baselines3", "sb3_contrib"],
     "atari": ["ale_py"],
-    "envpool": ["envpool"],
     "optuna": ["optuna"],
 }
-NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "envpool", "optuna")
+NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "optuna")
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],
@@ -62,6 +61,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, modules in LIBRARIES.items():
         if item.get_closest_marker(name) and (reason := missing(modules)):
             pytest.skip(reason)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Long texts, such as an expected message, are shortened in a test's id, so that it fits on a line."""
+    return f"{val[:24].strip()}..." if isinstance(val, str) and len(val) > 24 else None
 
 
 def parameters(item: pytest.Item) -> dict[str, object]:

@@ -32,8 +32,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     total = add_in_agreement(channel, reduction)
     if total is not None:
         return total
-    here = [k for k, leader in enumerate(channel.machine) if leader == channel.machine[channel.rank]]
-    size = align(reduction.layout.nbytes)
+    here, size = channel.here, align(reduction.layout.nbytes)
     if channel.leads:
         block, address = channel.lease((len(here) + 1) * size)
         for k in channel.below:

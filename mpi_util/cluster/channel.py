@@ -72,7 +72,9 @@ class ClusterChannel(Channel):
         above: its leader; for a leader, rank 0.
         below: for a leader, the other ranks of its machine.
         leads: True if this rank is a leader.
-        leaders: all leaders, in rank order.
+        here: the ranks of this machine.
+        leaders: in rank order.
+        others: for each leader but rank 0 the ranks of its machine.
         between: communicator of the leaders; on other ranks MPI's null communicator.
     """
 
@@ -85,8 +87,12 @@ class ClusterChannel(Channel):
         leader = self.machine[self.rank]
         self.leads = self.rank == leader
         self.above = 0 if self.leads else leader
-        self.below = [k for k, its in enumerate(self.machine) if its == self.rank and k != its]
-        self.leaders = sorted(set(self.machine))
+        machines: dict[int, list[int]] = {}
+        for k, its in enumerate(self.machine):
+            machines.setdefault(its, []).append(k)
+        self.here, self.leaders = machines[leader], [*machines]
+        self.below = self.here[1:] if self.leads else []
+        self.others = {k: ranks for k, ranks in machines.items() if k}
         self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
         self._spoiled = False
 
@@ -114,7 +120,7 @@ class ClusterChannel(Channel):
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
         if self.rank == 0:
-            awaited |= {*self.leaders[1:]}
+            awaited |= self.others.keys()
         found: dict[int, Message] = {}
         for k, message in super()._receive_calls(op, mine, awaited).items():
             payload = opened(message)[1] if message[0] == CALL else ()
@@ -123,9 +129,8 @@ class ClusterChannel(Channel):
 
     def _send_replies(self, replies: Mapping[int, Message]) -> None:
         down = {k: replies[k] for k in self.below}
-        for leader in self.leaders[1:]:
-            of_machine = Joined.of({k: replies[k] for k, its in enumerate(self.machine) if its == leader})
-            down[leader] = packed(REPLY, (self.messages.calls, of_machine))
+        for leader, ranks in self.others.items():
+            down[leader] = packed(REPLY, (self.messages.calls, Joined.of({k: replies[k] for k in ranks})))
         self.messages.post_all(down)
 
     def _ask(self, op: str, mine: Message) -> Any:
@@ -146,10 +151,8 @@ class ClusterChannel(Channel):
         here = [own if its == 0 else [] for its, own in zip(self.machine, pieces)]
         targets = [MachineTarget(own) for own in super().collect_targets(nbytes, here)]
         images: dict[int, list[Piece]] = {}
-        for leader in self.leaders[1:]:
-            image = images[leader] = []
-            ranks = [k for k, its in enumerate(self.machine) if its == leader]
-            end = 0
+        for leader, ranks in self.others.items():
+            image, end = images.setdefault(leader, []), 0
             for k in ranks:
                 starts = []
                 for _, n in pieces[k]:
@@ -167,8 +170,9 @@ class ClusterChannel(Channel):
         try:
             if self.rank == 0:
                 receiver = forwarding.Receiver(self, own.block, target.pieces)
-                super().collect(op, own, arrays)
-                receiver.finish()
+                with forwarding.kept_on_failure(receiver.coming):
+                    super().collect(op, own, arrays)
+                    receiver.finish()
             elif self.leads:
                 block, address = self.lease(target.nbytes) if target.writers else (private(target.nbytes), None)
                 for k in target.writers:
@@ -212,7 +216,7 @@ class ClusterChannel(Channel):
     def _notify_waiting(self, op: str, error: Exception) -> None:
         """A leader fails in the middle of a call: the ranks that may wait for it raise the error too."""
         if self.leads:
-            self.messages.fail(op, error, [*self.below, *self.leaders])
+            self.messages.fail(op, error, [*self.below, 0, *self.others])
 
     def add_up(self, reduction: "Reduction") -> np.ndarray:
         return chain.add_up(self, reduction)

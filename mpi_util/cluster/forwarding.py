@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..collectives.channel import Piece
     from .channel import ClusterChannel
 
-_PART_BYTES = 1 << 20
-_AHEAD = 8  # parts for which rank 0 has memory at once
+_PART_BYTES = 1 << 22
+_AHEAD = 4  # parts for which rank 0 has memory at once
 _BROADCAST_BYTES = 1 << 30  # at once: MPI counts to 2**31
 _SPIN_S = 20e-3  # MPI moves what comes only while it is tested
 _FIRST_TAG, _TAGS = 8, 1 << 14  # their sum stays below the 32767 that every MPI has
@@ -95,7 +95,11 @@ def send(channel: "ClusterChannel", block: np.ndarray) -> None:
 
 
 class Receiver:
-    """Rank 0 receives what other leaders `send`, in parts from each in turn, and copies them to their places."""
+    """Rank 0 receives what other leaders `send`, in parts from each in turn, and copies them to their places.
+
+    Attributes:
+        coming: (request, its memory, where its bytes belong) of the parts that are received now.
+    """
 
     def __init__(self, channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]):
         """Begins to receive.
@@ -107,27 +111,26 @@ class Receiver:
         self._channel, self._block, self._tag = channel, block, tag_of_call(channel)
         streams = [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]
         self._ahead = (each for turn in itertools.zip_longest(*streams) for each in turn if each)
-        self._coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()
+        self.coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()
         for _ in range(_AHEAD):
             self._receive_next(np.empty(_PART_BYTES, np.uint8))
 
     def _receive_next(self, memory: np.ndarray) -> None:
         for leader, part in itertools.islice(self._ahead, 1):
             nbytes = sum(n for _, n in part)
-            self._coming.append((self._channel.comm.Irecv(memory[:nbytes], leader, self._tag), memory, part))
+            self.coming.append((self._channel.comm.Irecv(memory[:nbytes], leader, self._tag), memory, part))
 
     def finish(self) -> None:
         """Returns when all is there."""
-        with kept_on_failure(self._coming):
-            while self._coming:
-                request, memory, part = self._coming[0]
-                wait_for(self._channel, [request])
-                at = 0
-                for start, n in part:
-                    self._block[start : start + n] = memory[at : at + n]
-                    at += n
-                self._coming.popleft()
-                self._receive_next(memory)
+        while self.coming:
+            request, memory, part = self.coming[0]
+            wait_for(self._channel, [request])
+            at = 0
+            for start, n in part:
+                self._block[start : start + n] = memory[at : at + n]
+                at += n
+            self.coming.popleft()
+            self._receive_next(memory)
 
 
 def _in_parts(pieces: Sequence["Piece"]) -> list[list["Piece"]]:

@@ -87,7 +87,8 @@ class Agreement:
         awaited = set(self.below)  # those whose message has not been read
         try:
             if self.rank:
-                return self._ask(op, mine)
+                answer: Answer = self._ask(op, mine)
+                return answer
             return self._decide(self._receive_calls(op, mine, awaited), decide)
         except UnreadableReply as error:  # the call has not failed: the others have their answers
             raise error.__cause__ or error from None

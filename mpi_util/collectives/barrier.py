@@ -167,7 +167,7 @@ def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
         return add_up_on_rank_0(channel, reduction)
-    reduction.combine(page.rows, page.total, channel.rank, channel.size)
+    reduction.combine([*page.rows], page.total, channel.rank, channel.size)
     page.wait(reduction.op, reduction.digest)
     return page.total
 

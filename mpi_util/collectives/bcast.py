@@ -125,9 +125,10 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     def view_of(block: np.ndarray) -> np.ndarray:
         return np.ndarray(array.shape, array.dtype, block)
 
-    answer = channel.agree("bcast", describe, decide)
+    answer: Any = channel.agree("bcast", describe, decide)
     if not in_place:
-        return answer
+        value: T = answer
+        return value
     block = channel.spread("bcast", answer)
     if channel.rank:
         np.copyto(array, view_of(block))
@@ -176,6 +177,8 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
     source, found = channel.agree(op, models.choices, decide)
     if found is None:
         _compare(op, channel, models)  # raises the error that names the first array that differs
+    choice: int
+    version: int
     choice, version = found
     block = channel.spread(op, source)
     if channel.rank:

@@ -26,6 +26,7 @@ from .mismatch import list_refused, segments_differ, structures_differ
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
 Index = Sequence[int] | None
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 @overload  # the types are those of rank 0's result; the others get `batch` itself
@@ -112,7 +113,7 @@ def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
     gathered = _gather(channel, op, Rows(op, channel.rank, batch, index))
     if channel.whole and channel.rank == 0:
         threads.use_all_cores()
-    return gathered.batch() if gathered else batch
+    return batch if channel.rank else gathered.batch()
 
 
 class Leaf(NamedTuple):
@@ -255,9 +256,6 @@ class Gathered(NamedTuple):
         return tree.rebuild(self.example, found)
 
 
-_NOTHING = Gathered((), [], [], np.empty(0, np.uint8), {})
-
-
 class GatherPlan:
     """Rank 0's plan: where each piece of each rank goes in one block.
 
@@ -305,8 +303,8 @@ class _Answer(NamedTuple):
     plan: GatherPlan | None = None  # on rank 0
 
 
-def _gather(channel: Channel, op: str, rows: Rows) -> Gathered | None:
-    """Collective. Returns: on rank 0 the rows of all ranks."""
+def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
+    """Collective. Returns: on rank 0 the rows of all ranks; elsewhere nothing in it counts."""
 
     def decide(headers: list[Header]) -> list[_Answer]:
         plan = GatherPlan(op, headers)
@@ -319,7 +317,7 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered | None:
     if plan is None:
         if sends_example:
             channel.messages.send(0, rows.example())
-        return None
+        return Gathered((), [], [], _NO_BYTES, {})
     if plan.example_from:
         example = channel.messages.receive(plan.example_from, op)
     else:
@@ -332,15 +330,15 @@ def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:
     rows = Rows(op, channel.rank, batch, index)
     gathered = _gather(channel, op, rows)
     if channel.size == 1:
-        return gathered and gathered.batch()
+        return gathered.batch()
 
     def decide(_: list[None]) -> Sequence[Any]:
-        *where, block, example = gathered or _NOTHING
-        sources = channel.spread_sources(len(block), lambda copy: np.copyto(copy, block))
-        return paired(sources, (*where, rows.example() if rows.segments else example))
+        sources = channel.spread_sources(len(gathered.block), lambda block: np.copyto(block, gathered.block))
+        example = rows.example() if rows.segments else gathered.example
+        return paired(sources, gathered._replace(block=_NO_BYTES, example=example))
 
-    source, (*where, example) = channel.agree(op, lambda: None, decide)
+    source, sent = channel.agree(op, lambda: None, decide)
     block = channel.spread(op, source)
-    if gathered is None:
-        gathered = Gathered(*where, block.copy(), rows.segments[0] if rows.segments else example)
-    return gathered.batch()
+    if channel.rank == 0:
+        return gathered.batch()
+    return sent._replace(block=block.copy(), example=rows.segments[0] if rows.segments else sent.example).batch()

@@ -114,7 +114,7 @@ def test_structure_of_calls(tmp_path, rank):
     (tmp_path / "program.py").write_text(CALLS)
     done = run([sys.executable, tmp_path / "program.py", rank], 60)
     modules, calls = map(int, done.out.split())
-    assert modules <= 11 and calls <= 50, done.out
+    assert modules <= 10 and calls <= 50, done.out
 
 
 WITHOUT_CLUSTER = """

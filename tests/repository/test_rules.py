@@ -77,7 +77,7 @@ def roots(names: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_mpi_util_imports_relatively_and_no_framework_at_module_level(path):
+def test_mpi_util_imports_relatively_and_no_framework(path):
     at_top = roots(imports(path, inside_functions=False))
     assert not at_top & FRAMEWORKS and "mpi4py" not in at_top
     assert roots(imports(path)) - FRAMEWORKS <= {"", "numpy", "mpi4py"} | sys.stdlib_module_names
@@ -98,7 +98,7 @@ def test_the_list_of_rooms_is_complete():
     assert {in_package(room) for room in rooms.between(rooms.room_of)} == ROOMS.keys()
 
 
-def test_cluster_is_loaded_from_below_inside_functions_and_in_few_places():
+def test_cluster_is_loaded_in_few_places_and_inside_functions():
     for room in FOR_SEVERAL_MACHINES:
         paths = sorted((PACKAGE / room).rglob("*.py"))
         assert not [path for path in paths if "cluster" in ".".join(imports(path, inside_functions=False))]
@@ -263,7 +263,7 @@ def test_the_numpy_backend_needs_no_other():
 
 
 @pytest.mark.parametrize("deleted", ["", *DELETABLE, " ".join(DELETABLE)])
-def test_the_folder_works_where_it_is_copied_with_what_may_be_deleted_or_without(tmp_path, deleted):
+def test_a_copy_works_without_what_may_be_deleted(tmp_path, deleted):
     copy = tmp_path / "vendored"  # else what is installed would stand in for what is deleted
     shutil.copytree(PACKAGE, copy / "mpi_util", ignore=shutil.ignore_patterns("__pycache__"))
     for name in deleted.split():
