@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
@@ -132,13 +133,22 @@ class Messages:
 
     def post_all(self, messages: Mapping[int, Message]) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
-        sent = [self.comm.Isend(message, k, _TAG) for k, message in messages.items()]
-        for k in messages:
+        sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
+        self._wake(sent)
+        for k, request in sent.items():
+            if not request.Test():
+                self.wait(partial(self._has_left, request, k))
+
+    def _has_left(self, request: Any, k: int) -> bool:
+        """Wakes rank `k` too: what it has not taken may leave no room for a message, and it sleeps."""
+        done: bool = request.Test()
+        self._wake([k])
+        return done
+
+    def _wake(self, ranks: Iterable[int]) -> None:
+        for k in ranks:
             if k in self.peers.wake_fds:  # else it polls
                 WakePipe.wake(self.peers.wake_fds[k])
-        for request in sent:
-            if not request.Test():
-                self.wait(request.Test)
 
     def is_late(self, source: int, message: Message) -> bool:
         """True for a call that was answered, by an error, before it came. Only the first one after that can be."""
