@@ -9,8 +9,7 @@ A room is a folder of `mpi_util/`, with all that is in it, or a file at its top.
 - a string that is a module's name: of `import_module`, of `python -m`, or in a table of such names;
 - the file of a module that is started as a script: its module was imported for its `__file__`.
 
-Not counted: what is under `if TYPE_CHECKING`, which no process loads; the packages that a module is in, which Python
-loads before it.
+Not counted: what is under `if TYPE_CHECKING`, which no process loads.
 """
 
 import ast
@@ -47,7 +46,7 @@ def imports() -> Graph:
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         tree = _Loaded().visit(ast.parse(path.read_text()))
         loaded = {_module(target) for target in [*_statements(tree, package), *_strings(tree, package)]}
-        found[name] = loaded - {"", name} - _packages_of(name)
+        found[name] = loaded - {"", name}
     return found
 
 
@@ -57,11 +56,6 @@ class _Loaded(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
         return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else node
-
-
-def _packages_of(module: str) -> set[str]:
-    parts = module.split(".")
-    return {".".join(parts[:n]) for n in range(1, len(parts))}
 
 
 def _module(name: str) -> str:
@@ -86,8 +80,9 @@ def _strings(tree: ast.AST, package: str) -> Iterator[str]:
     loads_by_name = not names.isdisjoint(("import_module", "__import__", "find_spec"))
     for text, before in _texts(tree):
         dotted = text.strip(".")
-        if loads_by_name or before == "-m" or "." in text:
-            yield next((name for start in inside if (name := start + dotted) in modules()), "")
+        name = next((name for start in inside if (name := start + dotted) in modules()), "")
+        if "." in text or before == "-m" or (loads_by_name and "." in name):  # else it is a word, such as "mpi_util"
+            yield name
         if before == "-m":
             yield f"{dotted}.__main__"
 

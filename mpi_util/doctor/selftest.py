@@ -9,8 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from .. import all_sum, mpi_fork, rank0_accum_batches, rank0_bcast_wts
+from ..collectives.bcast import rank0_bcast_wts
 from ..collectives.channel import channel_of
+from ..collectives.gather import rank0_accum_batches
+from ..collectives.reduce import all_sum
+from ..launch.api import mpi_fork
 from ..ranks import threads
 from ..ranks.identity import rank
 
