@@ -3,7 +3,7 @@
 All is non-blocking MPI, tested and slept between, so a leader that waits takes no core. Meanwhile it looks for messages
 that say why the bytes will not come: an error of another rank in the same call, or the end of a rank.
 
-Why it is so, measured between pretended hosts (benchmarks/machines.py): MPI's own broadcast takes 0.6 to 1.4 times as
+Why it is so, measured between pretended hosts (benchmarks/leaders.py): MPI's own broadcast takes 0.6 to 1.4 times as
 long as a pipelined tree of our own did. But rows that are received through a derived datatype, straight to their places
 in rank 0's memory, take MPICH up to 40 times as long as parts that rank 0 copies there.
 """
@@ -95,7 +95,7 @@ def send(channel: "ClusterChannel", block: np.ndarray) -> None:
 
 
 class Receiver:
-    """Rank 0 receives what other leaders `send`, in parts from each in turn, and copies them to their places.
+    """Rank 0 receives what other leaders `send`, in parts from each in turn. What lies apart is copied to its places.
 
     Attributes:
         coming: (request, its memory, where its bytes belong) of the parts that are received now.
@@ -117,8 +117,9 @@ class Receiver:
 
     def _receive_next(self, memory: np.ndarray) -> None:
         for leader, part in itertools.islice(self._ahead, 1):
-            nbytes = sum(n for _, n in part)
-            self.coming.append((self._channel.comm.Irecv(memory[:nbytes], leader, self._tag), memory, part))
+            (start, n), *more = part
+            target = memory[: sum(n for _, n in part)] if more else self._block[start : start + n]
+            self.coming.append((self._channel.comm.Irecv(target, leader, self._tag), memory, part))
 
     def finish(self) -> None:
         """Returns when all is there."""
@@ -126,7 +127,7 @@ class Receiver:
             request, memory, part = self.coming[0]
             wait_for(self._channel, [request])
             at = 0
-            for start, n in part:
+            for start, n in part if len(part) > 1 else ():
                 self._block[start : start + n] = memory[at : at + n]
                 at += n
             self.coming.popleft()

@@ -28,10 +28,9 @@ from ..ranks.identity import (
     rank,
     under_launcher,
 )
+from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import process, state
 
-DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
-STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
 HOSTS = "MPI_UTIL_HOSTS"
 
 
