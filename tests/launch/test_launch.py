@@ -284,14 +284,6 @@ def test_a_failed_rank_ends_the_job(python, mode, status, line):
 
 
 @pytest.mark.slow
-def test_status_after_finalize_is_kept(python):
-    run = Run(python, 2, "exit_after_finalize")
-    assert run.finish() == 4, run.stderr
-    assert "ended with status 4" in run.stderr
-    run.assert_nothing_left()
-
-
-@pytest.mark.slow
 def test_a_program_may_change_its_folder_above_the_fork(tmp_path, mpi):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "program.py").write_text(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, run
 
-from benchmarks import learning, learning_doc, record, time_to_return
+from benchmarks import learning, learning_doc, record
 from benchmarks import learning_results as results
 from benchmarks.learning_tasks import GROUPS, RANDOM, Task, tasks
 from trainer.config import parse
@@ -138,19 +138,6 @@ def test_every_task_is_a_command_that_train_accepts():
     assert default == parse(["Humanoid-v4", "--total_steps", "1000000", "--eval_every", "30000", "--seed", "20"])
 
 
-def test_an_interruption_leaves_all_tasks_with_as_many_seeds():
-    args = record.command_line("", 5).parse_args([])
-    args.seeds = None
-    order = learning.in_order(tasks(), args)
-    assert len(order) == len(set(order)) == 2 * 10 * 5 + 18 * 3 + 7 * 5
-    first = order[:50]
-    assert all(task.steps == 1_000_000 and task.group.startswith("PPO") for task, _ in first)
-    for i in range(5):
-        assert {seed for _, seed in first[10 * i : 10 * i + 10]} == {20 + i}
-        assert first[10 * i][0].name == "PPO-default-1M/Humanoid-v4"
-    assert {task.group for task, _ in order[50:77]} == {"TRPO-1M"}
-
-
 # ---- the document
 
 
@@ -195,19 +182,6 @@ def test_the_document_shows_what_was_reached_and_what_not_run(tmp_path):
     assert learning_doc.front({"samples": none}) == ""
 
 
-def test_the_document_shows_the_time_to_a_return():
-    never, both = {"reached by": 0}, {"reached by": 2, "min": 60, "median": 90, "max": 120}
-    samples = {
-        "ours": {"runs": 2, "to 1000": both, "to 5000": never},
-        "theirs": {"runs": 3, "to 1000": both | {"reached by": 1}, "to 5000": never},
-        "others": {"runs": 0},
-    }
-    text = learning_doc.times({"samples": samples, "machine": {"cores": 2, "cpu": "some CPU"}, "command": "python"})
-    assert "| ours | 2 | 1.5 min (1.0 to 2.0) | not reached |" in text
-    assert "| theirs | 3 | 1.5 min (1.0 to 2.0, 1 of 3 runs) | not reached |" in text
-    assert "| others | 0 | not run | not run |" in text
-
-
 def test_pictures_are_drawn_of_what_was_run(tmp_path):
     curves = {task.name: {} for task in tasks()}
     for name in learning_doc.ON_THE_FRONT_PAGE[:-1]:
@@ -215,22 +189,6 @@ def test_pictures_are_drawn_of_what_was_run(tmp_path):
     learning_doc.pictures(tmp_path, tasks(), curves)
     assert {path.name for path in tmp_path.iterdir()} == {"PPO-default-1M.png", "PPO-1M.png", "front.png"}
     assert all(1_000 < path.stat().st_size < 60_000 for path in tmp_path.iterdir())
-
-
-# ---- the time to a return
-
-
-def progress_rows(*rows: tuple[float, float, float]) -> list[dict[str, float]]:
-    """Args: rows: (seconds, episodes so far, mean return of the new ones)."""
-    return [dict(zip(("Time", "Episodes", "AverageEpRet"), row)) for row in rows]
-
-
-@pytest.mark.parametrize(("target", "seconds"), [(100, 2), (101, 4), (400, 4), (401, 5), (800, 5), (801, None)])
-def test_a_return_is_reached_by_the_mean_of_100_episodes(target, seconds):
-    """By whole rows: after 2 s of the rows 1 and 2, after 4 s of 2 and 4 (none ended in 3), after 5 s of 5 alone."""
-    rows = progress_rows((1, 60, 900), (2, 120, -700), (3, 120, float("nan")), (4, 180, 1500), (5, 280, 800))
-    row = time_to_return.reached(rows, target)
-    assert (row and row["Time"]) == seconds
 
 
 # ---- runs that are killed, stopped and continued

@@ -153,19 +153,6 @@ def test_two_processes_do_not_write_one_folder(tmp_path):
     assert Logger(tmp_path, keep_rows=1).output_dir == logger.output_dir  # of one process
 
 
-def test_a_program_may_go_to_another_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    logger = Logger("run")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    assert logger.first_row and logger.log_headers == []
-    logger.log_tabular("Epoch", 1)
-    logger.dump_tabular()
-    logger.save_state({})
-    assert not logger.first_row and logger.log_headers == ["Epoch"] and logger.output_dir == str(tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["progress.txt", "vars.pkl"]
-
-
 def test_spinning_up_finds_the_latest_save(tmp_path):
     """Its test_policy reads iterations from the names of files with `model`, and folders with `tf1_save`, in them."""
     for _ in range(2):

@@ -71,24 +71,6 @@ def test_seeds_are_one_curve_with_mean_and_spread(tmp_path):
     assert (heights.min(), heights.max()) == (2.0, 12.0)  # mean +- 1
 
 
-def test_what_a_curve_shows_can_be_chosen(tmp_path):
-    table(tmp_path / "x" / "a", tests=True)
-    table(tmp_path / "x" / "b", seed=1, tests=True, nprocs=2)
-    (axes,) = plot.make_plots([tmp_path / "x"]).axes  # the evaluations, where there are any
-    assert axes.lines[0].get_ydata().tolist() == [20, 40, 60, 80, 100] and len(axes.lines) == 1
-    (axes,) = plot.make_plots([tmp_path / "x"], xaxis="time").axes  # which another number of processes changes
-    assert len(axes.lines) == 2 and axes.get_xlabel() == "hours"
-    (axes,) = plot.make_plots([tmp_path / "x"], ["mine"], values="AverageEpRet", count=True, smooth=3).axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mine 1", "mine 2"]
-    assert np.allclose(axes.lines[0].get_ydata(), [2.5, 3, 4, 5, 6, 7, 8, 9, 9.5])
-    (axes,) = plot.make_plots([f"{tmp_path}/x/a", f"{tmp_path}/x/b"], ["one", "two"], exclude=["x/a"]).axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["two"]
-    assert len(plot.get_datasets(f"{tmp_path}/x/")) == len(plot.get_datasets(f"{tmp_path}/x")) == 2
-    speed, phase = plot.make_plots([tmp_path / "x"], xaxis="time", values=["StepsPerSecond", "RolloutS"]).axes
-    assert [line.get_ydata()[0] for line in (*speed.lines, *phase.lines)] == [1000, 2000, 0.5, 0.25]
-    assert [text.get_text()[-11:] for text in speed.get_legend().get_texts()] == ["1 processes", "2 processes"]
-
-
 def test_plots_from_the_command_line(tmp_path):
     table(tmp_path / "a")
     done = plotted("a", "--x", "steps", "--smooth", 2, "--out", "c.png", cwd=tmp_path)

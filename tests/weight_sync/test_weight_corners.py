@@ -237,13 +237,6 @@ def test_a_torchrl_policy_without_weights_is_refused():
         )
 
 
-def test_weights_of_each_worker_in_the_scheme_itself():
-    scheme, mine = scheme_for(2), [arrays(0.0), arrays(0.0)]
-    with local_receivers(scheme, mine, "policy"):
-        scheme.send({0: arrays(5.0), 1: arrays(6.0)})
-        assert [value(model) for model in mine] == [5.0, 6.0]
-
-
 # ---- 4. two schemes between machines
 
 
