@@ -5,11 +5,12 @@
 
 A room is a folder of `mpi_util/`, with all that is in it, or a file at its top. What counts as an import:
 
-- an import statement, inside a function too, or under TYPE_CHECKING;
+- an import statement, inside a function too;
 - a string that is a module's name: of `import_module`, of `python -m`, or in a table of such names;
 - the file of a module that is started as a script: its module was imported for its `__file__`.
 
-Not counted: that Python loads a module's own packages first.
+Not counted: what is under `if TYPE_CHECKING`, which no process loads; the packages that a module is in, which Python
+loads before it.
 """
 
 import ast
@@ -44,10 +45,18 @@ def imports() -> Graph:
     found = {}
     for name, path in modules().items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        tree = ast.parse(path.read_text())
+        tree = _Loaded().visit(ast.parse(path.read_text()))
         loaded = {_module(target) for target in [*_statements(tree, package), *_strings(tree, package)]}
         found[name] = loaded - {"", name} - _packages_of(name)
     return found
+
+
+class _Loaded(ast.NodeTransformer):
+    """Removes from a file what is for type checkers alone."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else node
 
 
 def _packages_of(module: str) -> set[str]:

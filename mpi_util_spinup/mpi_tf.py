@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_util.arrays.adapters import adapter_for, as_numbers, place_name
+from mpi_util.arrays.adapters import adapter_for, as_numbers, weight_name
 from mpi_util.arrays.adapters.tensorflow import check_dtype
 from mpi_util.arrays.frameworks import framework
 from mpi_util.collectives.bcast import rank0_bcast_wts
@@ -65,7 +65,7 @@ def sync_params(params: Sequence[Any], *, comm: Comm = None) -> Any:
 
 
 def _sync_operation(tf: Any, params: list[Any], comm: Comm) -> Any:
-    dtypes = {place_name(i, param.name): param.dtype.base_dtype for i, param in enumerate(params)}
+    dtypes = {weight_name(i, param.name): param.dtype.base_dtype for i, param in enumerate(params)}
     for name, dtype in dtypes.items():
         check_dtype(name, dtype)
 
@@ -181,7 +181,7 @@ def _tensorflow_means(op: str, grads: list[Any], paths: list[str], comm: Comm) -
 
 def _means_of_values(op: str, grads: list[Any], paths: list[str], comm: Comm) -> list[Any]:
     """The mean of each gradient over the ranks, for arrays and for tensors that have values, of any framework."""
-    copies: dict[str, Any] = dict.fromkeys(itertools.starmap(place_name, enumerate(paths)))
+    copies: dict[str, Any] = dict.fromkeys(itertools.starmap(weight_name, enumerate(paths)))
     for name, grad in zip(copies, grads):
         if grad is not None:  # a dtype that NumPy lacks is averaged in float32
             copies[name] = np.array(as_numbers(adapter_for(grad).to_numbers(grad)), order="C")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from mpi_util.arrays import adapters
-from mpi_util.arrays.layout import Entry, Layout, Plan, Slot, derived, portable
+from mpi_util.arrays.layout import Entry, Layout, ModelCopier, Slot, derived, portable
 from mpi_util.errors import WeightsError
 
 
@@ -29,7 +29,7 @@ class Weights:
         # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self.named = {alias: self.slots[name] for alias, name in self.aliases.items()} | self.slots
-        self._plan = Plan(Layout(), [])  # that of the last layout
+        self._copier = ModelCopier(Layout(), [])  # that of the last layout
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
@@ -49,7 +49,7 @@ class Weights:
         named = (slot._replace(name=name) for name, slot in self.slots.items())
         return Layout.of(named, aliases=self.aliases.items())
 
-    def plan(self, layout: Layout, who: str, other: str, base: "Weights | None" = None) -> Plan:
+    def copier(self, layout: Layout, who: str, other: str, base: "Weights | None" = None) -> ModelCopier:
         """Pairs each entry of the layout with the slot that has its values.
 
         Args:
@@ -66,8 +66,8 @@ class Weights:
             theirs = "no such array" if entry is None else f"{entry.kind or np.dtype(entry.dtype)} {entry.shape}"
             raise WeightsError(f"{who} and {other} differ, first at '{name}': {mine} in {who}, {theirs} in {other}")
 
-        if self._plan.layout is layout:
-            return self._plan
+        if self._copier.layout is layout:
+            return self._copier
         entries, slots = {entry.name: entry for entry in layout.entries}, self.slots
         if all(name.isdigit() for name in slots) and len(entries) == len(slots):
             slots = dict(zip(entries, slots.values()))  # a list has no names: its order counts
@@ -78,8 +78,8 @@ class Weights:
         for name, slot in slots.items():  # two arrays here may be one array, with two names, there
             if id(slot) not in used and not slot.optional:
                 pairs.append(check(name, slot, entries.get(tied.get(name, ""))))
-        self._plan = Plan(layout, pairs)
-        return self._plan
+        self._copier = ModelCopier(layout, pairs)
+        return self._copier
 
 
 def _is_extra(key: Any) -> bool:

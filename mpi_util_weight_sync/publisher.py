@@ -184,6 +184,8 @@ class Publisher:
         worker.unread[section.version] = section
         try:
             worker.connection.send_update(message or self._update(section), section)
+        except BlockingIOError:  # its socket is full
+            worker.waiting = worker.unread.pop(section.version)
         except OSError:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
 

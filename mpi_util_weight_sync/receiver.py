@@ -13,7 +13,7 @@ import numpy as np
 
 from mpi_util.arrays.adapters.pytorch import forget
 from mpi_util.arrays.frameworks import framework
-from mpi_util.arrays.layout import Layout, Plan
+from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 
 from .connection import Deadline, Kind
@@ -92,8 +92,8 @@ class Receiver:
             self.thread = threading.Thread(target=self._listen, daemon=True, name=name)
             self.thread.start()
 
-    def _plan(self, layout: Layout) -> Plan:
-        return Weights.of(self.model).plan(layout, f"worker {self.worker}'s model", "the sender's")
+    def _copier(self, layout: Layout) -> ModelCopier:
+        return Weights.of(self.model).copier(layout, f"worker {self.worker}'s model", "the sender's")
 
     def receive(self, deadline: Deadline) -> int | None:
         """Applies weights newer than the model's. Returns their version; None: none came in time, or none will come."""
@@ -147,10 +147,10 @@ class Receiver:
                             f"the sender's '{entry.name}' is {entry.kind}, which NumPy lacks; give model="
                         )
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
-            self._plan(layout)
+            self._copier(layout)
             self._layout = layout
         if self._zero_copy is None:
-            self._plan(self._layout).take(block, undo=True)
+            self._copier(self._layout).write(block, undo=True)
         else:
             self._zero_copy.point_into(self._layout, block)
         self.version = version

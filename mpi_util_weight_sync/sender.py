@@ -4,7 +4,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from mpi_util.arrays.layout import Layout, Plan
+from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import SyncTimeoutError, UsageError, WorkerError
 
 from .connection import Deadline
@@ -68,19 +68,19 @@ class Sender:
         self._raise_errors()
         by_worker = _has_numbers(weights) and not _has_numbers(self.model)
         own = weights if by_worker else self._own if weights is None else {}
-        workers = self._addressed([*weights] if by_worker and worker_ids is None else worker_ids)
+        workers = self._addressed(list(own) if by_worker and worker_ids is None else worker_ids)
         if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         self._forget_unreported()
         version, thing = 0, self.model if weights is None else weights
-        for group, layout, plan in self._plans([(worker, own.get(worker.index, thing)) for worker in workers]):
+        for group, layout, copier in self._copiers([(worker, own.get(worker.index, thing)) for worker in workers]):
             with self._lock:  # of several threads that send
-                version = self._publish(group, version, layout, plan)
+                version = self._publish(group, version, layout, copier)
         if sync:
             self.wait(workers, deadline)
         return version or self.version
 
-    def _plans(self, things: list[tuple[Worker, Any]]) -> list[tuple[list[Worker], Layout, Plan]]:
+    def _copiers(self, things: list[tuple[Worker, Any]]) -> list[tuple[list[Worker], Layout, ModelCopier]]:
         """[(workers that get the same weights, the layout, the values)]. Args: things: workers with their weights."""
         groups: dict[tuple[int, Layout | None], list[Worker]] = {}
         for worker, thing in things:
@@ -91,10 +91,12 @@ class Sender:
             # the model of phase 1 has what a state dict lacks: tied names, buffers that are not saved
             base = None if self.model is None or self.model is thing else Weights.of(self.model)
             layout = layout or given.layout()  # a worker's first weights determine it
-            found.append((group, layout, given.plan(layout, "the weights given", "the model of init_on_sender", base)))
+            found.append(
+                (group, layout, given.copier(layout, "the weights given", "the model of init_on_sender", base))
+            )
         return found
 
-    def _publish(self, group: list[Worker], version: int, layout: Layout, plan: Plan) -> int:
+    def _publish(self, group: list[Worker], version: int, layout: Layout, copier: ModelCopier) -> int:
         """Publishes a version (0: a new one), and returns it. Workers that have a newer one by now are left out."""
         if self._publishing:
             raise UsageError("send within send: by a signal's handler, or while the weights are read")
@@ -105,7 +107,7 @@ class Sender:
             group = [worker for worker in group if worker.sent < version]
             for worker in group:
                 worker.layout = layout
-            self.publisher.publish(group, version, layout.nbytes, packed(layout), plan.write_all)
+            self.publisher.publish(group, version, layout.nbytes, packed(layout), copier.read)
         finally:
             self._publishing = False
         return version

@@ -20,10 +20,9 @@ LIBRARIES = {
     "torchrl": ["torchrl", "tensordict"],
     "sb3": ["stable_baselines3", "sb3_contrib"],
     "atari": ["ale_py"],
-    "envpool": ["envpool"],
     "optuna": ["optuna"],
 }
-NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "envpool", "optuna")
+NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "optuna")
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],
@@ -64,6 +63,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Long texts, such as an expected message, are shortened in a test's id, so that it fits on a line."""
+    return f"{val[:24].strip()}..." if isinstance(val, str) and len(val) > 24 else None
+
+
 def parameters(item: pytest.Item) -> dict[str, object]:
     return item.callspec.params if hasattr(item, "callspec") else {}
 
@@ -98,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("::" in argument for argument in config.args):  # not all cases of a test are there
         return
     idle = [key for key, found in decides.items() if not found]
-    if config.args_source is config.ArgsSource.TESTPATHS:
+    if config.args_source is config.ArgsSource.TESTPATHS and not any(map(missing, FOLDERS.values())):
         used = {mark.name for item in items for mark in item.iter_markers()}
         idle += [f"setup.cfg: {name}" for name in declared() - used]
     if idle:

@@ -1,4 +1,4 @@
-"""Loads torch, TensorFlow and their kin when they are needed, or says what to install."""
+"""Loads torch, TensorFlow and their kin when they are needed, in any process, or says what to install."""
 
 import importlib
 import sys

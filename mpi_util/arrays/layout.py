@@ -1,7 +1,7 @@
 """Where named arrays lie in one block of bytes, and how a model's values get into the block and out of it.
 
 Runs in every rank. Adapters make a `Slot` for each array of a model. A `Layout` says where the arrays lie; it is small,
-and is sent. A `Plan` joins the two: it writes a model's values into memory, and takes them from there.
+and is sent. A `ModelCopier` joins the two: it copies a model's values into memory and back.
 """
 
 import functools
@@ -25,10 +25,6 @@ def align(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-def _same(array: np.ndarray) -> np.ndarray:
-    return array
-
-
 class Slot(NamedTuple):
     """One array of a model.
 
@@ -36,16 +32,15 @@ class Slot(NamedTuple):
         name: unique in the model.
         dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
         read: writes the values into an array of that dtype and shape.
-        write: sets the values, in place and on the model's device, from such an array.
+        write: sets the values from such an array, in place and on the model's device.
         on_host: `read` and `write` are copies between two pieces of host memory, which do not fail.
-        number: bits that travel -> numbers to calculate with. bits: the way back.
+        to_numbers: makes numbers to calculate with of what travels. to_bits: the reverse.
         flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
         aliases: other names of the same array: tied parameters of torch.
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
         kind: name of the values' own dtype where it is another, such as bfloat16.
-        fixed: why it cannot be written; "": it can.
-        place: stands for the alignment and strides of values in host memory (see `place_of`), on which last bits of
-            products depend; 0 elsewhere.
+        unwritable: why it cannot be written; "": it can.
+        alignment: the `alignment_key` of values in host memory, on which last bits of products depend; 0 elsewhere.
     """
 
     name: str
@@ -54,14 +49,14 @@ class Slot(NamedTuple):
     read: Callable[[np.ndarray], None]
     write: Callable[[np.ndarray], None]
     on_host: bool = False
-    number: Callable[[np.ndarray], np.ndarray] = _same
-    bits: Callable[[np.ndarray], np.ndarray] = _same
+    to_numbers: Callable[[np.ndarray], np.ndarray] = np.asarray  # as they are
+    to_bits: Callable[[np.ndarray], np.ndarray] = np.asarray
     flush: Callable[[], None] | None = None
     aliases: tuple[str, ...] = ()
     optional: bool = False
     kind: str = ""
-    fixed: str = ""
-    place: int = 0
+    unwritable: str = ""
+    alignment: int = 0
 
     def copy(self) -> np.ndarray:
         """A copy of the values as they travel."""
@@ -70,11 +65,11 @@ class Slot(NamedTuple):
 
     def numbers(self) -> np.ndarray:
         """A copy of the values as numbers to calculate with."""
-        return self.number(self.copy())
+        return self.to_numbers(self.copy())
 
 
 class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, as long as the model has the same tensors in place.
+    """The slots of a model: the same list from call to call, while the model has the same tensors in the same memory.
 
     Args: stateful: (name, weak reference) of the parts of a torch module that have a `get_extra_state`.
     """
@@ -87,12 +82,10 @@ class KeptSlots(list[Slot]):
 
 def derived(found: list[Slot], make: Callable[[list[Slot]], T]) -> T:
     """`make(found)`; made only once of slots that are kept."""
-    if not isinstance(found, KeptSlots):
-        return make(found)
-    if make not in found.derived:
-        found.derived[make] = make(found)
-    made: T = found.derived[make]
-    return made
+    made: dict[Any, T] = found.derived if isinstance(found, KeptSlots) else {}
+    if make not in made:
+        made[make] = make(found)
+    return made[make]
 
 
 class Entry(NamedTuple):
@@ -110,7 +103,7 @@ class Entry(NamedTuple):
 
 
 class Layout:
-    """The places of arrays in a block of `nbytes`; small, to be sent.
+    """Where arrays lie in a block of `nbytes`; small, to be sent.
 
     Attributes:
         aliases: (other name, name) of arrays that the model has under two names. A copy of it may have two arrays.
@@ -121,7 +114,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Iterable[tuple[Any, ...]], packed: bool = False, aliases: Iterable[Any] = ()) -> "Layout":
-        """Each array at an aligned place, one after another.
+        """The arrays one after another, each at an aligned offset.
 
         Args:
             arrays: (name, dtype, shape, ...) each, such as slots.
@@ -168,7 +161,7 @@ def _layout(arrays: tuple[Any, ...], packed: bool, aliases: tuple[Any, ...]) -> 
     return Layout(tuple(entries), align(end), aliases)
 
 
-class Plan:
+class ModelCopier:
     """A model's slots, each with its entry in a layout: how its values get into memory and out of it.
 
     The maker compares names, dtypes and shapes first, so that nothing is written where it does not fit.
@@ -181,17 +174,17 @@ class Plan:
         self._elsewhere = [(entry, slot) for entry, slot in self.pairs if not slot.on_host]
 
     @classmethod
-    def of(cls, slots: list[Slot]) -> "Plan":
-        """The plan in which these slots travel as they are."""
+    def of(cls, slots: list[Slot]) -> "ModelCopier":
+        """The copier with which these slots travel as they are."""
         layout = Layout.of(slots)
         return cls(layout, zip(layout.entries, slots))
 
-    def write_all(self, memory: Any) -> None:
+    def read(self, memory: Any) -> None:
         """Writes the model's values into `memory`."""
         for entry, slot in self.pairs:
             slot.read(entry.view(memory, slot.dtype))
 
-    def take(self, memory: Any, undo: bool = False) -> None:
+    def write(self, memory: Any, undo: bool = False) -> None:
         """Sets the model's values from `memory`.
 
         What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
@@ -220,8 +213,8 @@ class Plan:
             flush()
 
 
-def place_of(address: int, strides: tuple[int, ...], contiguous: bool) -> int:
-    """A number that is equal for arrays of a shape with the same strides and the same place in a vector register."""
+def alignment_key(address: int, strides: tuple[int, ...], contiguous: bool) -> int:
+    """A number that is equal for arrays of a shape with the same strides and the same position in a vector register."""
     return address % _REGISTER_BYTES + (0 if contiguous else _REGISTER_BYTES * zlib.crc32(repr(strides).encode()))
 
 

@@ -1,4 +1,4 @@
-"""Python objects as bytes, arrays in them as raw memory (pickle protocol 5). Only ranks of one job exchange them."""
+"""Python objects as bytes, arrays in them as raw memory (pickle protocol 5). Only the ranks of a job exchange them."""
 
 import pickle
 from typing import Any

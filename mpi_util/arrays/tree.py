@@ -1,4 +1,4 @@
-"""Nested dict/list/tuple of arrays: walk it, rebuild it, describe its leaves. No MPI here.
+"""Nested dict/list/tuple of arrays: walk it, rebuild it, describe its leaves. Runs in every rank.
 
 A tree is a dict, list or tuple (named tuples too) whose items are trees or leaves. Leaves are NumPy arrays, tensors of
 torch, numbers, and None. A list that holds only plain values (numbers, strings, bytes, None, and lists
@@ -7,7 +7,6 @@ returns. So is a bare str or bytes: one row.
 """
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,31 +31,27 @@ def _is_plain(node: Any) -> bool:
     return isinstance(node, PLAIN)
 
 
-def nodes(tree: Any, path: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Yields (path, node, whether it is a leaf) of the tree and all in it, containers first, in the order of `walk`."""
+def flatten(tree: Any, path: str = "") -> list[tuple[str, Any, bool]]:
+    """(path, node, whether it is a leaf) of the tree and of all in it, a container before what it holds.
+
+    The order does not depend on the order of dict keys. A path joins the keys with "/":
+    `{"obs": {"image": x}, "act": (y, z)}` has the leaves "act/0", "act/1", "obs/image".
+    """
     if isinstance(tree, dict):
         items: Any = ((key, tree[key]) for key in sorted(tree, key=str))
     elif isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
         items = enumerate(tree)
     else:
-        yield path, tree, True
-        return
-    yield path, tree, False
+        return [(path, tree, True)]
+    found = [(path, tree, False)]
     for key, item in items:
-        yield from nodes(item, f"{path}/{key}" if path else str(key))
+        found += flatten(item, f"{path}/{key}" if path else str(key))
+    return found
 
 
-def flatten(tree: Any) -> list[tuple[str, Any, bool]]:
-    """`nodes` as a list."""
-    return list(nodes(tree))
-
-
-def walk(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yields (path, leaf) in an order that does not depend on the order of dict keys.
-
-    A path joins the keys with "/": `{"obs": {"image": x}, "act": (y, z)}` has "act/0", "act/1", "obs/image".
-    """
-    return ((path, node) for path, node, is_leaf in nodes(tree) if is_leaf)
+def walk(tree: Any) -> list[tuple[str, Any]]:
+    """(path, leaf) of each leaf, in the order of `flatten`."""
+    return [(path, node) for path, node, is_leaf in flatten(tree) if is_leaf]
 
 
 def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:

@@ -4,10 +4,10 @@ It is for sums and means at every optimizer step, whose cost counts in microseco
 loads, where `Channel.agree` takes two messages for each rank. On any mismatch (no page yet, too small a page, different
 arrays) the ranks fall back to `agree`, which finds out what it is, and reports it to all.
 
-A sum takes two rounds: when all ranks have written their rows each adds up one part of them, and when all parts are
-there each reads the whole. In a round a rank posts the round's number and a digest of what it adds. There are two rows
-of posts, which rounds use in turn: a rank that is early in the next round must not overwrite what a slow one still
-reads.
+When all ranks have written their rows, each adds up small ones for itself. Of large ones each rank adds up one part,
+and a second round makes sure that all parts are there. In a round a rank posts the round's number and a digest of what
+it adds. Posts and rows have two places, which rounds use in turn: a rank that is early in the next round must not
+overwrite what a slow one still reads.
 """
 
 import math
@@ -36,6 +36,8 @@ _QUIET_TESTS = 8  # before a waiting rank looks for messages too
 _SPINS = 50  # tests, some 10 us, before all that a wait needs is set up
 _NOTICE_S = 10e-3  # after which a waiting rank notifies rank 0, which may wait for it elsewhere
 _LEAST_ROOM, _SPARE = 1 << 18, 1.25
+_SMALL, _FEW = 1 << 18, 4  # bytes of a row that each rank adds up for itself, where there are few ranks
+_TINY = 1 << 14  # the same, where there are more
 
 
 class SharedBarrier:
@@ -43,18 +45,21 @@ class SharedBarrier:
 
     Attributes:
         room: bytes of a row.
-        rows: uint8 (ranks, room), one of each rank. total: uint8 (room,).
+        rows: uint8 (2, ranks, room): for the rounds in turn, one of each rank. total: uint8 (room,).
+        scratch: uint8 (_SMALL,), of this rank alone.
+        number: of the last round.
     """
 
     def __init__(self, channel: "Channel", memory: Any, room: int):
         """Args: memory: of `_sizes` bytes; its first three parts are zeros."""
-        self.room, self._channel, self._number = room, channel, 0
+        self.room, self._channel, self.number = room, channel, 0
         n, sizes = channel.size, _sizes(channel.size, room)
         parts = np.split(np.ndarray((sum(sizes),), np.uint8, memory), np.cumsum(sizes)[:-1])
         self._posts = [part[: n * _ENTRY.size].data for part in parts[:2]]
         self._asleep = parts[2][:n].data
-        self.rows: np.ndarray = parts[3].reshape(n, room)
+        self.rows: np.ndarray = parts[3].reshape(2, n, room)
         self.total: np.ndarray = parts[4]
+        self.scratch = private(_SMALL)
         self._spins = _SPINS if n <= usable_cores() else 1
 
     def wait(self, op: str, digest: bytes) -> bool:
@@ -65,9 +70,9 @@ class SharedBarrier:
         """
         channel, rank = self._channel, self._channel.rank
         channel.enter(op)
-        self._number += 1
-        posts, own = self._posts[self._number % 2], rank * _ENTRY.size
-        entry = _ENTRY.pack(self._number, digest)
+        self.number += 1
+        posts, own = self._posts[self.number % 2], rank * _ENTRY.size
+        entry = _ENTRY.pack(self.number, digest)
         posts[own + 8 : own + 16] = entry[8:]
         posts[own : own + 8] = entry[:8]  # last: processors of this kind show stores in their order
         same, spins = entry * channel.size, self._spins
@@ -88,7 +93,7 @@ class SharedBarrier:
         channel, quiet_tests, notice = self._channel, _QUIET_TESTS, time.perf_counter() + _NOTICE_S
 
         def came() -> list[bool]:
-            return [number == self._number for number, _ in _ENTRY.iter_unpack(posts)]
+            return [number == self.number for number, _ in _ENTRY.iter_unpack(posts)]
 
         def over() -> bool:
             nonlocal quiet_tests, notice
@@ -159,7 +164,7 @@ class SharedBarrier:
 def _sizes(n: int, room: int) -> list[int]:
     """Bytes of the parts of a page for `n` ranks: two rows of posts, who sleeps, the rows, their total."""
     posts = align(n * _ENTRY.size)
-    return [posts, posts, align(n), n * room, room]
+    return [posts, posts, align(n), 2 * n * room, room]
 
 
 def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
@@ -167,7 +172,11 @@ def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
         return add_up_on_rank_0(channel, reduction)
-    reduction.combine([*page.rows], page.total, channel.rank, channel.size)
+    rows, nbytes = [*page.rows[page.number % 2]], reduction.layout.nbytes
+    if nbytes <= (_SMALL if channel.size <= _FEW else _TINY):
+        reduction.combine(rows, page.scratch)
+        return page.scratch
+    reduction.combine(rows, page.total, channel.rank, channel.size)
     page.wait(reduction.op, reduction.digest)
     return page.total
 
@@ -190,7 +199,7 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
             fits = not error and nbytes <= page.room
             try:
                 if fits:
-                    reduction.write(page.rows[channel.rank])
+                    reduction.write(page.rows[(page.number + 1) % 2, channel.rank])
             except Exception as caught:
                 error, digest, fits = caught, _FAILED, False
             if page.wait(reduction.op, digest if fits or error else _TOO_SMALL) and fits:

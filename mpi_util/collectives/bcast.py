@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import slots
-from ..arrays.layout import Plan, Slot, derived
+from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
 from ..ranks.identity import Comm
@@ -61,16 +61,16 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     channel = channel_of(comm)
     own = _Models(model, graph, only_all=True)
     _compare("all_avg_wts", channel, own)
-    (plan,) = own.plans
-    found = [slot for _, slot in plan.pairs]
+    (copier,) = own.copiers
+    found = [slot for _, slot in copier.pairs]
     stacked = rank0_accum_batches({slot.name: slot.numbers()[None] for slot in found}, comm=comm)
     if channel.rank == 0:
         for slot in found:
             numbers = stacked[slot.name]
             if numbers.dtype.kind in "fc":
                 wide = np.result_type(numbers.dtype, np.float64)
-                slot.write(slot.bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
-        plan.flush()
+                slot.write(slot.to_bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
+        copier.flush()
     _send("all_avg_wts", channel, own)
 
 
@@ -84,8 +84,8 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """
     if isinstance(graph, str):
         graph, label = None, graph
-    plan = derived(slots(model, graph), Plan.of)
-    total = tree.digest(plan.layout.signature, *(slot.copy().tobytes() for _, slot in plan.pairs)).hex()
+    copier = derived(slots(model, graph), ModelCopier.of)
+    total = tree.digest(copier.layout.signature, *(slot.copy().tobytes() for _, slot in copier.pairs)).hex()
     if label:
         from ..ranks.console import msg
 
@@ -136,9 +136,9 @@ def bcast(x: T, *, comm: Comm = None) -> T:
 
 
 class _Models:
-    """What a rank sends or gets: its model, with a plan for each choice of weights.
+    """What a rank sends or gets: its model, with a copier for each choice of weights.
 
-    The plans are made when they are first asked for, within the agreement, so that an error reaches all ranks.
+    The copiers are made when they are first asked for, within the agreement, so that an error reaches all ranks.
     """
 
     def __init__(self, model: Any, graph: Any, only_all: bool = False):
@@ -146,19 +146,19 @@ class _Models:
         self._model, self._graph, self._only_all = model, graph, only_all
 
     @functools.cached_property
-    def plans(self) -> list[Plan]:
+    def copiers(self) -> list[ModelCopier]:
         """Of all weights; of a session with a graph also of the trainable variables."""
-        plans = [derived(slots(self._model, self._graph), _writable)]
+        copiers = [derived(slots(self._model, self._graph), _writable)]
         if self._graph is not None and not self._only_all:
             with contextlib.suppress(WeightsError):  # it has none
-                plans.append(derived(slots(self._model, self._graph, trainable=True), _writable))
-        return plans
+                copiers.append(derived(slots(self._model, self._graph, trainable=True), _writable))
+        return copiers
 
     def choices(self) -> list[tuple[bytes, bytes]]:
-        """For each plan: its signature, and the alignments of its arrays."""
+        """For each copier: its signature, and the alignments of its arrays."""
         return [
-            (plan.layout.signature, np.array([slot.place for _, slot in plan.pairs], np.int64).tobytes())
-            for plan in self.plans
+            (copier.layout.signature, np.array([slot.alignment for _, slot in copier.pairs], np.int64).tobytes())
+            for copier in self.copiers
         ]
 
 
@@ -168,9 +168,9 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
     def decide(choices: list[list[tuple[bytes, bytes]]]) -> Sequence[Any]:
         for i, of_ranks in enumerate(zip(*choices)):
             if len({signature for signature, _ in of_ranks}) == 1:
-                plan = models.plans[i]
-                _note_alignment(plan, *(alignment for _, alignment in of_ranks[:2]))
-                sources = channel.spread_sources(plan.layout.nbytes, plan.write_all)
+                copier = models.copiers[i]
+                _note_alignment(copier, *(alignment for _, alignment in of_ranks[:2]))
+                sources = channel.spread_sources(copier.layout.nbytes, copier.read)
                 return paired(sources, (i, channel.version + 1))
         return [(None, None)] * channel.size
 
@@ -182,7 +182,7 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
     choice, version = found
     block = channel.spread(op, source)
     if channel.rank:
-        models.plans[choice].take(block)
+        models.copiers[choice].write(block)
     return version
 
 
@@ -194,22 +194,22 @@ def _compare(op: str, channel: Channel, models: _Models) -> None:
         check_same(op, [of_rank[last] for of_rank in kinds])
         return [None] * channel.size
 
-    channel.agree(op, lambda: [plan.layout.kinds for plan in models.plans], decide)
+    channel.agree(op, lambda: [copier.layout.kinds for copier in models.copiers], decide)
 
 
-def _writable(found: list[Slot]) -> Plan:
-    """The plan of slots that can all be written: on rank 0 too, so that it is the same on every rank."""
+def _writable(found: list[Slot]) -> ModelCopier:
+    """The copier of slots that can all be written: on rank 0 too, so that it is the same on every rank."""
     for slot in found:
-        if slot.fixed:
-            raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.fixed}")
-    return Plan.of(found)
+        if slot.unwritable:
+            raise WeightsError(f"'{slot.name}' cannot be written in place: {slot.unwritable}")
+    return ModelCopier.of(found)
 
 
 class _Noted(list[str]):
     """The array whose alignment differs, once that was printed."""
 
 
-def _note_alignment(plan: Plan, rank_0s: bytes, rank_1s: bytes = b"") -> None:
+def _note_alignment(copier: ModelCopier, rank_0s: bytes, rank_1s: bytes = b"") -> None:
     """Prints which array lies otherwise in memory on rank 1 than on rank 0, if one does, once.
 
     A vector instruction may begin elsewhere in an array with other strides, or at another alignment; then the same
@@ -217,7 +217,7 @@ def _note_alignment(plan: Plan, rank_0s: bytes, rank_1s: bytes = b"") -> None:
     """
     if rank_1s and rank_0s != rank_1s and not state(_Noted):
         differ = np.frombuffer(rank_0s, np.int64) != np.frombuffer(rank_1s, np.int64)
-        name = plan.layout.entries[int(np.flatnonzero(differ)[0])].name
+        name = copier.layout.entries[int(np.flatnonzero(differ)[0])].name
         state(_Noted).append(name)
         failure.print_line(
             f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "

@@ -24,10 +24,9 @@ from ..ranks.console import print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import States, state
 from .agreement import Agreement, Answer
-from .barrier import add_up
-from .peers import Peers
 
 if TYPE_CHECKING:
+    from .peers import Peers
     from .reduce import Reduction
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
@@ -66,10 +65,10 @@ class Channel(Agreement):
         version: of the weights that were sent last.
     """
 
-    peers: Peers  # only with more than one rank
+    peers: "Peers"  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
 
-    def __init__(self, comm: Any = None, peers: Peers | None = None):
+    def __init__(self, comm: Any = None, peers: "Peers | None" = None):
         super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1)
         self.comm: Any = None
         self.machine = peers.machine if peers else [0]
@@ -181,6 +180,8 @@ class Channel(Agreement):
 
         Args: reduction: what this rank adds, and how.
         """
+        from .barrier import add_up  # which most programs do not need
+
         return add_up(self, reduction)
 
     def close(self) -> None:

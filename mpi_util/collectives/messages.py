@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
@@ -19,7 +19,9 @@ from ..host.waiting import SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
-from .peers import Peers
+
+if TYPE_CHECKING:
+    from .peers import Peers
 
 CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
 """Kinds of messages. Their payloads:
@@ -70,7 +72,7 @@ class Messages:
     """
 
     comm: Any  # over which they go, and `peers`, who are woken: both set by `connect`
-    peers: Peers
+    peers: "Peers"
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size, self.calls = rank, size, 0
@@ -79,7 +81,7 @@ class Messages:
         self.answered = 0
         self.inbox: dict[int, list[Message]] = {}
 
-    def connect(self, comm: Any, peers: Peers) -> None:
+    def connect(self, comm: Any, peers: "Peers") -> None:
         """To be called where there is more than one rank."""
         from mpi4py import MPI
 

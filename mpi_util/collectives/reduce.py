@@ -167,12 +167,12 @@ class Reduction:
         made = self.arrays.items()
         return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
 
-    @property
+    @functools.cached_property
     def digest(self) -> bytes:
         """Eight bytes that stand for the call and its arrays."""
         return _layout_of(self.op, self.description)[0]
 
-    @property
+    @functools.cached_property
     def layout(self) -> Layout:
         """Of a row: the arrays of each dtype lie together."""
         return _layout_of(self.op, self.description)[1]

@@ -37,11 +37,8 @@ def run() -> int:
     right = all_sum(int(np.array_equal(weights["w"], whole) and (rank() > 0 or np.array_equal(batch["x"], whole))))
     rank0_accum_batches(mine)
     if rank() == 0:
-        found = {"seconds": seconds, "bytes": whole.nbytes, "ranks": size, "right": int(right) == size}
-        found |= {
-            "sharing": channel.machine.count(0),
-            "threads": threads.pools(),
-        }  # ranks that share memory; of libraries
+        found = dict(seconds=seconds, bytes=whole.nbytes, ranks=size, right=int(right) == size)
+        found |= dict(sharing=channel.machine.count(0), threads=threads.pools())  # sharing: ranks that share memory
         print(json.dumps(found), flush=True)
     return 0
 

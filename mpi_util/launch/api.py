@@ -28,10 +28,9 @@ from ..ranks.identity import (
     rank,
     under_launcher,
 )
+from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import process, state
 
-DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
-STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
 HOSTS = "MPI_UTIL_HOSTS"
 
 
@@ -155,17 +154,6 @@ def start_ranks(
     return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, **settings)
 
 
-def _open_standard_streams() -> None:
-    """Opens /dev/null for standard streams that are closed (`>&-`, daemons), or a file that we open would be one."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number, which is this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-
-
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
     if under_launcher() or state(Role).job:  # also of a single rank; a hostfile need not be on every host
@@ -173,7 +161,7 @@ def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = N
     if not (hosts or hostfile or os.environ.get(HOSTS)):
         return 0
     cluster = hosts_module(hosts, hostfile)
-    return sum(cluster.find(hosts, hostfile).slots.values()) if cluster else 0
+    return cluster.find(hosts, hostfile).n_slots if cluster else 0
 
 
 def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> ModuleType | None:
@@ -183,13 +171,8 @@ def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nes
 
     Raises LaunchError: hosts are named, but this copy of mpi_util is without cluster/.
     """
-    several = os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
-    named = {
-        "hosts=": hosts is not None,
-        "hostfile=": hostfile is not None,
-        HOSTS: not nested and bool(os.environ.get(HOSTS)),
-        "Slurm": not nested and several,
-    }
+    by_environment = {HOSTS: os.environ.get(HOSTS), "Slurm": os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"}
+    named = {"hosts=": hosts is not None, "hostfile=": hostfile is not None} | ({} if nested else by_environment)
     if not (by := next((name for name, is_given in named.items() if is_given), "")):
         return None
     try:
@@ -199,6 +182,17 @@ def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nes
             raise
         raise LaunchError(f"{by} names hosts, but mpi_util/cluster/, which is needed for that, is missing") from None
     return module
+
+
+def _open_standard_streams() -> None:
+    """Opens /dev/null for standard streams that are closed (`>&-`, daemons), or a file that we open would be one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:

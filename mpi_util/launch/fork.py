@@ -19,10 +19,10 @@ from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
 from ..ranks.identity import RANK_PID, Role, is_multiprocess
+from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
 from . import restarts
-from .api import DEPTH, STDIN
 from .launcher import ENVIRONMENT, check_tasks, find_launcher
 from .monitor import ProcessMonitor
 from .supervise import Job

@@ -1,4 +1,5 @@
 """What a rank is and calls alone, in each rank's process: who it is, how it fails, waits, seeds, prints and stops.
 
-Nothing here communicates through MPI. May import `host`, `arrays` and `errors`. Read first: identity.py, failure.py.
+runner.py runs the program; the program calls the other files. Nothing here communicates through MPI. May import `host`,
+`arrays` and `errors`. Read first: identity.py, failure.py.
 """

@@ -11,7 +11,10 @@ from ..errors import UsageError
 from .identity import Role, first_number
 from .state import state
 
-RESTARTS, SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"  # set by the parent for the ranks
+# Variables that the parent sets for the ranks
+RESTARTS, SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
+DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
+STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
 
 
 class Failure(NamedTuple):

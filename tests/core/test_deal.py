@@ -94,7 +94,7 @@ def test_a_loop_over_dealt_numbers_may_be_left_in_any_way():
     assert list(mpi_util.deal(2)) == [0, 1]
 
 
-def test_a_deal_may_be_the_last_call_of_ranks_on_several_machines(tmp_path, mpi):
+def test_a_deal_may_be_the_last_call_on_several_machines(tmp_path, mpi):
     """Of all ranks, and of some: rank 0, or the first of them, then answers while it waits for the others' end."""
     program = tmp_path / "program.py"
     program.write_text(

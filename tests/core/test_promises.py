@@ -29,6 +29,7 @@ def test_waiting_ranks_sleep_and_rank_0_has_all_cores(run_ranks):
         ("kill", 137, "rank {} was killed by signal 9"),
         ("leave", 1, "rank {} has ended while"),
     ],
+    ids=["raise", "kill", "leave"],
 )
 def test_a_rank_that_fails_ends_the_job_with_one_report(run_ranks, how, status, report, who):
     began = time.monotonic()

@@ -39,7 +39,7 @@ def test_too_little_shared_memory(run_ranks, machines):
     assert len(done.err.splitlines()) == 1 and "no shared memory" in done.err
 
 
-def test_a_segment_is_lent_once_and_reused_when_nothing_refers_to_it():
+def test_a_segment_is_reused_when_nothing_refers_to_it():
     pool = Pool()
     first, (ticket, _) = pool.lease(1000)
     second, (other, _) = pool.lease(1000)

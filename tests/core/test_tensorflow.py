@@ -37,7 +37,7 @@ def test_keras_on_torch(run_ranks):
         ("mpi_tf.average_gradients('adam')", "Keras, which is not installed: pip install tensorflow"),
     ],
 )
-def test_without_the_framework_one_line_says_what_to_install(code, line):
+def test_without_the_framework_one_line_says_so(code, line):
     blocked = "import sys; sys.modules |= dict.fromkeys(['tensorflow', 'keras'])"
     program = f"{blocked}\nimport mpi_util\nfrom mpi_util_spinup import mpi_tf\n{code}"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

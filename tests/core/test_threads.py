@@ -87,7 +87,7 @@ import sys, mpi_util
 if mpi_util.mpi_fork(int(sys.argv[1])) == "parent":
     sys.exit()
 import numpy as np, torch
-from mpi_util import mpi_pytorch, mpi_tools
+from mpi_util_spinup import mpi_pytorch, mpi_tools
 net, ones = torch.nn.Linear(2, 2), np.ones(3, np.float32)
 calls = [lambda f=f, x=x: f(x) for f in (mpi_util.all_sum, mpi_util.all_mean, mpi_util.bcast) for x in (1.0, ones)]
 calls += [lambda f=f: f(net) for f in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts, mpi_pytorch.sync_params)]
@@ -105,7 +105,7 @@ for call in calls:
 @pytest.mark.torch
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 @pytest.mark.parametrize("n", [1, 2])
-def test_after_a_call_rank_0_has_the_same_threads_at_any_number_of_ranks(tmp_path, n):
+def test_after_a_call_rank_0_has_as_many_threads_at_any_size(tmp_path, n):
     """Or the update below it would have other bits."""
     (tmp_path / "program.py").write_text(AFTER_EACH_CALL)
     done = run([sys.executable, tmp_path / "program.py", n], 60)
@@ -149,7 +149,7 @@ def test_a_number_that_another_thread_sets_is_its_own(tmp_path):
 @pytest.mark.torch
 @pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n", [1, 2])
-def test_torch_may_be_imported_in_a_thread_while_the_ranks_gather(tmp_path, n):
+def test_torch_may_be_imported_during_a_gather(tmp_path, n):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, threading, numpy as np, mpi_util\n"

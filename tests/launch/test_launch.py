@@ -292,7 +292,7 @@ def test_status_after_finalize_is_kept(python):
 
 
 @pytest.mark.slow
-def test_a_program_may_change_its_folder_above_the_fork_and_needs_no_home(tmp_path, mpi):
+def test_a_program_may_change_its_folder_above_the_fork(tmp_path, mpi):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "program.py").write_text(
         "import os, sys, mpi_util\n"
@@ -331,7 +331,7 @@ def test_kill_of_another_process_of_the_job(python, victim):
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_without_a_word_is_noticed_where_the_launcher_does_not(python):
+def test_a_rank_that_leaves_silently_is_noticed(python):
     run = Run(python, 4, "wait")
     run.wait_for("READY", times=4)
     pid, helper = run.pids()[1]
@@ -347,7 +347,7 @@ def test_a_rank_that_leaves_without_a_word_is_noticed_where_the_launcher_does_no
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_where_the_guard_was_killed_before_the_parent(python, signum):
+def test_nothing_is_left_if_the_guard_is_killed_first(python, signum):
     run = Run(python, 2, "wait")
     run.wait_for("READY", times=2)
     guard = child_of(run, r"reap\.py")
@@ -750,11 +750,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
         ),
         ({"deaths": {1: 0, 2: 7, 0: 0}, "ended": (0, 1), "launcher_code": 7}, 7, "rank 2 ended with status 7"),
         ({"deaths": {2: 0, 1: -9, 0: -9}, "launcher_code": 0}, 1, "rank 2 ended before MPI_Finalize"),
-        (
-            {"deaths": {2: None, 1: None}, "banners": HYDRA_SEGFAULT, "launcher_code": 11},
-            139,
-            SEGFAULT_LINE,
-        ),
+        ({"deaths": {2: None, 1: None}, "banners": HYDRA_SEGFAULT, "launcher_code": 11}, 139, SEGFAULT_LINE),
         (
             {"deaths": {1: 143, 0: -9}, "banners": MPICH_INIT, "launcher_code": 143},
             1,
@@ -816,13 +812,13 @@ def test_a_process_that_just_changes_to_another_program_is_found(tmp_path):
             process.wait()
 
 
-def test_a_rank_that_was_reaped_before_it_was_looked_at_has_no_status():
+def test_a_rank_that_was_reaped_early_has_no_status():
     process = subprocess.Popen(["true"])
     process.wait()
     assert reap.exit_code(process.pid, -1) is None
 
 
-def test_what_mpi_has_made_for_a_rank_that_ended_while_it_started_is_removed(tmp_path):
+def test_files_of_a_rank_that_ended_at_its_start_are_removed(tmp_path):
     paths = [Path(f"/dev/shm/mpich_shm_{os.getpid():x}_{k}") for k in range(4)]
     _older, mapped, opened, _unused = paths
     os.mkfifo(tmp_path / "alive-0")
@@ -841,7 +837,7 @@ def test_what_mpi_has_made_for_a_rank_that_ended_while_it_started_is_removed(tmp
             path.unlink(missing_ok=True)
 
 
-def test_the_descriptions_of_the_machine_that_hydra_has_left_are_removed(tmp_path):
+def test_descriptions_that_hydra_has_left_are_removed(tmp_path):
     used, unused = (Path(f"/tmp/hydra_hwloc_xmlfile_{os.getpid()}_{k}") for k in range(2))
     os.mkfifo(tmp_path / "alive-0")
     (tmp_path / "rank-0").write_text(json.dumps({"pid": 1, "shm": ["a"]}))

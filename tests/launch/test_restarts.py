@@ -32,7 +32,7 @@ def lines(done):
     ("how", "line"), [("kill", KILLED), ("raise", BUG), ("helper", f"a helper process of the launcher {KILLED}")]
 )
 @pytest.mark.parametrize("n", [1, 3])
-def test_after_a_failure_the_program_goes_on_from_what_it_has_saved(n, how, line, mpi):
+def test_after_a_failure_the_program_goes_on(n, how, line, mpi):
     if how == "helper" and (n == 1 or mpi == "openmpi"):
         line = f"the launcher {KILLED}"
         if n == 1:

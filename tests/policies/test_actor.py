@@ -200,7 +200,7 @@ for other in (np.full_like(row, np.inf), np.full_like(row, np.nan), np.zeros_lik
     [((376, 1024, 1024, 17), False), ((376, 3760, 799, 170, 17), False), ((11, 1001, 1063, 3), True)],
     ids=str,
 )
-def test_in_products_of_one_height_a_row_depends_neither_on_its_place_nor_on_its_neighbours(widths, discrete, coretype):
+def test_a_row_of_a_product_depends_on_itself_alone(widths, discrete, coretype):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     environment |= {"OPENBLAS_CORETYPE": coretype} if coretype else {}
     program = ONE_ROW.format(widths=widths, discrete=discrete)

@@ -289,7 +289,7 @@ def test_every_backend_is_tested():
 
 
 @BACKENDS
-def test_the_divergence_is_finite_where_a_probability_rounds_to_zero(backend):
+def test_the_divergence_is_finite_at_a_probability_of_zero(backend):
     """As on Pong: float32 has no number below 1e-45, and the new policy's logits may lie further apart than that."""
     net, rows, reference, old, new = moved(backend, DISCRETE, 0.05)
     new = new.detach().clone()

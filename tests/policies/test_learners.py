@@ -11,20 +11,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 from conftest import ROOT
-from learning import (
-    ALGOS,
-    BACKENDS,
-    BOTH,
-    BOX,
-    DISCRETE,
-    FIELDS,
-    N,
-    Rank0,
-    a_batch,
-    assert_same_bits,
-    entropy,
-    module,
-)
+from learning import ALGOS, BACKENDS, BOTH, BOX, DISCRETE, FIELDS, N, Rank0, a_batch, assert_same_bits, entropy, module
 
 from policies.actor import init_params
 from policies.backend import as_array, n_threads
@@ -461,7 +448,7 @@ def test_the_fit_in_a_child_has_the_bits_of_one_after_the_other(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["killed", "no process", "nobody's"])
-def test_a_child_that_is_killed_or_cannot_be_made_changes_nothing(monkeypatch, how):
+def test_a_child_that_is_lost_changes_nothing(monkeypatch, how):
     expected, rank0 = Rank0("numpy", BOX, threads=1), Rank0("numpy", BOX, threads=2)
     parent, fit = os.getpid(), rank0.value.fit
 

@@ -44,7 +44,7 @@ def learners(spec, algo, seed=0):
 @BOTH
 @ALGOS
 def test_actor_and_learners_have_the_same_network_and_go_on(algo, spec):
-    spec = replace(spec, network="test_networks:features")
+    spec = replace(spec, network=f"{__name__}:features")
     ours, actor = learners(spec, algo)
     other, other_actor = learners(spec, algo, seed=1)
     assert (actor.params["policy/last"] != other_actor.params["policy/last"]).any()
@@ -66,7 +66,7 @@ def test_actor_and_learners_have_the_same_network_and_go_on(algo, spec):
 
 @BOTH
 def test_a_row_does_not_depend_on_other_rows(spec):
-    _, actor = learners(replace(spec, network="test_networks:features"), "ppo")
+    _, actor = learners(replace(spec, network=f"{__name__}:features"), "ppo")
     obs, *_ = a_batch(spec, 0, 20)
     forward = [actor.output(row).copy() for row in obs]
     backward = [actor.output(row).copy() for row in obs[::-1]][::-1]

@@ -121,7 +121,7 @@ def test_arrays_are_made_once():
 
 
 @BOTH
-def test_parts_of_a_batch_in_threads_make_the_gradient_of_the_whole(spec, monkeypatch):
+def test_threads_make_the_gradient_of_the_whole_batch(spec, monkeypatch):
     made = []
     for n_threads in (1, 3):
         monkeypatch.setattr("policies.backend.n_threads", lambda *_, n=n_threads: n)

@@ -45,7 +45,7 @@ def test_scaled_observations_are_standard():
     np.testing.assert_allclose(scaled.std(axis=0), 1.0, atol=1e-3)
 
 
-def test_a_constant_component_scales_to_zero_and_an_outlier_is_clipped():
+def test_a_constant_scales_to_zero_and_an_outlier_is_clipped():
     scaler = Scaler(2)
     scaler.update(np.array([[7.0, -1.0], [7.0, 1.0]]))
     np.testing.assert_array_equal(scaler.scale(np.array([7.0, 1e9])), np.float32([0.0, CLIP]))
@@ -76,7 +76,7 @@ def test_state_is_modified_in_place_so_a_broadcast_carries_it():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_observation_that_is_not_finite_is_named_and_changes_nothing(bad):
+def test_an_observation_that_is_not_finite_changes_nothing(bad):
     scaler = Scaler(3)
     scaler.update(np.ones((4, 3), np.float32))
     before = {key: array.copy() for key, array in scaler.arrays.items()}

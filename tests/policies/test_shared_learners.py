@@ -42,7 +42,7 @@ def check_group(backend, spec, algo, weights, n_updates, **settings):
 @TORCH_TOO
 @pytest.mark.parametrize("weights", SPLITS.values(), ids=SPLITS.keys())
 @pytest.mark.parametrize("settings", [{}, MORE], ids=["defaults", "entropy"])
-def test_several_learners_do_what_one_does_on_the_whole_batch(backend, spec, algo, weights, settings):
+def test_several_learners_do_what_one_does(backend, spec, algo, weights, settings):
     check_group(backend, spec, algo, weights, 3, **settings)
 
 

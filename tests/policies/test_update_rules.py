@@ -153,7 +153,7 @@ def test_trpo_keeps_the_policy_if_no_step_is_good(backend, spec, monkeypatch):
 
 
 @BACKENDS
-def test_entropys_bonus_counts_in_the_line_search_and_the_gradient(backend):
+def test_entropys_bonus_counts_in_search_and_gradient(backend):
     """Where the advantages say nothing, a bonus alone widens the policy."""
     rank0 = Rank0(backend, BOX, "trpo", ent_coef=0.01)
     obs, act, adv, _ = a_batch(BOX, 0)

@@ -123,7 +123,7 @@ def check_a_backend_without_tensors_in_place(comm, rank, size):
         slot = api_slot("w", variable)
         slot.read(block)
         variable.assign([0.0, 0.0])
-        slot.write(slot.bits(2 * slot.number(block)))
+        slot.write(slot.to_bits(2 * slot.to_numbers(block)))
         block[:] = 0
         assert variable.numpy().tolist() == [3.0, 5.0]
 

@@ -134,7 +134,7 @@ def read(out: str) -> tuple[list[float], str]:
 
 @pytest.mark.slow_unless(name="same_bits")
 @pytest.mark.parametrize("name", TEACHING)
-def test_it_learns_and_has_the_same_bits_on_one_rank_and_on_three(name):
+def test_it_learns_with_the_same_bits_on_one_and_three_ranks(name):
     alone, three = (start(name, "--nprocs", n, *TEACHING[name].split()) for n in (1, 3))
     returns, weights = read(alone)
     assert len(returns) >= 3 and returns[-1] > 1.3 * returns[0]
@@ -206,7 +206,7 @@ def test_the_program_before_adopting_learns_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluator_beside_training_returns_each_result_with_its_version():
+def test_an_evaluator_returns_results_with_their_versions():
     runs = [start("async_evaluator", "--iterations", 6, "--episodes", 30, "--eval_episodes", n) for n in (5, 5, 200)]
     found = [
         re.findall(r"^evaluation of version (\d+): return (\S+); the newest is version (\d+)$", out, re.MULTILINE)
@@ -230,7 +230,7 @@ def test_every_program_is_tried_and_in_the_readme():
     assert all(f"`{program}.py`" in readme for program in programs)
 
 
-def test_the_table_of_the_readme_is_the_one_that_the_benchmark_prints():
+def test_the_table_is_the_one_that_the_benchmark_prints():
     done = run([sys.executable, "-m", "benchmarks.examples", "--table"], 60)
     readme = (EXAMPLES / "README.md").read_text()
     rows = done.out.splitlines()[2:]

@@ -50,7 +50,7 @@ def test_the_eight_steps_are_a_program_that_learns(steps):
     assert last > 3 * first
 
 
-def test_the_readme_shows_the_program_of_the_eight_steps_in_one_piece():
+def test_the_readme_shows_the_program_of_the_eight_steps():
     shown = [line.partition("  # +") for line in program(README, "In your program").splitlines()]
     assert [line for line, _, _ in shown if line] == [line for line in STEPS.splitlines() if line]
     assert all(("mpi_util" in line) <= bool(mark) for line, mark, _ in shown)
@@ -78,7 +78,7 @@ def test_it_prints_the_same_however_it_is_started(steps, mpi):
 
 @pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n", [1, 3])
-def test_it_prints_the_same_with_a_copy_that_has_only_the_rooms_it_needs(steps, tmp_path, n):
+def test_it_prints_the_same_with_the_smallest_copy(steps, tmp_path, n):
     copy = tmp_path / "vendored"  # a package, so that no installed mpi_util supplies what is missing in the copy
     shutil.copytree(ROOT / "mpi_util", copy / "mpi_util", ignore=shutil.ignore_patterns("__pycache__", *OPTIONAL))
     (copy / "__init__.py").touch()

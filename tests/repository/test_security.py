@@ -159,7 +159,7 @@ def listen_as_the_sender(pipe, name):
 
 
 @needs_root
-def test_a_worker_tells_another_user_nothing_who_has_taken_the_senders_address(scheme):
+def test_a_worker_tells_another_user_at_that_address_nothing(scheme):
     receiver = receiver_of(scheme)
     scheme.shutdown()
     with as_nobody(listen_as_the_sender, scheme._address.name) as pipe:
@@ -176,7 +176,7 @@ def connect_to_the_sender(pipe, address):
 
 
 @needs_root
-def test_the_sender_tells_another_user_nothing_and_serves_its_workers(scheme):
+def test_the_sender_tells_another_user_nothing(scheme):
     with as_nobody(connect_to_the_sender, scheme._address) as pipe:
         assert pipe.recv() == [b""] * 3
         wait_for(lambda: f"belongs to user {NOBODY}" in scheme._sender.publisher.turned_away)
@@ -192,7 +192,7 @@ def open_memory(pipe, ticket, path):
 
 
 @needs_root
-def test_another_user_cannot_open_shared_memory_nor_the_jobs_folder():
+def test_another_user_cannot_open_what_a_job_shares():
     segment, job = Segment(1000), Job(2)
     try:
         with as_nobody(open_memory, segment.ticket, f"{job.folder}/alive-0") as pipe:
@@ -216,7 +216,7 @@ def test_permissions_of_shared_memory_and_of_the_jobs_folder():
 
 
 @needs_root
-def test_a_process_of_another_user_does_not_pass_for_one_of_the_job(tmp_path):
+def test_another_users_process_is_none_of_the_job(tmp_path):
     folder = str(tmp_path)
     mine = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={reap.JOB_VARIABLE: folder})
 
@@ -239,7 +239,7 @@ def test_what_is_handed_to_an_experiment_must_be_ones_own(tmp_path):
     check_that_it_is_not_unpickled(tmp_path, lambda path: os.chown(path, NOBODY, NOBODY), f"user {NOBODY}")
 
 
-def test_what_is_handed_to_an_experiment_must_be_closed_to_others(tmp_path):
+def test_an_experiments_file_must_be_closed_to_others(tmp_path):
     check_that_it_is_not_unpickled(tmp_path, lambda path: path.chmod(0o620), "mode 620")
 
 
@@ -299,7 +299,7 @@ def test_who_has_not_the_key_gets_no_further_than_the_handshake(scheme):
 
 
 @pytest.mark.parametrize("how", ["another process", "junk"])
-def test_a_worker_believes_nobody_who_has_taken_the_senders_address(scheme, how):
+def test_a_worker_believes_no_stranger_at_that_address(scheme, how):
     receiver = receiver_of(scheme)
     scheme.shutdown()
     listener = new_socket()
@@ -375,7 +375,7 @@ def test_a_worker_that_sends_nonsense_is_dropped_with_the_reason(scheme, text):
         scheme.wait_async(10)
 
 
-def test_a_worker_that_floods_its_sender_neither_stops_nor_fills_it(scheme):
+def test_a_worker_that_floods_its_sender_is_harmless(scheme):
     subscriber, ended = admitted(scheme), threading.Event()
     scheme._connected, scheme.sync = True, False
     scheme.send(worker_ids=0)
@@ -516,7 +516,7 @@ JSON = st.recursive(
 
 @slow_too
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of NumPy, for old names of dtypes
-def test_any_description_of_weights_is_a_layout_that_fits_or_one_clear_error(cases):
+def test_any_description_of_weights_fits_or_is_one_clear_error(cases):
     layout = Weights.of({"a": np.zeros((3, 2)), "s": np.zeros(2, STRUCTURED), "z": np.zeros(0)}).layout()
     text = packed(layout)
     again = unpacked(text, layout.nbytes)

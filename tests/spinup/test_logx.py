@@ -5,7 +5,6 @@ import errno
 import functools
 import io
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -21,13 +20,11 @@ from hypothesis import strategies as st
 
 from mpi_util.errors import UsageError
 from mpi_util_spinup import savers
-from mpi_util_spinup.logx import EpochLogger, Logger, colorize, load_weights
-from mpi_util_spinup.serialization_utils import convert_json
+from mpi_util_spinup.logx import EpochLogger, Logger, load_weights
 from mpi_util_spinup.table import Progress
 
 
-@pytest.mark.slow_unless(n=3)
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize(("mpi", "n"), [("openmpi", 1), ("mpich", 3), ("openmpi", 4)], indirect=["mpi"])
 def test_epoch_logger_on_ranks(run_ranks, tmp_path, n):
     out = run_ranks("spinup_log.py", n, tmp_path / "run").out
     assert out.count("AverageEpRet") == 3  # one table a row, from rank 0
@@ -111,7 +108,7 @@ def test_any_rows_come_back_as_they_were_written(tmp_path_factory, rows, kept, m
     assert sorted(path.parent.iterdir()) == [path, *damaged] and bool(progress.damage) == bool(damaged)
 
 
-def test_a_resumed_run_keeps_rows_and_a_new_one_puts_results_aside(tmp_path, capsys):
+def test_a_resumed_run_keeps_rows_a_new_one_does_not(tmp_path, capsys):
     logger = logged(tmp_path, {"Epoch": 0}, {"Epoch": 1}, {"Epoch": 2})
     logger.save_config({"first": True})
     logged(tmp_path, {"Epoch": 1, "New": 0.5}, keep_rows=1)
@@ -154,13 +151,6 @@ def test_two_processes_do_not_write_one_folder(tmp_path):
     other.communicate()
     logger = Logger(tmp_path, keep_rows=1)
     assert Logger(tmp_path, keep_rows=1).output_dir == logger.output_dir  # of one process
-
-
-def test_a_text_may_be_any_files_name(tmp_path):
-    logger = Logger(tmp_path)
-    logger.log_tabular("File", os.fsdecode(b"caf\xe9"))
-    logger.dump_tabular()
-    assert (tmp_path / "progress.txt").read_text() == "File\ncaf\\udce9\n"
 
 
 def test_a_program_may_go_to_another_folder(tmp_path, monkeypatch):
@@ -210,11 +200,6 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_without_a_folder_each_run_has_a_new_one():
     first, second = Logger(), Logger()
     assert first.output_dir != second.output_dir and "experiments" in first.output_dir
-
-
-def test_colorize():
-    assert colorize("x", "green", bold=True) == "\x1b[32;1mx\x1b[0m"
-    assert colorize("x", "crimson", highlight=True) == "\x1b[48mx\x1b[0m"
 
 
 def test_samples_of_any_kind_are_copied(tmp_path):
@@ -321,11 +306,6 @@ def test_any_value_becomes_json(tmp_path):
         logger.save_config(5)
 
 
-def test_converted_values_are_what_json_gives_back():
-    value = {"a": [1, 2.5, None, True, {"b": "c"}]}
-    assert convert_json(value) == json.loads(json.dumps(convert_json(value))) == value
-
-
 # ---- state and models
 
 
@@ -427,8 +407,3 @@ def test_weights_that_cannot_be_loaded(tmp_path, content):
     np.savez(path, objects=np.array([{}], object))
     with pytest.raises(UsageError, match="cannot load weights"):
         load_weights(path)
-
-
-def test_a_saver_of_neither_kind(tmp_path):
-    with pytest.raises(UsageError, match="takes a Keras model, or a session with inputs and outputs"):
-        Logger(tmp_path).setup_tf_saver(object())

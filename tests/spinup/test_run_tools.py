@@ -18,7 +18,6 @@ from training import train
 from mpi_util.errors import UsageError
 from mpi_util_spinup import plot
 from trainer.config import parse
-from trainer.display import Recent, clock, spark
 from trainer.play import load_policy
 from trainer.presets import plain
 from trainer.seeds import numbers
@@ -110,16 +109,6 @@ def test_plots_from_the_command_line(tmp_path):
 # ---- a run's screen and files
 
 
-def test_the_mean_of_the_last_100_episodes():
-    recent = Recent()
-    nothing = recent.add({"Episodes": 0, "AverageEpRet": np.nan, "EpLen": np.nan})
-    assert np.isnan(nothing["AverageEpRet"])
-    recent.add({"Episodes": 60, "AverageEpRet": 1.0, "EpLen": 10})
-    assert recent.add({"Episodes": 120, "AverageEpRet": 2.0, "EpLen": 20}) == {"AverageEpRet": 1.5, "EpLen": 15}
-    assert recent.add({"Episodes": 120, "AverageEpRet": np.nan, "EpLen": np.nan})["AverageEpRet"] == 1.5
-    assert recent.add({"Episodes": 160, "AverageEpRet": 4.5, "EpLen": 0})["AverageEpRet"] == 3.0  # of 60 and 40
-
-
 @pytest.mark.slow
 def test_the_last_episodes_are_known_after_a_resume(tmp_path):
     arguments = ["--batch_steps", 64, "--num_envs", 1, "--save_every", 0, "--run_dir", tmp_path / "run"]
@@ -130,12 +119,6 @@ def test_the_last_episodes_are_known_after_a_resume(tmp_path):
     with open(tmp_path / "run" / "progress.jsonl", "a") as file:
         file.write("[]\nno row\n")
     train("--resume", tmp_path / "run", "--total_steps", 640)
-
-
-def test_small_curves_and_clocks():
-    assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█" and spark([3.0]) == "▁"
-    assert len(spark(list(range(1000)))) == 16
-    assert [clock(s) for s in (0.4, 59.6, 3600 + 61)] == ["0:00", "1:00", "1:01:01"]
 
 
 @pytest.mark.slow

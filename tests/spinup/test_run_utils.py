@@ -187,7 +187,7 @@ def test_a_run_whose_end_cannot_be_noted_is_done_nevertheless(small_disk):
 
 
 @pytest.mark.slow
-def test_a_grid_goes_on_after_a_failure_and_leaves_out_what_is_done(tmp_path, mpi):
+def test_a_grid_goes_on_after_a_failure(tmp_path, mpi):
     first = script(tmp_path, "grid", 2, 2, status=1, mpi=mpi)
     name = "try_ac-hid32-32"
     assert statuses(first.out) == {f"{name}_s0": "done", f"{name}_s1": "failed (1)", f"{name}_s2": "done"}

@@ -64,7 +64,7 @@ def test_it_never_promises_more_than_the_processes_can_bring():
                     assert 1 < low <= high <= (k / n if not overlap and k > n else k) + 0.05, (n, cores, kind)
 
 
-def test_more_processes_than_cores_pay_only_where_they_wait_for_something_else():
+def test_more_processes_than_cores_pay_only_where_they_wait():
     assert said(measured(2)) is None
     assert said(measured(2, work=1.0, asleep=20.0, update=0.1))[0] == 4
     assert said(measured(2, work=1.0, steal=20.0, update=0.1)) is None  # a host took the cores
@@ -74,7 +74,7 @@ def test_no_more_processes_than_there_is_to_share():
     assert said(measured(1, cores=8), pieces=3)[0] == 2
 
 
-def test_overlap_is_advised_where_update_and_rollout_are_long_and_environments_sleep():
+def test_overlap_is_advised_where_environments_sleep():
     seen = measured(10, work=1.0, asleep=50.0, update=5.0)
     assert said(seen)[1]
     assert said(measured(4, cores=4, update=6.0))[1]

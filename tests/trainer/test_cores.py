@@ -60,7 +60,7 @@ def test_a_launcher_may_bind_rank_0_to_one_core(tmp_path, mpi):
 
 
 @pytest.mark.slow
-def test_the_number_of_threads_is_kept_by_resume_and_shapes_the_result(tmp_path):
+def test_resume_keeps_the_number_of_threads(tmp_path):
     arguments = ["Hopper-v4", *WIDE[4:], "--epochs", 2, "-b", 60, "-n"]
     expected, _ = train(tmp_path / "whole", *arguments, 120)
     assert train(tmp_path / "one", *arguments, 120, "--threads", 1)[0] != expected

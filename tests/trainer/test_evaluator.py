@@ -80,7 +80,7 @@ def check(folder, expected, out: str) -> set[int]:
     ],
     indirect=["mpi"],
 )
-def test_training_has_the_same_bits_and_each_result_names_its_iteration(tmp_path, waiting, mpi, n, how):
+def test_training_is_the_same_and_results_name_iterations(tmp_path, waiting, mpi, n, how):
     if "average" in how:
         how += ("--nprocs", n)  # whose bits depend on it
     out = train(*RUN, *how, "--nprocs", n, "--eval_async", "--run_dir", tmp_path / "run", mpi=mpi).out
@@ -176,7 +176,7 @@ def test_the_option_may_be_given_on_resume(tmp_path, waiting):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_an_exception_in_an_evaluation_ends_the_run_with_one_line(tmp_path, n):
+def test_an_exception_in_an_evaluation_is_one_line(tmp_path, n):
     for place in ("step", "init", "reset"):
         (tmp_path / place).touch()
     how = ["tests.envs:Walk-v0", "--eval_every", 100, "--eval_async", "--nprocs", n, "--run_dir", tmp_path / "run"]

@@ -40,7 +40,7 @@ def test_channels_may_be_first_or_last():
     assert first.value(rows[0]).std() > 0.01
 
 
-def test_rows_of_several_environments_have_the_bits_that_they_have_alone():
+def test_rows_of_several_environments_are_those_of_one():
     actor = modules.Actor(FIRST, modules.init_params(FIRST, np.random.default_rng(1)))
     rows = list(np.random.default_rng(0).random((21, FIRST.obs_dim), np.float32))
     assert actor.height in (0, 4)

@@ -169,7 +169,7 @@ def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_background_job_of_a_script_passes_over_the_ctrl_c_of_its_shell(tmp_path, n):
+def test_a_background_job_ignores_the_ctrl_c_of_its_shell(tmp_path, n):
     process = start(tmp_path / "run", n, before="trap '' INT")
     process.send_signal(signal.SIGINT)
     wait_for_row(process, 4)
@@ -293,7 +293,7 @@ def test_an_exception_names_rank_phase_and_episode(tmp_path):
         ("reset OSError", 1, ["--batch_steps", 40]),
     ],
 )
-def test_an_exception_of_an_environment_is_not_taken_for_bad_input(tmp_path, broken, n, more):
+def test_an_environments_exception_is_no_bad_input(tmp_path, broken, n, more):
     arguments = ["tests.envs:Broken-v0", "--nprocs", n, *more, "--run_dir", tmp_path / "run"]
     done = train(*arguments, env={"BROKEN": broken}, status=1)
     lines = done.err.splitlines()
@@ -365,6 +365,7 @@ BAD_INPUT = {
 }
 
 
+@pytest.mark.slow_unless(case=["unknown environment", "no process", "bad layers", "nothing to resume"])
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gets_one_line(tmp_path, case):
     arguments, status, text = BAD_INPUT[case]

@@ -77,7 +77,7 @@ def test_segments_that_were_killed_go_on_to_the_same_bits(tmp_path, env, mpi, mo
 
 
 @pytest.mark.slow
-def test_episodes_that_cannot_be_replayed_are_reported_and_new_ones_begin(tmp_path):
+def test_episodes_that_cannot_be_replayed_are_reported(tmp_path):
     folder = tmp_path / "run"
     train("tests.envs:Moody-v0", *SEGMENTS, "--total_steps", 240, "--run_dir", folder)
     under_way = int((load(folder / "checkpoint.safetensors")[0]["episodes/at"][:, 1] > 0).sum())
@@ -159,7 +159,7 @@ def test_failures_in_one_episode_are_no_failures_in_a_row(capsys):
 
 
 @pytest.mark.slow
-def test_after_a_failure_an_episode_that_cannot_be_replayed_gives_way_to_the_next():
+def test_what_cannot_be_replayed_gives_way_to_the_next():
     runner = a_runner("tests.envs:Moody-v0", on_env_error="restart", batch_steps=5, num_envs=1)
     collector = SegmentCollector(runner.config, runner.control, runner.actor, {0: runner}, False, {})
     for number in (0, 1):
@@ -314,7 +314,7 @@ def test_an_update_that_diverges_ends_the_run_with_one_line(tmp_path, framework,
 
 
 @pytest.mark.slow
-def test_of_environments_that_are_stepped_together_the_one_that_fails_is_named():
+def test_of_environments_in_step_the_one_that_fails_is_named():
     runners = {e: a_runner(WALK, batch_steps=10, num_envs=2) for e in (0, 1)}
     actor = runners[0].actor
     assert actor._places_agree(8)
@@ -327,7 +327,7 @@ def test_of_environments_that_are_stepped_together_the_one_that_fails_is_named()
 
 
 @pytest.mark.parametrize("pause, calls", [(0.0, range(1, 30)), (2e-3, [40])])
-def test_whether_to_stop_is_asked_before_each_slow_step_but_not_before_each_quick_one(pause, calls):
+def test_whether_to_stop_is_asked_before_slow_steps(pause, calls):
     runner, asked = a_runner(WALK), []
     runner.env.step = lambda action: (np.full(2, time.sleep(pause) or 0.0), 0.0, False, False, {})
     runner.start(Episode((0,)))

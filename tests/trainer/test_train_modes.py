@@ -46,7 +46,7 @@ def test_overlap_gives_the_same_bits_at_any_size(tmp_path, algo):
 
 
 @pytest.mark.slow
-def test_overlap_collects_with_the_weights_from_before_the_update(tmp_path):
+def test_overlap_collects_with_the_weights_before_the_update(tmp_path):
     ways = {"lock-step": [], "overlap": ["--overlap"], "frozen": ["--overlap", "--lr", 1e-30]}
     made = {name: run(tmp_path / name, *EPISODES[:2], 18, *EPISODES[3:], *way)[1] for name, way in ways.items()}
     lock_step, overlap, frozen = ([row["AverageEpRet"] for row in each] for each in made.values())
@@ -119,7 +119,7 @@ def test_an_averaging_run_is_resumed_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_does_not_change_the_run_and_is_the_same_at_any_size(tmp_path):
+def test_evaluation_changes_nothing_at_any_size(tmp_path):
     trial = ["--eval_every", 300, "--eval_episodes", 5]
     plain = run(tmp_path / "plain", *SHORT)
     made = [run(tmp_path / str(n), *SHORT, *trial, "--nprocs", n) for n in (1, 3)]
@@ -129,7 +129,7 @@ def test_evaluation_does_not_change_the_run_and_is_the_same_at_any_size(tmp_path
 
 
 @pytest.mark.slow
-def test_environments_stepped_together_for_a_wide_policy_give_the_same_bits_at_any_size(tmp_path):
+def test_a_wide_policy_gives_the_same_bits_at_any_size(tmp_path):
     """10, 5 or 4 and 3 of them on a rank: more or fewer rows than a product has."""
     wide = [
         "Hopper-v4",
@@ -169,7 +169,7 @@ def test_it_says_where_the_time_goes(tmp_path):
 IDLE = {"rollout": 2.0, "gather": 0.5, "update": 3.0, "bcast": 0.1, "record": 0.5}
 
 
-def test_the_idle_share_counts_what_the_ranks_collect_while_rank_0_keeps_its_record(tmp_path):
+def test_the_idle_share_counts_what_others_collect_meanwhile(tmp_path):
     record = Record(parse(["Hopper-v4", "--nprocs", "2", "--run_dir", str(tmp_path)]), None, {})
     assert record.times(100, IDLE, busy_s=5.1)["IdleShare"] == pytest.approx(1 - 5.1 / 6)  # of 2 ranks, 3 s each
     assert record.times(100, IDLE, busy_s=6.1)["IdleShare"] == 0.0
@@ -244,7 +244,7 @@ def test_a_setting_without_effect_is_refused(capsys, arguments, line):
 @pytest.mark.parametrize(
     "arguments", ["", "--batch_steps 400", "--algo trpo --eval_every 9", "--algo vpg", "--algo ppo-kl --minibatches 3"]
 )
-def test_what_is_not_refused_has_a_value_in_config_json_and_the_rest_has_none(arguments):
+def test_what_is_not_refused_has_a_value_in_config_json(arguments):
     config = parse(["Hopper-v4", *arguments.split()])
     unlimited = {"num_episodes", "total_steps", "run_dir", "resume", "batch_steps", "eval_every", "watchdog"}
     unlimited |= {"hosts", "hostfile", "log_dir", "name", "video_every"}
@@ -268,7 +268,7 @@ TWO_BRANCH = ["--network", "examples.two_branch:network"]
 @pytest.mark.torch
 @pytest.mark.slow_if(algo="trpo")
 @pytest.mark.parametrize("algo", ["ppo", pytest.param("trpo", marks=pytest.mark.slow)])
-def test_a_network_of_ones_own_gives_the_same_bits_at_any_size_and_goes_on(tmp_path, algo):
+def test_ones_own_network_gives_the_same_bits_and_resumes(tmp_path, algo):
     how = [*EPISODES, *TWO_BRANCH, *brief(algo)]
     threads = {"OMP_NUM_THREADS": "4"}  # which torch would take on each process
     made = run(tmp_path / "whole", *how, "--nprocs", 3, env=threads)
@@ -303,7 +303,7 @@ def test_a_network_that_cannot_be_used_gets_one_line(tmp_path, case):
 
 
 @pytest.mark.parametrize("more", [["--framework", "numpy"], ["--framework", "tf"], ["--policy_hid_list", "8"]])
-def test_a_network_of_ones_own_excludes_what_has_no_effect_with_it(more, capsys):
+def test_ones_own_network_excludes_what_has_no_effect(more, capsys):
     with pytest.raises(SystemExit):
         parse(["Hopper-v4", *TWO_BRANCH, *more])
     assert "--network" in capsys.readouterr().err

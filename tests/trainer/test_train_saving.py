@@ -146,7 +146,7 @@ def test_a_file_without_a_checksum_is_refused(tmp_path):
             load(path)
 
 
-def test_the_last_checkpoints_are_kept_and_no_good_one_is_pushed_out_by_a_damaged_one(tmp_path):
+def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path):
     assert saved(tmp_path, range(1, 13), keep=11) == [*range(12, 1, -1)]
     assert saved(tmp_path, [13], keep=3) == [13, 12, 11]
     flip(tmp_path / CHECKPOINT, 300, 301)
@@ -181,7 +181,7 @@ def test_wherever_a_save_is_cut_off_a_checkpoint_is_there(tmp_path, monkeypatch,
     assert saved(tmp_path, [4], keep=3)[0] == 4
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, undisturbed):
+def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, undisturbed):
     folder = tmp_path / "run"
     train(*EVALUATED[:2], 24, *EVALUATED[3:], "--save_every", 0, "--keep", 3, "--run_dir", folder)
     assert [int(load(path)[0]["iteration"][0]) for path in checkpoints(folder)] == [3, 3, 2]
@@ -239,7 +239,7 @@ def started():
 
 
 @pytest.mark.slow
-def test_a_second_run_in_the_folder_of_one_that_has_not_ended_changes_nothing(tmp_path, started):
+def test_a_second_run_in_a_folder_in_use_changes_nothing(tmp_path, started):
     folder = tmp_path / "run"
     process = started(folder, "--save_every", 1000)
     refused = train("--resume", folder, status=2)
@@ -313,7 +313,7 @@ def test_a_full_disk_stops_nothing_and_no_row_is_lost(small_disk, started):
     assert not list(folder.glob(".*"))
 
 
-def test_what_could_not_be_saved_at_the_end_is_said_and_the_status_is_1(small_disk, started):
+def test_what_could_not_be_saved_at_the_end_is_status_1(small_disk, started):
     folder = small_disk / "run"
     process = started(folder, "--save_every", 1000)
     before = load(folder / CHECKPOINT)[0]["iteration"]
@@ -363,7 +363,7 @@ def test_a_run_does_not_begin_on_a_full_disk(small_disk):
     assert not list((small_disk / "run").iterdir())
 
 
-def test_a_first_checkpoint_for_which_there_is_no_room_is_written_later(small_disk, started):
+def test_a_checkpoint_without_room_is_written_later(small_disk, started):
     folder, others = small_disk / "run", fill(small_disk)
     os.truncate(others, others.stat().st_size - 16_384)
     process = started(folder, "--save_every", 0.2)

@@ -107,7 +107,7 @@ def slots(model: Any, graph: Any = None, read_only: bool = False, trainable: boo
     return found
 
 
-def place_name(position: int, path: str) -> str:
+def weight_name(position: int, path: str) -> str:
     """Name of a model's weight: its position, and its path without the numbers that make layer names unique.
 
     Such a number counts the layers of a class that the process has ever made, so ranks that have built the same model
@@ -157,15 +157,13 @@ def value_slot(
         write(bits.view(dtype))
 
     slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, read_into, write_from, flush=flush)
-    if not is_extension(dtype):
-        return slot
-    return with_bits(slot, dtype)
+    return with_bits(slot, dtype) if is_extension(dtype) else slot
 
 
 def with_bits(slot: Slot, dtype: np.dtype) -> Slot:
     """The slot of values of an extension's dtype, of which bits travel."""
 
-    def number(bits: np.ndarray) -> np.ndarray:
+    def to_numbers(bits: np.ndarray) -> np.ndarray:
         return as_numbers(bits.view(dtype))
 
-    return slot._replace(number=number, bits=lambda numbers: as_bits(numbers.astype(dtype)), kind=dtype.name)
+    return slot._replace(to_numbers=to_numbers, to_bits=lambda values: as_bits(values.astype(dtype)), kind=dtype.name)

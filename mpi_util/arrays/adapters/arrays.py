@@ -1,4 +1,4 @@
-"""NumPy arrays, and nested dicts, lists and tuples of them (which may hold tensors of any framework too)."""
+"""NumPy arrays in every rank, and nested dicts, lists and tuples of them and of tensors of any framework."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import BatchError, WeightsError
 from .. import tree
-from ..layout import Slot, place_of
+from ..layout import Slot, alignment_key
 from . import adapter_for, as_bits, as_numbers, is_extension, slot_maker, with_bits
 
 
@@ -101,8 +101,8 @@ def _array_slot(path: str, array: np.ndarray, writable: np.ndarray | None) -> Sl
             raise WeightsError(f"'{path}' cannot be written in place; give a writable NumPy array, tensor or variable")
         np.copyto(writable, values)
 
-    contiguous, place = array.flags.c_contiguous, 0
+    contiguous, alignment = array.flags.c_contiguous, 0
     if not contiguous or array.base is not None:  # else it begins where memory does
-        place = place_of(array.__array_interface__["data"][0], array.strides, contiguous)
-    on_host = writable is not None
-    return Slot(path, array.dtype, array.shape, lambda out: np.copyto(out, array), write, on_host, place=place)
+        alignment = alignment_key(array.__array_interface__["data"][0], array.strides, contiguous)
+    read, on_host = lambda out: np.copyto(out, array), writable is not None
+    return Slot(path, array.dtype, array.shape, read, write, on_host, alignment=alignment)

@@ -1,4 +1,4 @@
-"""Keras 3 on any of its backends: layers and models, optimizers, metrics, and single variables."""
+"""Keras 3 in every rank, on any of its backends: layers and models, optimizers, metrics, and single variables."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import BatchError, WeightsError
 from ..frameworks import framework
 from ..layout import Slot
-from . import adapter_for, place_name, slot_maker, value_slot
+from . import adapter_for, slot_maker, value_slot, weight_name
 
 
 def _of_backend(name: str) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ def slots(model: Any) -> list[Slot]:
         variables = model.variables
     else:
         raise WeightsError(f"no weights found in a {name}; give a model, a layer, an optimizer or variables")
-    return [tensor_slot(place_name(i, variable.path), variable) for i, variable in enumerate(variables)]
+    return [tensor_slot(weight_name(i, variable.path), variable) for i, variable in enumerate(variables)]
 
 
 def tensor_slot(name: str, variable: Any) -> Slot:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import WeightsError, first_line
 from ..frameworks import framework
-from ..layout import KeptSlots, Slot, place_of
+from ..layout import KeptSlots, Slot, alignment_key
 
 _NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 
@@ -52,15 +52,12 @@ def slots(model: Any) -> list[Slot]:
         return _module_slots(model)
     if isinstance(model, torch.optim.Optimizer):
         state = model.state_dict()["state"]
-        found = ((f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items()))
-        named = []
+        found = [(f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items())]
         for name, value in found:
             if isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
-                raise WeightsError(
-                    f"'{name}' of {type(model).__name__} is a list of tensors; send its state_dict by bcast"
-                )
-            if isinstance(value, torch.Tensor):
-                named.append((name, value))
+                kind = type(model).__name__
+                raise WeightsError(f"'{name}' of {kind} is a list of tensors; send its state_dict by bcast")
+        named = [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
         if not named:
             raise WeightsError(f"{type(model).__name__} has no state: take a step, or load_state_dict, on every rank")
     elif isinstance(model, torch.Tensor):
@@ -170,15 +167,15 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
             write=lambda values: bits.copy_(torch.from_numpy(values)),
         )
     if bits.device.type == "cpu":
-        slot = slot._replace(place=place_of(bits.data_ptr(), bits.stride(), bits.is_contiguous()))
+        slot = slot._replace(alignment=alignment_key(bits.data_ptr(), bits.stride(), bits.is_contiguous()))
     if shares:
-        slot = slot._replace(fixed="its elements share memory (expand); give it a clone()")
+        slot = slot._replace(unwritable="its elements share memory (expand); give it a clone()")
     if not _travels_as_bits(tensor):
         return slot
     return slot._replace(
         kind=str(tensor.dtype).removeprefix("torch."),
-        number=lambda values: torch.from_numpy(values).view(tensor.dtype).float().numpy(),
-        bits=lambda numbers: to_array(torch.from_numpy(numbers).to(tensor.dtype)),
+        to_numbers=lambda values: torch.from_numpy(values).view(tensor.dtype).float().numpy(),
+        to_bits=lambda numbers: to_array(torch.from_numpy(numbers).to(tensor.dtype)),
     )
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow: tensors, variables, and modules that hold variables."""
+"""TensorFlow in every rank: tensors, variables, and modules that hold variables."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from ..frameworks import framework
 from ..layout import ALIGN, Slot
-from . import as_bits, as_numbers, is_extension, place_name, value_slot
+from . import as_bits, as_numbers, is_extension, value_slot, weight_name
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -52,7 +52,7 @@ def slots(model: Any) -> list[Slot]:
     if isinstance(model, (tf.Variable, tf.Tensor)):
         return [tensor_slot("variable", model)]
     if isinstance(model, tf.Module):
-        return [tensor_slot(place_name(i, v.name), v) for i, v in enumerate(model.variables)]
+        return [tensor_slot(weight_name(i, v.name), v) for i, v in enumerate(model.variables)]
     raise WeightsError(
         f"no weights found in a {type(model).__name__}; give a Keras model or optimizer, a tf.Module, a dict or list "
         "of tf.Variable, or a tf.compat.v1 session and its graph"

@@ -1,4 +1,4 @@
-"""The variables of a tf.compat.v1 session and its graph."""
+"""The variables of a tf.compat.v1 session and its graph, in every rank. May be deleted where none is used."""
 
 from typing import Any
 
