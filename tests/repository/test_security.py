@@ -600,6 +600,7 @@ PACKAGES = ("mpi_util", "mpi_util_spinup", "mpi_util_weight_sync", "mpi_util_sb3
 UNPICKLES = {
     "mpi_util/arrays/pickles.py": 1,  # messages of the job
     "mpi_util/collectives/messages.py": 1,  # the same
+    "mpi_util/ranks/runner.py": 2,  # runs the program of a rank
     "mpi_util_spinup/experiment.py": 2,  # what the launcher hands to its own process
     "mpi_util_spinup/savers.py": 1,  # trust=True
     "mpi_util_spinup/play_policy.py": 2,  # trust=True
