@@ -84,10 +84,7 @@ def machine() -> str:
 
 
 class Agent:
-    """The process on the host, from its start to its end.
-
-    Args: folder: of the job. ranks: that will be on this host.
-    """
+    """The process on the host, from its start to its end. Args: folder: of the job. ranks: that will be on the host."""
 
     def __init__(self, folder: Path, ranks: list[int]):
         self._folder, self._lowest = folder, min(ranks, default=-1)
@@ -164,9 +161,9 @@ class JsonLineReader:
         self._descriptor, self._rest = descriptor, b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """The messages that have arrived whole, when there is something to read; None: the other side has ended.
+        """Messages that have arrived whole, without what a login shell prints; None: the other side has ended.
 
-        Other lines, which a login shell may print, are skipped. Raises ValueError: a line is no message.
+        ValueError: a line is no message.
         """
         if not (data := os.read(self._descriptor, 1 << 16)):
             return None

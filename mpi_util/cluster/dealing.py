@@ -1,8 +1,7 @@
 """Deals numbered work over several machines; it runs in the process of each rank.
 
-The ranks of a machine share a counter, as they do where there is one machine. Rank 0's machine begins with all numbers;
-the others request theirs from rank 0 when they have none left: each time half of their remaining share, down to one
-(guided scheduling), so that few questions are asked and all machines end together.
+The ranks of a machine share a counter. Rank 0's machine begins with all numbers; the others request theirs from rank 0
+when they have none left: each time half of their remaining share, down to one (guided scheduling).
 """
 
 from typing import TYPE_CHECKING, Any

@@ -104,9 +104,7 @@ class Receiver:
     def __init__(self, channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]):
         """Begins to receive.
 
-        Args:
-            block: uint8; rank 0's.
-            pieces: by leader, where in `block` the bytes of its block belong, in the order in which they lie in that.
+        Args: block: uint8; rank 0's. pieces: by leader, where in it the bytes of its block belong, in their order.
         """
         self._channel, self._block, self._tag = channel, block, tag_of_call(channel)
         streams = [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]

@@ -40,7 +40,6 @@ class Hosts(NamedTuple):
 
     @property
     def n_slots(self) -> int:
-        """How many ranks they have room for."""
         return sum(self.slots.values())
 
     def are_used_by(self, n: int) -> bool:
@@ -54,7 +53,6 @@ class Hosts(NamedTuple):
         return {name: [*range(*pair)] for name, pair in zip(self.slots, itertools.pairwise(ends)) if pair[0] < pair[1]}
 
     def without(self, names: set[str]) -> Hosts:
-        """All but those of these names."""
         return self._replace(slots={name: slots for name, slots in self.slots.items() if name not in names})
 
     def open_monitor(
@@ -78,10 +76,7 @@ class Hosts(NamedTuple):
 
 
 def find(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> Hosts:
-    """The hosts for mpi_fork's arguments, else of MPI_UTIL_HOSTS, else of Slurm's allocation if it has several.
-
-    Raises LaunchError: what names them cannot be read.
-    """
+    """Those of mpi_fork's arguments, else MPI_UTIL_HOSTS, else Slurm. LaunchError: what names them cannot be read."""
     if hosts is not None and hostfile is not None:
         raise LaunchError("mpi_fork: hosts= and hostfile= exclude each other; leave one out")
     if hostfile is not None:

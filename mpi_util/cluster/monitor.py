@@ -72,7 +72,6 @@ class ClusterMonitor(ProcessMonitor):
             raise
 
     def options(self, family: str) -> list[str]:
-        """See ProcessMonitor."""
         hosts = ",".join(f"{name}:{n}" for name, n in self._slots.items())
         return _OPTIONS[family].format(hosts=hosts, rsh=self._rsh).split() if hosts else []
 
@@ -113,7 +112,6 @@ class ClusterMonitor(ProcessMonitor):
             self.step()
 
     def close(self) -> None:
-        """See ProcessMonitor."""
         self._close_connections()
         super().close()
 
@@ -161,7 +159,6 @@ class ClusterMonitor(ProcessMonitor):
         self.watch(process.pid, lambda _: self._answer({"process": number, "status": process.wait()}))
 
     def _answer(self, message: dict[str, Any]) -> None:
-        """Tells rsh.py of its process."""
         with contextlib.suppress(OSError):
             self._asking[message["process"]].sendall(json.dumps(message).encode() + b"\n")
 

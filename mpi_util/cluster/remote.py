@@ -33,10 +33,8 @@ class Remote:
     """One host's agent.
 
     Attributes:
-        name: of the host.
-        lost: why the host cannot be reached; "": it can.
+        lost: why the host cannot be reached; "": it can. stopped: the lowest rank there is stopped.
         done: the agent has ended what was there, or the host is lost.
-        stopped: the lowest rank there is stopped.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
@@ -100,7 +98,6 @@ class Remote:
             self.lose(f"nothing comes from it for {now - self._heard:.0f} s: its network is down, or it is")
 
     def say(self, **message: Any) -> None:
-        """Writes the agent a message."""
         self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
 

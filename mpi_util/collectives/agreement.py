@@ -29,8 +29,7 @@ class Agreement:
     """The part of a channel that agrees: a star around rank 0.
 
     Attributes:
-        rank, size: in the communicator.
-        whole: True if all ranks of the job are in it.
+        rank, size: in the communicator. whole: True if all ranks of the job are in it.
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
         barrier: the page on which ranks add up gradients (barrier.py), once there is one.
@@ -57,10 +56,7 @@ class Agreement:
             threads.use_one_core()
 
     def agree(
-        self,
-        op: str,
-        contribute: Callable[[], Contribution],
-        decide: Callable[[list[Contribution]], Sequence[Answer]],
+        self, op: str, contribute: Callable[[], Contribution], decide: Callable[[list[Contribution]], Sequence[Answer]]
     ) -> Answer:
         """Collective: rank 0 looks at what all ranks contribute and answers each of them.
 
@@ -145,7 +141,6 @@ class Agreement:
         return answers[0]
 
     def _send_replies(self, replies: Mapping[int, Message]) -> None:
-        """Rank 0 sends each rank its answer."""
         self.messages.post_all(replies)
 
     def _ask(self, op: str, mine: Message) -> Any:
@@ -181,10 +176,7 @@ class Agreement:
             raise rank_mismatch(what, sites, ranks)
 
     def fail_all(self, error: MpiUtilError, unread: set[int]) -> None:
-        """The call has failed on this rank. On rank 0: all others raise `error`.
-
-        Args: unread: the ranks whose message has not been read. It comes later, and is then dropped.
-        """
+        """The call has failed here; on rank 0: for all. The messages of `unread`, which come later, are dropped."""
         self.barrier = None  # one of the ranks may not have it
         error.silent = True  # on the others: this rank reports it
         self.messages.failed = dict.fromkeys(unread, self.messages.calls)

@@ -44,10 +44,9 @@ class SharedBarrier:
     """One rank's view of the page.
 
     Attributes:
-        room: bytes of a row.
+        room: bytes of a row. number: of the last round.
         rows: uint8 (2, ranks, room): for the rounds in turn, one of each rank. total: uint8 (room,).
         scratch: uint8 (_SMALL,), of this rank alone.
-        number: of the last round.
     """
 
     def __init__(self, channel: "Channel", memory: Any, room: int):
@@ -65,8 +64,7 @@ class SharedBarrier:
     def wait(self, op: str, digest: bytes) -> bool:
         """Collective: waits until all ranks have come. True if they have the same digest.
 
-        Raises:
-            RankMismatchError, RankLeftError: a rank is in another call, or has ended.
+        RankMismatchError, RankLeftError: a rank is in another call, or has ended.
         """
         channel, rank = self._channel, self._channel.rank
         channel.enter(op)
@@ -126,8 +124,7 @@ class SharedBarrier:
 
         Args: came: for each rank whether it has. One that has may be further on already; its messages can wait.
 
-        Raises:
-            RankMismatchError: a rank is in another call. RankLeftError: it has ended.
+        Raises RankMismatchError: a rank is in another call; RankLeftError: it has ended.
         """
         channel, messages = self._channel, self._channel.messages
         unread = set(channel.below)
@@ -171,7 +168,8 @@ def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     """Collective: `Channel.add_up`."""
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
-        return add_up_on_rank_0(channel, reduction)
+        total = add_in_agreement(channel, reduction)
+        return add_through_rank_0(channel, reduction) if total is None else total
     rows, nbytes = [*page.rows[page.number % 2]], reduction.layout.nbytes
     if nbytes <= (_SMALL if channel.size <= _FEW else _TINY):
         reduction.combine(rows, page.scratch)
@@ -209,7 +207,7 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
         if memory is None:
             return None
         channel.peers.open_all()
-        channel.barrier = SharedBarrier(channel, channel.map(memory) if channel.rank else memory, room)
+        channel.barrier = SharedBarrier(channel, channel.attached.map(memory) if channel.rank else memory, room)
 
 
 def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:
@@ -220,12 +218,6 @@ def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[
     memory, address = channel.lease(sum(sizes))
     memory[: sum(sizes[:3])] = 0
     return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
-
-
-def add_up_on_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
-    """Collective: `Channel.add_up` without a page."""
-    total = add_in_agreement(channel, reduction)
-    return add_through_rank_0(channel, reduction) if total is None else total
 
 
 def add_in_agreement(channel: "Channel", reduction: "Reduction") -> np.ndarray | None:

@@ -137,8 +137,7 @@ class Counter:
     rank 0's it begins with nothing and gets its numbers from rank 0, by overriding `_first` and `_more`.
 
     Attributes:
-        rounds: gives this rank's next round its number.
-        here: the ranks that share this counter.
+        rounds: gives this rank's next round its number. here: the ranks that share this counter.
         lock_threads: what keeps other ranks away does not keep away this rank's other threads.
     """
 
@@ -218,7 +217,6 @@ class Counter:
         _CLOSED.pack_into(self._slots, round_number % _ROUNDS * _SLOT.size + _DEALT.size, round_number)
 
     def is_closed(self, round_number: int) -> bool:
-        """True once that round was closed."""
         at = round_number % _ROUNDS * _SLOT.size + _DEALT.size
         return bool(_CLOSED.unpack_from(self._slots, at)[0] == round_number)
 
@@ -226,7 +224,6 @@ class Counter:
         """Answers other machines, and hears of rounds that are closed, where there are several machines."""
 
     def close(self) -> None:
-        """Gives file and memory back."""
         if self._segment is not None:
             self._segment.close()
         elif self._file is not None:

@@ -1,8 +1,7 @@
 """Small messages between the ranks of one communicator, in the process of each; the receiver is woken if it sleeps.
 
 They are MPI's, point to point, and in order. A rank that ends reports it to rank 0, rank 0 to all, and none exits
-before it knows of the others: one that ended silently would look like a slow one, and its MPI_Finalize would wait for
-the others with a busy core.
+before it knows of the others: else it would look like a slow one, and its MPI_Finalize would wait with a busy core.
 """
 
 import io
@@ -12,7 +11,7 @@ import pickle
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
@@ -20,9 +19,7 @@ from ..host.waiting import SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from .peers import Peers
+from .peers import Peers
 
 CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
 """Kinds of messages. Their payloads:
@@ -73,7 +70,7 @@ class Messages:
     """
 
     comm: Any  # over which they go, and `peers`, who are woken: both set by `connect`
-    peers: "Peers"
+    peers: Peers
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size, self.calls = rank, size, 0
@@ -82,7 +79,7 @@ class Messages:
         self.answered = 0
         self.inbox: dict[int, list[Message]] = {}
 
-    def connect(self, comm: Any, peers: "Peers") -> None:
+    def connect(self, comm: Any, peers: Peers) -> None:
         """To be called where there is more than one rank."""
         from mpi4py import MPI
 
@@ -123,7 +120,7 @@ class Messages:
         if not isinstance(error, Exception):
             return  # an interrupt, which all get
         shown = portable(op, self.rank, error)
-        shown.call, shown.silent = self.calls, True  # this rank reports it
+        shown.silent = True  # this rank reports it
         for k in {*ranks} - {self.rank}:
             self.send(k, shown)
 
@@ -219,7 +216,6 @@ class Messages:
         return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
 
     def announce_end(self, status: int, reason: str) -> None:
-        """This rank ends with that exit status."""
         for k in self._concerned():
             self.post(k, LEAVE, (status, reason, self.answered))
 

@@ -1,8 +1,7 @@
 """Merges the running means and deviations (normalisers) that each rank updates; in the process of each rank.
 
-Each rank sends the count, the mean and the sum of squared differences of its own samples; rank 0 merges them in rank
-order (Chan, Golub and LeVeque, 1983, equations 1.5). Unlike sums of squares this loses no digits if the mean is far
-from 0.
+Each rank sends the count, the mean and the sum of squared differences of its own samples. Unlike sums of squares this
+loses no digits if the mean is far from 0.
 """
 
 from collections.abc import Iterator

@@ -23,9 +23,8 @@ class Peers:
     """Collective: this rank's view of the ranks on its machine.
 
     Attributes:
-        machine: for each rank of the communicator the lowest rank of its machine, with which it shares memory. A rank
-            that cannot share it counts as a machine of its own.
-        apart: the ranks of which that is so.
+        machine: for each rank of the communicator the lowest rank of its machine, with which it shares memory.
+        apart: the ranks that cannot share it; each counts as a machine of its own.
         infos: of the ranks of this machine, as MPI knows it, by rank.
         note: memory for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is none.
         pipe: by which this rank is woken.
@@ -85,7 +84,6 @@ class Peers:
         return True
 
     def close(self) -> None:
-        """Gives memory and file descriptors back."""
         while self.wake_fds:
             os.close(self.wake_fds.popitem()[1])
         self.pipe.close()
