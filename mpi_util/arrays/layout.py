@@ -69,14 +69,10 @@ class Slot(NamedTuple):
 
 
 class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, while the model has the same tensors in the same memory.
+    """The slots of a model: the same list from call to call, while it has the same tensors in the same memory."""
 
-    Args: stateful: (name, weak reference) of the parts of a torch module that have a `get_extra_state`.
-    """
-
-    def __init__(self, found: Iterable[Slot], stateful: Iterable[tuple[str, Any]] = ()):
+    def __init__(self, found: Iterable[Slot]):
         super().__init__(found)
-        self.stateful = [*stateful]
         self.derived: dict[Any, Any] = {}
 
 
@@ -116,9 +112,8 @@ class Layout:
     def of(cls, arrays: Iterable[tuple[Any, ...]], packed: bool = False, aliases: Iterable[Any] = ()) -> "Layout":
         """The arrays one after another, each at an aligned offset.
 
-        Args:
-            arrays: (name, dtype, shape, ...) each, such as slots.
-            packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
+        Args: arrays: (name, dtype, shape, ...) each, such as slots. packed: those of one dtype lie together without
+            gaps, so that they can be added up as one; see `runs`.
         """
         named = tuple((*array[:3], getattr(array, "kind", "")) for array in arrays)
         return _layout(named, packed, tuple(aliases))
@@ -180,7 +175,6 @@ class ModelCopier:
         return cls(layout, zip(layout.entries, slots))
 
     def read(self, memory: Any) -> None:
-        """Writes the model's values into `memory`."""
         for entry, slot in self.pairs:
             slot.read(entry.view(memory, slot.dtype))
 
@@ -189,8 +183,7 @@ class ModelCopier:
 
         What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
 
-        Args:
-            undo: if an error is raised the model has its former values, which are read before.
+        Args: undo: if an error is raised the model has its former values, which are read before.
         """
         former: list[tuple[Slot, np.ndarray]] = []
         try:

@@ -141,29 +141,23 @@ def as_numbers(array: np.ndarray) -> np.ndarray:
 
 
 def value_slot(
-    name: str,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    read: Callable[[], Any],
-    write: Callable[[np.ndarray], object],
-    flush: Callable[[], None] | None = None,
-) -> Slot:
+    name: str, dtype: np.dtype, shape: tuple[int, ...], read: Callable[[], Any],
+    write: Callable[[np.ndarray], object], flush: Callable[[], None] | None = None,
+) -> Slot:  # fmt: skip
     """The slot of an array that is read and written as a whole: values of `dtype`, which may be an extension's."""
 
     def read_into(out: np.ndarray) -> None:
         np.copyto(out, as_bits(np.asarray(read())))
 
-    def write_from(bits: np.ndarray) -> None:
-        write(bits.view(dtype))
-
-    slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, read_into, write_from, flush=flush)
+    bits = as_bits(np.empty(0, dtype)).dtype
+    slot = Slot(name, bits, shape, read_into, lambda values: write(values.view(dtype)), flush=flush)
     return with_bits(slot, dtype) if is_extension(dtype) else slot
 
 
 def with_bits(slot: Slot, dtype: np.dtype) -> Slot:
     """The slot of values of an extension's dtype, of which bits travel."""
-
-    def to_numbers(bits: np.ndarray) -> np.ndarray:
-        return as_numbers(bits.view(dtype))
-
-    return slot._replace(to_numbers=to_numbers, to_bits=lambda values: as_bits(values.astype(dtype)), kind=dtype.name)
+    return slot._replace(
+        to_numbers=lambda bits: as_numbers(bits.view(dtype)),
+        to_bits=lambda values: as_bits(values.astype(dtype)),
+        kind=dtype.name,
+    )

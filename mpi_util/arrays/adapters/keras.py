@@ -15,8 +15,9 @@ def _of_backend(name: str) -> Callable[..., Any]:
 
     def function(*arguments: Any) -> Any:
         *before, variable = arguments
-        tensor = _value(variable)
-        return getattr(adapter_for(tensor), name)(*before, tensor)
+        if not isinstance(variable, framework("keras").Variable):
+            raise BatchError(f"is a {type(variable).__name__}, which has no values")
+        return getattr(adapter_for(variable.value), name)(*before, variable.value)
 
     return function
 
@@ -65,10 +66,3 @@ def api_slot(name: str, variable: Any) -> Slot:
     read = partial(keras.ops.convert_to_numpy, variable)
     # a copy: the backend may keep the array that it is given
     return value_slot(name, values.dtype, values.shape, read, lambda new: variable.assign(new.copy()))
-
-
-def _value(leaf: Any) -> Any:
-    keras = framework("keras")
-    if not isinstance(leaf, keras.Variable):
-        raise BatchError(f"is a {type(leaf).__name__}, which has no values")
-    return leaf.value

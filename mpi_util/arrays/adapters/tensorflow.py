@@ -11,10 +11,7 @@ from . import as_bits, as_numbers, is_extension, value_slot, weight_name
 
 
 def to_array(leaf: Any) -> np.ndarray:
-    """The values of a tensor or variable in host memory: a view of what lies on the CPU, else a copy.
-
-    A dtype that NumPy lacks, such as bfloat16, comes as unsigned integers of its bits.
-    """
+    """The values in host memory, a view where possible; of a dtype that NumPy lacks the bits as unsigned integers."""
     return as_bits(_values(leaf))
 
 
