@@ -24,11 +24,7 @@ from typing import Any
 
 JOB_VARIABLE = "MPI_UTIL_JOB"
 
-STAT_PARENT = 4
-STAT_FLAGS = 9
-STAT_ENVIRONMENT_END = 51
-STAT_EXIT_STATUS = 52
-
+STAT_PARENT, STAT_FLAGS, STAT_ENVIRONMENT_END, STAT_EXIT_STATUS = 4, 9, 51, 52  # of /proc/<pid>/stat
 # linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code, and
 # _IOWR(0xFF, 11, struct pidfd_info).
 _PIDFD_INFO_BYTES = 64
@@ -80,8 +76,7 @@ def job_processes(job_dir: str, stop: bool = False) -> list[int]:
     A process may fork and exit between two scans, so this scans until none has vanished. On a machine where processes
     of others come and go all the time one always has: after _MOST_SCANS scans it ends too.
 
-    Args:
-        stop: stop each process (SIGSTOP) as soon as it is found, so that it cannot fork and exit.
+    Args: stop: stop each process (SIGSTOP) as soon as it is found, so that it cannot fork and exit.
     """
     found: list[int] = []
     seen = {os.getpid()}

@@ -14,20 +14,10 @@ from typing import Any, Literal
 from ..collectives.channel import channel_of
 from ..errors import LaunchError, UsageError
 from ..host.cores import UPDATE_THREADS, usable_cores
-from ..ranks import failure
+from ..ranks import failure, identity
 from ..ranks import threads as pools
 from ..ranks.console import print0_once
-from ..ranks.identity import (
-    RANK_PID,
-    Role,
-    check_variables,
-    forget_launcher,
-    in_child_of_rank,
-    is_multiprocess,
-    nworkers,
-    rank,
-    under_launcher,
-)
+from ..ranks.identity import Role, in_child_of_rank, is_multiprocess, under_launcher
 from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import process, state
 
@@ -102,7 +92,7 @@ def mpi_fork(
     """
     _open_standard_streams()
     try:
-        check_variables()
+        identity.check_variables()
         settings = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir)
         side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, **settings)
     except (LaunchError, UsageError, KeyboardInterrupt):
@@ -113,20 +103,16 @@ def mpi_fork(
         if threads:
             process.set_environment({UPDATE_THREADS: str(threads)})
         channel_of()  # from here on each rank knows when another ends, however early
-        pools.start(rank() == 0)
+        pools.start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
     return side
 
 
 def start_ranks(
-    n: int | None,
-    gpu_pct: float = 0.0,
-    max_restarts: int = 0,
-    hosts: str | None = None,
-    hostfile: str | os.PathLike[str] | None = None,
-    **settings: Any,
-) -> Literal["parent", "child"]:
+    n: int | None, gpu_pct: float = 0.0, max_restarts: int = 0, hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None, **settings: Any,
+) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
@@ -135,7 +121,7 @@ def start_ranks(
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
-    if RANK_PID not in os.environ and not is_multiprocess():
+    if identity.RANK_PID not in os.environ and not is_multiprocess():
         role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
     if in_child_of_rank():
         if n in (1, None) or is_multiprocess():
@@ -144,7 +130,7 @@ def start_ranks(
     if under_launcher() or role.job:
         _become_rank(role, n, max_restarts)
         return "child"
-    forget_launcher()
+    identity.forget_launcher()
     cluster = hosts_module(hosts, hostfile, nested=int(os.environ.get(DEPTH, "0")) > 0)
     if n == 1 and not max_restarts and not cluster:
         return "child"
@@ -157,7 +143,7 @@ def start_ranks(
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
     if under_launcher() or state(Role).job:  # also of a single rank; a hostfile need not be on every host
-        return nworkers()
+        return identity.nworkers()
     if not (hosts or hostfile or os.environ.get(HOSTS)):
         return 0
     cluster = hosts_module(hosts, hostfile)

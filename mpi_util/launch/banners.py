@@ -50,18 +50,11 @@ def _beginnings(text: bytes) -> bytes:
 
 
 _BANNER = re.compile(
-    _EQUALS
-    + _HYDRA_HEAD
-    + rb"(?:=  .*\n)*={60,}\n|"
-    + _DASHES
-    + _NAMES_OPEN_MPI
-    + rb"(?:.*\n)*?(?P=dashes)\n\0?|"
-    + _BEGIN
-    + rb"(?:"
-    + b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
-    + rb").*\n|^\0+\n",
+    _EQUALS + _HYDRA_HEAD + rb"(?:=  .*\n)*={60,}\n|"
+    + _DASHES + _NAMES_OPEN_MPI + rb"(?:.*\n)*?(?P=dashes)\n\0?|"
+    + _BEGIN + rb"(?:" + b"|".join(re.escape(start) + rest for start, rest in _LINES.items()) + rb").*\n|^\0+\n",
     re.MULTILINE,
-)
+)  # fmt: skip
 _UNFINISHED = re.compile(  # what has arrived of a banner
     rb"(?:" + _EQUALS + rb"(?:" + _HYDRA_HEAD + rb"(?s:.*)|" + _beginnings(_HYDRA_HEAD) + rb")|"
     + _DASHES + rb"(?:" + _NAMES_OPEN_MPI + rb"(?s:.*))?|(?<!=)\n?=+|(?<!-)-+|^\0*\n?|"
@@ -113,10 +106,7 @@ class BannerFilter:
 class RankLines:
     """Splits an output of the launcher, in which each piece begins with its rank, into whole lines of each rank.
 
-    Args:
-        hosts: of each rank, for its tag; {}: all are on this machine.
-        tag: lines begin with `[rank]` or `[rank@host]`.
-        folder: for a file with the lines of each rank; "": none.
+    Args: hosts: of each rank; {}: all are on this machine. tag, folder: as Job's `tag` and `log_dir`.
     """
 
     def __init__(self, hosts: Mapping[int, str], tag: bool, folder: str):

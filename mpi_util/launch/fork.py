@@ -32,15 +32,10 @@ _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 3
 
 
 def start(
-    n: int | None,
-    gpu_pct: float,
-    max_restarts: int,
-    find_hosts: Callable[[], Any] | None = None,
-    bind_to_core: bool = False,
-    threads: int | None = None,
-    tag_output: bool = False,
+    n: int | None, gpu_pct: float, max_restarts: int, find_hosts: Callable[[], Any] | None = None,
+    bind_to_core: bool = False, threads: int | None = None, tag_output: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
-) -> Literal["parent", "child"]:
+) -> Literal["parent", "child"]:  # fmt: skip
     """Starts the ranks and waits for them; returns "child" at once where one rank is enough, which is this process.
 
     Args: find_hosts: the `cluster.hosts.Hosts` of the ranks; None: all run on this machine. Others: as for `mpi_fork`.
@@ -67,7 +62,6 @@ def start(
     sys.stderr.flush()
 
     def start_once(more: dict[str, str]) -> tuple[Verdict, str]:
-        """Runs the job once."""
         variables = environment | more
         on_hosts = others and functools.partial(others.open_monitor, find_hosts, variables, _script())
         job, command = Job(n, variables, on_hosts or ProcessMonitor, tag_output, log_dir), program

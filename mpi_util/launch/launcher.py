@@ -71,24 +71,16 @@ _FAMILIES = (
     Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core", _HYDRA),
     Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core", _HYDRA),
     Family(
-        "Open MPI 5",
-        "openmpi",
-        r"Open MPI v[5-9]",
-        r"\(Open MPI\) [5-9]",
-        "--map-by slot:OVERSUBSCRIBE --bind-to none",
-        "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",
+        "Open MPI 5", "openmpi", r"Open MPI v[5-9]", r"\(Open MPI\) [5-9]",
+        "--map-by slot:OVERSUBSCRIBE --bind-to none", "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",
         "--output tag",
     ),
     Family(
-        "Open MPI 4",
-        "openmpi",
-        r"Open MPI v[1-4]\.",
-        r"\(Open MPI\) [1-4]\.",
-        "--oversubscribe --bind-to none",
-        "--oversubscribe --map-by core --bind-to core:overload-allowed",
+        "Open MPI 4", "openmpi", r"Open MPI v[1-4]\.", r"\(Open MPI\) [1-4]\.",
+        "--oversubscribe --bind-to none", "--oversubscribe --map-by core --bind-to core:overload-allowed",
         "--tag-output",
     ),
-)
+)  # fmt: skip
 
 
 def find_launcher(loaded: tuple[str, str] | None = None) -> tuple[Family, str]:

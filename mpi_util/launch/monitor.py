@@ -117,8 +117,7 @@ class ProcessMonitor:
         reap.end_job(str(self.folder))
         if self._guard:
             self._guard.kill()  # it may be stopped
-            with self._guard:  # closes its pipe, and waits
-                pass
+            self._guard.communicate()  # closes its pipe, and waits
 
     def record(self, rank: int) -> dict[str, Any]:
         """What the rank has written of itself; {}: nothing yet."""

@@ -83,12 +83,8 @@ class Job:
                 )  # fmt: skip
                 verdict = self._supervise()
             finally:
-                self.close()
+                self.monitor.close()
             return replace(verdict, cause="") if self._new_signals() else verdict  # the user ends it: no restart
-
-    def close(self) -> None:
-        """Ends what is left of the job, and removes its folder."""
-        self.monitor.close()
 
     def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
@@ -123,7 +119,6 @@ class Job:
         return time.monotonic() - self._broken_at <= _LAUNCHER_PATIENCE_S
 
     def _step(self, wait: bool = True) -> None:
-        """Waits for an event and handles it."""
         self.monitor.step(wait)
         self._look_at_monitor()
         if time.monotonic() > self._notice_at:
@@ -231,10 +226,7 @@ class Job:
             )
 
     def _look_at_others(self) -> None:
-        """Some seconds after the last rank has ended: says which processes the launcher still waits for.
-
-        It waits for all processes that have its pipes open.
-        """
+        """Some seconds after the last rank's end: says which processes, with its pipes open, the launcher waits for."""
         if any(output.stalls for output in self._outputs):
             return
         self._kept_at = math.inf

@@ -55,8 +55,7 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 class _Pool:
     """The threads of one library. Once someone else has changed their number, the number is the user's.
 
-    Args:
-        expected: the numbers with which the library may have started by itself; any other one is the user's.
+    Args: expected: the numbers with which the library may have started by itself; any other one is the user's.
     """
 
     def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):

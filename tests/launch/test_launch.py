@@ -790,7 +790,7 @@ def test_ranks_are_ordered_by_when_they_ended():
         job._step(wait=False)
         assert list(job._evidence.deaths) == [2, 0, 1]
     finally:
-        job.close()
+        job.monitor.close()
 
 
 def test_a_process_that_just_changes_to_another_program_is_found(tmp_path):
