@@ -27,20 +27,13 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+# isort: off
 from .errors import (
-    BatchError,
-    HostError,
-    LaunchError,
-    MissingFrameworkError,
-    MpiUtilError,
-    RankLeftError,
-    RankMismatchError,
-    SyncTimeoutError,
-    UsageError,
-    WeightsError,
-    WorkerError,
-    WorkerLeftError,
-)
+    BatchError, HostError, LaunchError, MissingFrameworkError, MpiUtilError, RankLeftError, RankMismatchError,
+    SyncTimeoutError, UsageError, WeightsError, WorkerError, WorkerLeftError,
+)  # fmt: skip
+
+# isort: on
 from .host.cores import usable_cores
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
@@ -90,12 +83,9 @@ _LOADED_WHEN_READ = {
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}
 # What these functions return is right whenever it is read: before and after MPI starts, or without it.
 _CALLED_WHEN_READ = {
-    "rank": "ranks.identity",
-    "nworkers": "ranks.identity",
-    "restarts": "ranks.records",
-    "last_saved": "ranks.records",
+    "rank": "ranks.identity", "nworkers": "ranks.identity", "restarts": "ranks.records", "last_saved": "ranks.records",
     "tf_config": "arrays.adapters.tensorflow_setup",
-}
+}  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these

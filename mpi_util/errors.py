@@ -77,8 +77,7 @@ class WorkerError(MpiUtilError):
     """A receiver of weights failed; raised on the sender's side.
 
     Attributes:
-        worker: its index.
-        traceback: the worker's own, as text.
+        worker, traceback: its index; its own traceback, as text.
     """
 
     worker = -1

@@ -47,7 +47,7 @@ class Slot(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     read: Callable[[np.ndarray], None]
-    write: Callable[[np.ndarray], None]
+    write: Callable[[np.ndarray], object]
     on_host: bool = False
     to_numbers: Callable[[np.ndarray], np.ndarray] = np.asarray  # as they are
     to_bits: Callable[[np.ndarray], np.ndarray] = np.asarray

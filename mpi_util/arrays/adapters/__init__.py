@@ -25,9 +25,8 @@ _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 class Adapter(Protocol):
     """What each adapter module has; with tensors that can be written in place also `tensor_slot` (see `slot_maker`).
 
-    A gather needs a tensor's values only. A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose
-    `write` changes the tensor: immutable arrays (JAX's) have none, and are refused. An object that holds such arrays
-    and can replace them, as a Keras variable does, needs only `slots`.
+    A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose `write` changes the tensor: immutable
+    arrays (JAX's) have none, and are refused. An object that can replace them, as a Keras variable, needs only `slots`.
 
     A tensor's values come in host memory, as a view where possible, in a dtype that travels (bits of one that NumPy
     lacks) or as numbers that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
@@ -110,8 +109,7 @@ def slots(model: Any, graph: Any = None, read_only: bool = False, trainable: boo
 def weight_name(position: int, path: str) -> str:
     """Name of a model's weight: its position, and its path without the numbers that make layer names unique.
 
-    Such a number counts the layers of a class that the process has ever made, so ranks that have built the same model
-    may have different ones, as `dense/kernel` and `dense_3/kernel`.
+    They count all layers of a class that the process has made: ranks may have `dense/kernel` and `dense_3/kernel`.
     """
     return f"{position}/{_AUTOMATIC_NUMBER.sub('', path.partition(':')[0])}"
 

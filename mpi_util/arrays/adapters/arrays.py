@@ -78,9 +78,8 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
             if not read_only:
                 raise
     elif not read_only and not isinstance(leaf, np.ndarray):
-        raise WeightsError(
-            f"'{path}' is a {type(leaf).__name__}, not written in place; give np.array([...]), and set x[:] = ..."
-        )
+        kind = type(leaf).__name__
+        raise WeightsError(f"'{path}' is a {kind}, not written in place; give np.array([...]), and set x[:] = ...")
     writable = isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject
     if not writable and not read_only:
         raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")

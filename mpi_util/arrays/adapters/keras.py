@@ -40,9 +40,8 @@ def slots(model: Any) -> list[Slot]:
     elif isinstance(model, keras.optimizers.Optimizer):
         variables = model.variables
         if not model.built:
-            raise WeightsError(
-                f"{name} has no state yet: call build(model.trainable_variables), or take a step, on every rank"
-            )
+            wrong = "has no state yet: call build(model.trainable_variables), or take a step, on every rank"
+            raise WeightsError(f"{name} {wrong}")
     elif isinstance(model, keras.Metric):
         variables = model.variables
     else:
@@ -52,8 +51,7 @@ def slots(model: Any) -> list[Slot]:
 
 def tensor_slot(name: str, variable: Any) -> Slot:
     """The slot of one variable: that of the tensor which the backend keeps for it, if that can be written in place."""
-    keras = framework("keras")
-    if not isinstance(variable, keras.Variable):
+    if not isinstance(variable, framework("keras").Variable):
         raise WeightsError(f"'{name}' is a {type(variable).__name__}; only variables can be written in place")
     make = slot_maker(variable.value)
     return api_slot(name, variable) if make is None else make(name, variable.value)

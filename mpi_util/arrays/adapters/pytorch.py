@@ -38,13 +38,12 @@ def from_numbers(array: np.ndarray, like: Any) -> Any:
 
 
 def token(leaf: Any) -> Any:
-    """An empty tensor of the same dtype."""
     return framework("torch").empty(0, dtype=leaf.dtype)
 
 
 def slots(model: Any) -> list[Slot]:
     """Parameters and buffers of a module (shared ones once), or every tensor of an optimizer's state."""
-    torch = framework("torch")
+    torch, kind = framework("torch"), type(model).__name__
     if isinstance(model, torch.nn.Module):
         return _module_slots(model)
     if isinstance(model, torch.optim.Optimizer):
@@ -52,15 +51,14 @@ def slots(model: Any) -> list[Slot]:
         found = [(f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items())]
         for name, value in found:
             if isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
-                kind = type(model).__name__
                 raise WeightsError(f"'{name}' of {kind} is a list of tensors; send its state_dict by bcast")
         named = [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
         if not named:
-            raise WeightsError(f"{type(model).__name__} has no state: take a step, or load_state_dict, on every rank")
+            raise WeightsError(f"{kind} has no state: take a step, or load_state_dict, on every rank")
     elif isinstance(model, torch.Tensor):
         named = [("tensor", model)]
     else:
-        raise WeightsError(f"no weights found in a {type(model).__name__}; give a module, an optimizer or tensors")
+        raise WeightsError(f"no weights found in a {kind}; give a module, an optimizer or tensors")
     return [tensor_slot(name, tensor) for name, tensor in named]
 
 

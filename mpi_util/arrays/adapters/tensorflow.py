@@ -64,9 +64,8 @@ def tensor_slot(name: str, variable: Any) -> Slot:
     check_dtype(name, variable.dtype)
     now = variable.value()
     if tf.is_symbolic_tensor(now):
-        raise WeightsError(
-            f"'{name}' belongs to a graph; give the tf.compat.v1 session and graph; inside tf.function use mpi_tf"
-        )
+        wrong = "belongs to a graph; give the tf.compat.v1 session and graph; inside tf.function use mpi_tf"
+        raise WeightsError(f"'{name}' {wrong}")
     dtype = np.dtype(variable.dtype.as_numpy_dtype)
     return value_slot(name, dtype, tuple(now.shape), lambda: _values(variable), variable.assign)
 

@@ -14,9 +14,8 @@ from .tensorflow import check_dtype
 def slots(session: Any, graph: Any, trainable: bool = False) -> list[Slot]:
     """All global variables of the graph by name (BatchNorm's statistics, optimizer state, counters), or `trainable`."""
     if not hasattr(session, "run") or id(getattr(session, "graph", None)) != id(graph):
-        raise WeightsError(
-            "a graph goes with the tf.compat.v1 session that runs it; several models: give a list, [pi, vf]"
-        )
+        wrong = "a graph goes with the tf.compat.v1 session that runs it; several models: give a list, [pi, vf]"
+        raise WeightsError(wrong)
     kind = "trainable_variables" if trainable else "variables"
     variables = sorted(graph.get_collection(kind), key=lambda variable: variable.name)
     values = _Values(session, variables)
@@ -57,7 +56,6 @@ class _Values:
         return self.values
 
     def flush(self) -> None:
-        """Sets the variables that have been written."""
         pending, self.pending, self.values = self.pending, {}, None
         while pending:
             inputs = {self.variables[i].initializer.inputs[1].name: i for i in pending}  # variables may share an input
