@@ -4,6 +4,5 @@ In the waiting parent: hosts.py (which hosts), remote.py (their agents) and moni
 each other host: agent.py; beside the launcher: rsh.py. In the ranks: channel.py, forwarding.py and dealing.py, by which
 calls pass between machines.
 
-May import `collectives`, `launch`, `ranks`, `arrays`, `host` and `errors`. Read first: hosts.py, monitor.py,
-channel.py.
+May import what is not `doctor` or `compat_2017`. Read first: hosts.py, monitor.py, channel.py.
 """

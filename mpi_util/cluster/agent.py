@@ -124,7 +124,6 @@ class Agent:
                 self.ended = True
 
     def _start(self, number: int, command: str) -> None:
-        """Starts what the launcher wants on this host."""
         process: Any = subprocess.Popen(  # noqa: S602  # as sshd would have it
             command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env=os.environ | dict.fromkeys(FOLDER_VARIABLES, str(self._folder)), start_new_session=True,

@@ -79,9 +79,8 @@ class _Chain:
         self._rows = {k: _parts(reduction.layout, row) for k, row in rows.items()}
         self._results = _parts(reduction.layout, result)
         # the sum goes along these: ranks of one machine whose numbers follow each other, and their leader
-        self._hops = [
-            (leader, [*ranks]) for leader, ranks in itertools.groupby(range(channel.size), channel.machine.__getitem__)
-        ]
+        neighbours = itertools.groupby(range(channel.size), channel.machine.__getitem__)
+        self._hops = [(leader, [*ranks]) for leader, ranks in neighbours]
         own = [j for j, (leader, _) in enumerate(self._hops) if leader == channel.rank]
         self._tasks = [*itertools.product(range(len(self._results)), own)]  # (part, hop), in the order of all leaders
         self._awaited = iter([task for task in self._tasks if task[1]])

@@ -13,21 +13,19 @@ machines:
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..collectives.agreement import Answer, Contribution, UnreadableReply
 from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
+from ..collectives.peers import Peers
+from ..collectives.reduce import Reduction
 from ..errors import MpiUtilError
 from ..host.segments import private
 from . import chain, forwarding
 from .dealing import ClusterCounter
-
-if TYPE_CHECKING:
-    from ..collectives.peers import Peers
-    from ..collectives.reduce import Reduction
 
 
 class Joined(dict[int, Message]):
@@ -62,7 +60,7 @@ class ClusterChannel(Channel):
 
     counter_kind = ClusterCounter
 
-    def __init__(self, comm: Any, peers: "Peers"):
+    def __init__(self, comm: Any, peers: Peers):
         from mpi4py import MPI
 
         super().__init__(comm, peers)
@@ -196,7 +194,7 @@ class ClusterChannel(Channel):
         if self.leads:
             self.messages.fail(op, error, [*self.below, 0, *self.others])
 
-    def add_up(self, reduction: "Reduction") -> np.ndarray:
+    def add_up(self, reduction: Reduction) -> np.ndarray:
         return chain.add_up(self, reduction)
 
     def close(self) -> None:

@@ -26,16 +26,11 @@ _SCONTROL_S = 30.0
 
 
 class Hosts(NamedTuple):
-    """The hosts of a job, in the order of its ranks.
+    """The hosts of a job, in the order of its ranks."""
 
-    Attributes:
-        slots: how many ranks each has room for; {}: only this machine is used.
-        asked: the caller has named them, so a single rank runs there too.
-        shell: what runs a command on a host; the host's name and the command are appended.
-    """
-
-    slots: dict[str, int]
-    asked: bool = True
+    slots: dict[str, int]  # how many ranks each has room for; {}: only this machine is used
+    asked: bool = True  # the caller has named them, so a single rank runs there too
+    # what runs a command on a host; the host's name and the command are appended
     shell: tuple[str, ...] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
     @property

@@ -42,12 +42,10 @@ _OPTIONS = {  # of each kind of launcher: start the ranks on {hosts}, by the pro
 
 
 class ClusterMonitor(ProcessMonitor):
-    """The processes of a job on several hosts.
+    """The processes of a job on several hosts. HostError: hosts cannot be used; nothing has been started.
 
     Args: as for ProcessMonitor, but `ranks` are all of the job; hosts: for them; environment: of launcher and ranks;
         script: the program's file, which all hosts need.
-
-    Raises HostError: hosts cannot be used; nothing has been started.
     """
 
     def __init__(
@@ -140,7 +138,6 @@ class ClusterMonitor(ProcessMonitor):
             self.selector.register(each.output, selectors.EVENT_READ, functools.partial(self._hear, each))
 
     def _ask(self) -> None:
-        """The launcher wants a process on another host."""
         connection, _ = self._listener.accept()
         with connection.makefile() as file:  # it writes at once
             arguments = json.loads(file.readline())
@@ -163,7 +160,6 @@ class ClusterMonitor(ProcessMonitor):
             self._asking[message["process"]].sendall(json.dumps(message).encode() + b"\n")
 
     def _hear(self, each: remote.Remote) -> None:
-        """An agent has written, or has gone."""
         for message in each.receive():
             if "process" in message:
                 self._answer(message)

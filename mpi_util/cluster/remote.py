@@ -102,7 +102,6 @@ class Remote:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what the pipe had no room for."""
         with contextlib.suppress(OSError):  # full; or broken, which `receive` finds out
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._input, self._unsent[: 1 << 16]) :]
@@ -131,9 +130,9 @@ def connect(
 ) -> tuple[dict[str, Remote], str]:
     """Starts an agent on each host, side by side. Returns those of other hosts, and this host's name among them or "".
 
-    Args: by_host: the ranks of each. job: the folder to make there. script: the program's file, or "".
+    HostError: hosts cannot be used; no agent is left then.
 
-    Raises HostError: hosts cannot be used; no agent is left then.
+    Args: by_host: the ranks of each. job: the folder to make there. script: the program's file, or "".
     """
     root = str(Path(agent.__file__).parents[2])
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
@@ -188,7 +187,6 @@ def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) 
 
 
 def _difference(there: dict[str, str], here: dict[str, str], script: str) -> str:
-    """What is not the same; "": all is."""
     if script and script not in there:
         return f"it has no {script}"
     for name, value in here.items():

@@ -61,7 +61,7 @@ class Agreement:
         """Collective: rank 0 looks at what all ranks contribute and answers each of them.
 
         Args:
-            op: name of the collective call, the same on all ranks.
+            op: name of the collective call.
             contribute: called on every rank: gives something small that can be pickled. What it raises is raised on
                 every rank, so that a rank that fails while it prepares leaves no rank waiting and none a call ahead.
             decide: called on rank 0: contributions in rank order -> answers in rank order; rank 0's own is not pickled.
@@ -69,8 +69,7 @@ class Agreement:
 
         Returns: this rank's answer.
 
-        Raises:
-            RankMismatchError: ranks are in different calls. RankLeftError: a rank ended while others are in this call.
+        Raises RankMismatchError: ranks are in different calls; RankLeftError: one ended while others are in this call.
         """
         self.enter(op)
         own_error: Exception | None = None
@@ -119,7 +118,6 @@ class Agreement:
         return found
 
     def _decide(self, found: Mapping[int, Message], decide: Callable[[list[Contribution]], Sequence[Answer]]) -> Answer:
-        """Rank 0 checks what all contribute, and answers them."""
         read = {message: opened(message) for message in set(found.values())}
         each = {k: read[found[k]] for k in sorted(found)}
         for kind, error in each.values():

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
 
-Piece = tuple[int, int]
-"""Byte offset in rank 0's block, number of bytes."""
+Piece = tuple[int, int]  # byte offset in rank 0's block, number of bytes
 
 
 class RowTarget(NamedTuple):
@@ -59,10 +58,9 @@ class Channel(Agreement):
 
     Attributes:
         comm: a duplicate of the communicator; None in a single process.
-        machine: for each rank the lowest rank of its machine.
+        machine: for each rank the lowest rank of its machine. version: of the weights that were sent last.
         states: what other modules keep for this communicator, each made as `kind(channel)`.
         pool, attached: shared memory that this rank owns, and that it maps.
-        version: of the weights that were sent last.
     """
 
     peers: "Peers"  # only with more than one rank

@@ -27,8 +27,7 @@ _NONE_YET = -1
 
 ALL_DEALT = range(-1, -1)
 
-Round = tuple[int, int]
-"""Its number, how many numbers it deals."""
+Round = tuple[int, int]  # its number, how many numbers it deals
 
 
 def share(n: int) -> range:
@@ -62,9 +61,8 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
 
     A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
     one machine count in shared memory under a lock. Other machines request half of their remaining share from rank 0,
-    down to one (guided scheduling). Rank 0 answers before each number of its own, while it waits in a collective call,
-    and in `Deal.serve`. A rank that does not call `deal` gets no number. If all ranks of another machine leave the loop
-    early, no rank gets the numbers that are left there.
+    which answers before each number of its own, while it waits in a collective call, and in `Deal.serve`. A rank that
+    does not call `deal` gets no number. If all ranks of another machine leave the loop early, what is left is lost.
 
     Args:
         n: how many; the same on every rank.

@@ -50,7 +50,6 @@ def packed(kind: int, payload: Any) -> Message:
 
 
 def opened(message: Message) -> tuple[int, Any]:
-    """Its kind and payload."""
     return message[0], pickle.loads(memoryview(message)[1:])  # noqa: S301 - of this job's own ranks
 
 
@@ -91,7 +90,7 @@ class Messages:
         self.post(dest, DATA, (self.calls, data))
 
     def receive(self, source: int, op: str, serves: bool = False) -> Any:
-        """The next `send` of `source` in this call. Raises MpiUtilError if that has failed, or is in another call.
+        """The next `send` of `source` in this call. MpiUtilError: that has failed, or is in another call.
 
         Args: serves: `source` answers even after its program has ended, while it waits for the other ranks.
         """
@@ -164,10 +163,7 @@ class Messages:
     def next(
         self, awaited: Collection[int], others: Collection[int] = (), end: float = math.inf
     ) -> tuple[int, Message]:
-        """(rank, message): the next one from these ranks; (-1, b"") at time `end` (of time.perf_counter).
-
-        Args: others: those who may send that something is wrong.
-        """
+        """(rank, message): the next from these ranks, or from `others` that something is wrong; (-1, b"") at `end`."""
 
         def first() -> int | None:
             for k, queue in self.inbox.items():
@@ -191,7 +187,6 @@ class Messages:
         return (-1, b"") if source is None else (source, self.take(source))
 
     def take(self, source: int) -> Message:
-        """The first message from that rank in the inbox."""
         queue = self.inbox[source]
         message = queue.pop(0)
         if not queue:
@@ -206,12 +201,9 @@ class Messages:
             self.inbox.setdefault(self._status.source, []).append(bytes(buffer))
 
     def wait(
-        self,
-        test: Callable[[], Any],
-        sleep: Callable[[float], bool] | None = None,
-        by_mpi: bool = True,
-        spin_s: float = SPIN_S,
-    ) -> Any:
+        self, test: Callable[[], Any], sleep: Callable[[float], bool] | None = None,
+        by_mpi: bool = True, spin_s: float = SPIN_S,
+    ) -> Any:  # fmt: skip
         """Waits until `test` comes true. Args: sleep, by_mpi, spin_s: as of `wait_until`."""
         return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
 

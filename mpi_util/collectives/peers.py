@@ -25,9 +25,8 @@ class Peers:
     Attributes:
         machine: for each rank of the communicator the lowest rank of its machine, with which it shares memory.
         apart: the ranks that cannot share it; each counts as a machine of its own.
-        infos: of the ranks of this machine, as MPI knows it, by rank.
+        infos: of the ranks of this machine, as MPI knows it, by rank. pipe: by which this rank is woken.
         note: memory for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is none.
-        pipe: by which this rank is woken.
         wake_fds: by rank, the pipes of those that this rank wakes: the lowest rank all of its machine, the others that.
     """
 

@@ -109,7 +109,6 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: b
         op: name of the calling function, for messages.
         make: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
             for an array that there is not, on any rank. What `make` raises is raised on every rank.
-        comm: communicator; None: all ranks.
         divide: False: they are not divided by the number of ranks, and may be integers.
 
     Returns: what `make` gave.
@@ -163,13 +162,11 @@ class Reduction:
         check_same(self.op, descriptions)
 
     def write(self, row: np.ndarray) -> None:
-        """Copies this rank's arrays into a row."""
         there = (array for array in self.arrays.values() if array is not None)
         for array, view in zip(there, self.layout.views(row)):
             np.copyto(view, array)
 
     def take(self, total: np.ndarray) -> None:
-        """Copies a row into this rank's arrays."""
         there = (array for array in self.arrays.values() if array is not None)
         for array, view in zip(there, self.layout.views(total)):
             np.copyto(array, view)
