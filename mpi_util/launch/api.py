@@ -154,8 +154,6 @@ def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nes
     """`mpi_util.cluster.hosts`, where the arguments, MPI_UTIL_HOSTS or Slurm name hosts; None: ranks run here.
 
     Args: nested: the caller is a rank, whose own job stays on its machine unless the arguments name hosts.
-
-    Raises LaunchError: hosts are named, but this copy of mpi_util is without cluster/.
     """
     by_environment = {HOSTS: os.environ.get(HOSTS), "Slurm": os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"}
     named = {"hosts=": hosts is not None, "hostfile=": hostfile is not None} | ({} if nested else by_environment)

@@ -118,7 +118,6 @@ class RankLines:
 
     @property
     def banners(self) -> str:
-        """As in `BannerFilter`."""
         return "".join(each.banners for each in self._filters.values())
 
     held = b""
@@ -176,12 +175,9 @@ class RankLines:
 class OutputThread(threading.Thread):
     """Passes one output of the launcher on to this process's, without the launcher's banners, from when it is made.
 
-    It is a thread, so that a reader that stalls (`program.py | less`) does not keep signals from the ranks. Output that
-    nobody reads any more (`| head`, a closed terminal) is dropped, and the ranks go on.
-
-    Attributes:
-        stalls: it waits for the reader of this process's output.
-        deadline: of time.monotonic(): ends then, even if a process that left the job still holds its pipe open.
+    A thread, so that a reader that stalls (`program.py | less`) does not keep signals from the ranks; `stalls` says so.
+    Output that nobody reads any more (`| head`, a closed terminal) is dropped, and the ranks go on. It ends by itself
+    at `deadline`, of time.monotonic(), even if a process that left the job still holds its pipe open.
     """
 
     def __init__(self, source: IO[bytes], target: int, lines: RankLines | None = None):
@@ -194,7 +190,6 @@ class OutputThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until the source ends, or the deadline has come."""
         source = select.poll()
         source.register(self._source, select.POLLIN)
         while time.monotonic() < self.deadline:

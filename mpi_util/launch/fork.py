@@ -156,9 +156,8 @@ def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
     """The launcher's stdin, and the path that rank 0 opens as its own: this process's stdin, as a rule.
 
     Not through the launcher: it would read ahead what is for the shell or the next program of a loop, and Open MPI's
-    does not pass on the end of the input. A terminal of which this job is in the background gives nothing.
-
-    Args: others: other hosts take part, and only the launcher can pass on input to them.
+    does not pass on the end of the input. But only the launcher reaches `others`: other hosts. A terminal of which this
+    job is in the background gives nothing.
     """
     path, nothing = f"/proc/{os.getpid()}/fd/0", (subprocess.DEVNULL, os.devnull)
     try:
@@ -175,7 +174,6 @@ def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
-    """The environment of the launcher and the ranks."""
     environment = ENVIRONMENT | dict(os.environ) | threads_environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
     environment.pop(RANK_PID, None)

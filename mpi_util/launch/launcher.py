@@ -22,8 +22,8 @@ from .banners import MARK
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
-# Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
-# the library's file. "" is removed from sys.path first, or a json.py in the current directory would be imported.
+# Asks the library for its name, which MPI allows before MPI_Init, and the kernel for the library's file. "" is removed
+# from sys.path first, or a json.py in the current directory would be imported.
 _PROBE = """
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -53,7 +53,6 @@ class Family(NamedTuple):
     marked: str  # to begin each piece of output with its rank (banners.RankLines)
 
     def options(self, bound: bool, marked: bool) -> list[str]:
-        """What the launcher is given on one machine."""
         return (self.bound_flags if bound else self.flags).split() + self.marked.split() * marked
 
 

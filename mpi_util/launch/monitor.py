@@ -94,7 +94,6 @@ class ProcessMonitor:
             self.refused = signum
 
     def is_stopped(self, rank: int) -> bool:
-        """True if SIGSTOP, or a debugger, has stopped it."""
         return reap.is_stopped(self.record(rank).get("pid", 0))
 
     def pause(self) -> None:

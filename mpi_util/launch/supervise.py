@@ -39,10 +39,9 @@ class Job:
         environment: of launcher and ranks.
         open_monitor: ProcessMonitor, or what takes the same arguments and gives a monitor of several machines.
         tag: lines of the ranks begin with `[rank]` or `[rank@host]`.
-        log_dir: the folder for a file with the lines of each rank.
+        log_dir: the folder for a file with the lines of each rank; "": none.
 
-    Attributes:
-        saved: at the end, what the ranks wrote in saved-0 (restarts.saved).
+    Attributes: saved: at the end, what rank 0 wrote in saved-0.
     """
 
     def __init__(
@@ -70,10 +69,7 @@ class Job:
         self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
     def run(self, command: list[str], stdin: int | IO[Any] | None = None) -> Verdict:
-        """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory.
-
-        Args: stdin: as for subprocess.Popen.
-        """
+        """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory."""
         with self._signals_caught():
             try:
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order

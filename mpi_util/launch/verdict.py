@@ -98,7 +98,6 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Weighs the evidence of a job that has ended."""
     evidence.deaths = dict(sorted(evidence.deaths.items(), key=lambda item: evidence.times.get(item[0], 0)))
     if evidence.lost:
         text = "; ".join(f"host {name} is lost: {why}" for name, why in evidence.lost.items())

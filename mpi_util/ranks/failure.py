@@ -50,12 +50,10 @@ class FailureState:
     """What this process does, for the report when it fails.
 
     Attributes:
-        pid: of the rank; 0 until `install`.
+        pid: of the rank; 0 until `install`. call: the last collective call.
         is_fork: True in a process that a rank has forked; the other attributes are still the rank's.
-        call: the last collective call.
-        where: the current phase and its details.
+        where: the current phase and its details. on_phase: called when it has changed.
         end: how the program ended, if runner.py has seen it.
-        on_phase: called when `where` has changed.
         leave: how all ranks end together: (status, reason, seconds to wait) -> whether all of them do.
     """
 
@@ -70,7 +68,6 @@ class FailureState:
         self.where: dict[str, Any] = {}
 
     def at(self, where: dict[str, Any]) -> None:
-        """Begins a phase."""
         self.where = where
         if self.on_phase:
             self.on_phase()
@@ -253,7 +250,6 @@ def print_line(text: str) -> None:
 
 
 def _flush() -> None:
-    """Flushes stdout and stderr as far as possible."""
     for stream in (sys.stdout, sys.stderr):
         # AttributeError: there is no stream; RuntimeError: a signal has interrupted a flush
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):

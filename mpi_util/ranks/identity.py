@@ -43,11 +43,10 @@ class Role:
     """What this process is to a job.
 
     Attributes:
-        is_parent: it has started the ranks.
+        is_parent: it has started the ranks. rank, size: as the launcher says.
         launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
             program that a rank has started inherits the variables of the rank's launcher, but has no launcher.
         variable: the environment variable in which the launcher numbers its ranks.
-        rank, size: as the launcher says.
         job: the folder of records for mpi_fork's parent, in a rank that mpi_fork has started; else "".
         owner: the process id of the rank that this process is or belongs to.
         error: why the launcher's variables make no sense.
@@ -189,10 +188,7 @@ def check_launcher(library: str, size: int = 0) -> None:
     """Raises LaunchError where this process cannot reach the ranks that its launcher's variables name.
 
     Either the launcher has gone, or it and the library are of different MPIs: MPICH then ends the process, or every
-    rank is alone in a world of its own.
-
-    Args:
-        library: version of the MPI library. size: of the world; 0: MPI has not started.
+    rank is alone in a world of its own. Args: library: its version. size: of the world; 0: MPI has not started.
     """
     role = state(Role)
     fits = ("Open MPI" in library) == ("Open MPI" in role.launcher) or role.launcher == "srun"
@@ -221,7 +217,6 @@ def check_launcher(library: str, size: int = 0) -> None:
 
 
 def srun_option(library: str) -> str:
-    """The option with which srun starts ranks of this MPI library."""
     return "--mpi=pmix" if "Open MPI" in library else "--mpi=pmi2"
 
 

@@ -11,10 +11,8 @@ from ..errors import UsageError
 from .identity import Role, first_number
 from .state import state
 
-# Variables that the parent sets for the ranks
-RESTARTS, SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
-DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
-STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
+# Variables that the parent sets for the ranks; DEPTH: of jobs within jobs; STDIN: what rank 0 opens as its own
+RESTARTS, SAVED, DEPTH, STDIN = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED", "MPI_UTIL_DEPTH", "MPI_UTIL_STDIN"
 
 
 class Failure(NamedTuple):

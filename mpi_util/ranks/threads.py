@@ -98,7 +98,6 @@ class _Threads:
             process.undo.callback(sys.meta_path.remove, self)
 
     def switch(self, all_cores: bool) -> None:
-        """All threads (True), or one."""
         if self._most and all_cores != self.all_cores:
             self._find({self._most if self.all_cores else 1})
             self.all_cores = all_cores

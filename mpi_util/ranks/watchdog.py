@@ -148,7 +148,6 @@ class _RankView:
         self.answers = self.stacks.exists() and not self._stopped
 
     def described(self) -> str:
-        """The rank's line in the roll-call."""
         if not (note := self._note):
             return _UNKNOWN
         since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
