@@ -30,20 +30,17 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     if total is not None:
         return total
     here, size = channel.here, align(reduction.layout.nbytes)
+    nbytes = (len(here) + 1) * size
     if channel.leads:
-        block, address = channel.lease((len(here) + 1) * size)
+        block, address = channel.lease(nbytes)
         for k in channel.below:
             channel.messages.send(k, address)
         shared = address is not None or not channel.below
     else:
         address = channel.messages.receive(channel.above, reduction.op)
         shared = address is not None
-        block = (
-            np.frombuffer(channel.attached.map(address), np.uint8)
-            if address
-            else np.empty((len(here) + 1) * size, np.uint8)
-        )
-    *rows, result = block[: (len(here) + 1) * size].reshape(-1, size)
+        block = np.frombuffer(channel.attached.map(address), np.uint8) if address else np.empty(nbytes, np.uint8)
+    *rows, result = block[:nbytes].reshape(-1, size)
 
     def write() -> bool:
         reduction.write(rows[here.index(channel.rank)])
