@@ -107,7 +107,7 @@ class Watchdog:
     def at_end(self) -> None:
         """Notes that this rank ends: it waits for the others, and then for MPI."""
         failure.enter(_END)
-        self.due(0)
+        self._write(_END, time.time())
 
     def _write(self, call: str, since: float) -> None:
         if self._owners and self._owners[self._rank][0] == os.getpid():  # else forked by the rank
