@@ -258,7 +258,8 @@ def test_the_watchdog_takes_seconds(seconds):
 
 def test_a_watchdog_that_is_off_reports_nothing(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent':\n    sys.exit()\nmpi_util.all_sum(1)\n")
+    lines = "import sys, mpi_util", "if mpi_util.mpi_fork(2) == 'parent':", "    sys.exit()", "mpi_util.all_sum(1)"
+    program.write_text("\n".join(lines))
     done = run([sys.executable, program], SOON_S, env={"MPI_UTIL_WATCHDOG": "0"})
     assert (done.status, done.out, done.err) == (0, "", "")
 
