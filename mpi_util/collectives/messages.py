@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
-from ..host.waiting import SPIN_S, WakePipe, wait_until
+from ..host.waiting import PAUSE_S, SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
@@ -137,7 +137,7 @@ class Messages:
         self._wake(sent)
         for k, request in sent.items():
             if not request.Test():
-                self.wait(partial(self._has_left, request, k))
+                self.wait(partial(self._has_left, request, k), lambda s: self.peers.pipe.sleep(min(s, PAUSE_S)))
 
     def _has_left(self, request: Any, k: int) -> bool:
         """Wakes rank `k` too: what it has not taken may leave no room for a message, and it sleeps."""
