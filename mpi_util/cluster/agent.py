@@ -86,21 +86,22 @@ def machine() -> str:
 class Agent:
     """The process on the host, from its start to its end.
 
-    Args: folder: of the job. ranks: that will be on this host.
+    Args: folder: of the job. ranks: that will be on this host. reader: of the parent's messages.
     """
 
-    def __init__(self, folder: Path, ranks: list[int]):
+    def __init__(self, folder: Path, ranks: list[int], reader: JsonLineReader):
         self._folder, self._lowest = folder, min(ranks, default=-1)
         self._monitor = ProcessMonitor(folder, ranks, self._died)
-        self._reader = JsonLineReader(0)
+        self._reader = reader
         self._heard = time.monotonic()
         self._written: dict[str, float] = {}  # records that were sent, with their times of change
         self.ended = False
 
-    def run(self) -> None:
-        """Until the parent says that the job is over, or is silent for too long."""
-        self._monitor.selector.register(0, selectors.EVENT_READ, self._receive)
+    def run(self, messages: list[dict[str, Any]]) -> None:
+        """Until the parent says that the job is over, or is silent for too long. Args: messages: that have come."""
+        self._monitor.selector.register(0, selectors.EVENT_READ, lambda: self._receive(self._reader.read()))
         try:
+            self._receive(messages)
             while not self.ended and time.monotonic() - self._heard < SILENCE_S:
                 self._monitor.step()
                 self._send_records()
@@ -110,8 +111,7 @@ class Agent:
             self._monitor.close()
         say(done=True)
 
-    def _receive(self) -> None:
-        messages = self._reader.read()
+    def _receive(self, messages: list[dict[str, Any]] | None) -> None:
         self.ended = self.ended or messages is None
         for message in messages or ():
             self._heard = time.monotonic()
@@ -187,10 +187,11 @@ def main(job: str, ranks: str, script: str) -> None:
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)  # they are for the parent, but Slurm sends them to all
     say(facts=facts(script), machine=machine())
-    if not JsonLineReader(0).read():
+    messages = (reader := JsonLineReader(0)).read()
+    if not messages:
         return  # the parent has another one that is on this host, or finds something wrong here
     try:
-        agent = Agent(Path(job), json.loads(ranks))
+        agent = Agent(Path(job), json.loads(ranks), reader)
     except OSError as error:
         return say(wrong=f"the job's folder cannot be made there: {error}")
-    agent.run()
+    agent.run(messages[1:])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MpiUtilError
+from ..errors import MpiUtilError, RankMismatchError
 from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
 from ..host.waiting import WakePipe
@@ -176,9 +176,22 @@ def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     if nbytes <= (_SMALL if channel.size <= _FEW else _TINY):
         reduction.combine(rows, page.scratch)
         return page.scratch
-    reduction.combine(rows, page.total, channel.rank, channel.size)
-    page.wait(reduction.op, reduction.digest)
-    return page.total
+    error: Exception | None = None
+    try:
+        reduction.combine(rows, page.total, channel.rank, channel.size)
+    except Exception as caught:  # such as an overflow that NumPy was asked to raise
+        error = caught
+    # another digest than before: what a rank that was interrupted calls next must not pass for this round
+    if page.wait(reduction.op, _FAILED if error else reduction.digest[::-1]) and not error:
+        return page.total
+
+    def contribute() -> None:
+        if error:
+            raise error
+
+    channel.barrier = None
+    channel.agree(f"the end of {reduction.op}", contribute, lambda _: [None] * channel.size)  # raises, on all ranks
+    raise RankMismatchError(f"{reduction.op}: the ranks do not add up the same arrays")
 
 
 def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:

@@ -258,7 +258,15 @@ class Messages:
 def portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> MpiUtilError:
     """An error as the other ranks get it: a copy if it is one of this package's, else its text."""
     if isinstance(error, MpiUtilError):
-        copy = type(error)(f"rank {rank}: {error}" if name_rank else str(error))
+        text = f"rank {rank}: {error}" if name_rank else str(error)
+        try:
+            copy = type(error)(text)
+        except TypeError:  # a class that is made from something else
+            copy = MpiUtilError(text)
         copy.status = error.status
         return copy
-    return MpiUtilError(f"{op}: rank {rank} failed with {type(error).__name__}: {error}")
+    try:
+        text = str(error)
+    except Exception:  # of a class of the program
+        text = "its __str__ fails"
+    return MpiUtilError(f"{op}: rank {rank} failed with {type(error).__name__}: {text}")
