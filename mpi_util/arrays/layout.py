@@ -29,14 +29,13 @@ class Slot(NamedTuple):
     """One array of a model.
 
     Attributes:
-        name: unique in the model.
+        name: unique in the model. aliases: other names of the same array: tied parameters of torch.
         dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
         read: writes the values into an array of that dtype and shape.
         write: sets the values from such an array, in place and on the model's device.
         on_host: `read` and `write` are copies between two pieces of host memory, which do not fail.
         to_numbers: makes numbers to calculate with of what travels. to_bits: the reverse.
         flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
-        aliases: other names of the same array: tied parameters of torch.
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
         kind: name of the values' own dtype where it is another, such as bfloat16.
         unwritable: why it cannot be written; "": it can.
@@ -99,11 +98,7 @@ class Entry(NamedTuple):
 
 
 class Layout:
-    """Where arrays lie in a block of `nbytes`; small, to be sent.
-
-    Attributes:
-        aliases: (other name, name) of arrays that the model has under two names. A copy of it may have two arrays.
-    """
+    """Where arrays lie in a block of `nbytes`; small, to be sent. `aliases`: (other name, name) of an array."""
 
     def __init__(self, entries: tuple[Entry, ...] = (), nbytes: int = 0, aliases: tuple[tuple[str, str], ...] = ()):
         self.entries, self.nbytes, self.aliases = entries, nbytes, aliases
@@ -170,7 +165,6 @@ class ModelCopier:
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "ModelCopier":
-        """The copier with which these slots travel as they are."""
         layout = Layout.of(slots)
         return cls(layout, zip(layout.entries, slots))
 

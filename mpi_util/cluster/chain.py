@@ -85,7 +85,6 @@ class _Chain:
         self._requests = list[Any]()
 
     def run(self) -> None:
-        """Returns when all results are there, and sent on."""
         channel, last = self._channel, self._hops[-1][0]
         root = channel.leaders.index(last)
         with channel.spoiled_on_failure(self._requests):

@@ -51,10 +51,8 @@ class ClusterChannel(Channel):
 
     Attributes:
         above: its leader; for a leader, rank 0. below: for a leader, the other ranks of its machine.
-        leads: True if this rank is a leader.
-        here: the ranks of this machine.
-        leaders: in rank order.
-        others: for each leader but rank 0 the ranks of its machine.
+        leads: True if this rank is a leader. leaders: all of them, in rank order.
+        here: the ranks of this machine. others: for each leader but rank 0 those of its machine.
         between: communicator of the leaders; on other ranks MPI's null communicator.
     """
 

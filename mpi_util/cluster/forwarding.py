@@ -117,7 +117,6 @@ class Receiver:
             self.coming.append((self._channel.comm.Irecv(target, leader, self._tag), memory, part))
 
     def finish(self) -> None:
-        """Returns when all is there."""
         while self.coming:
             request, memory, part = self.coming[0]
             wait_for(self._channel, [request])

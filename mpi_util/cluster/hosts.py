@@ -54,10 +54,7 @@ class Hosts(NamedTuple):
         self, find: Callable[[], Hosts], environment: dict[str, str], script: str, folder: Path, ranks: Sequence[int],
         on_death: Callable[[Death], object],
     ) -> ClusterMonitor:  # fmt: skip
-        """A monitor of the job on these hosts; at a restart on those that `find` gives, but for hosts that fail then.
-
-        Args: environment, script, folder, ranks, on_death: see ClusterMonitor.
-        """
+        """A monitor of a job on these hosts; at a restart on those that `find` gives, but for those that fail."""
         restart = environment[RESTARTS] != "0"
         hosts = find() if restart else self
         try:

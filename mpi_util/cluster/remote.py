@@ -25,8 +25,7 @@ from . import agent
 _HELLO_S = 40.0  # until an agent answers: its interpreter and MPI's library may come from a slow network file system
 _LAST_WORDS_S = 2.0
 _FLUSH_S = 0.05
-# variables that belong to one host or login
-_OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*)$")
+_OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*)$")  # variables of a host or login
 
 
 class Remote:
@@ -49,8 +48,7 @@ class Remote:
         self._process, self._input, self.output = process, process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self._input, False)
         self._lines, self._unsent = agent.JsonLineReader(self.output), b""
-        self._heard = time.monotonic()
-        self._beat = 0.0
+        self._heard, self._beat = time.monotonic(), 0.0
         self._offset, self._trip_s = 0.0, float("inf")  # of its clock; of the shortest trip there and back
         self.say(**start)
 

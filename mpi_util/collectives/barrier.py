@@ -1,8 +1,7 @@
 """A page of shared memory on which the ranks of one machine add up gradients; in the process of each rank.
 
-It is for sums and means at every optimizer step, whose cost counts in microseconds: a round takes two stores and a few
-loads, where `Channel.agree` takes two messages for each rank. On any mismatch (no page yet, too small a page, different
-arrays) the ranks fall back to `agree`, which finds out what it is, and reports it to all.
+It is for sums and means at every optimizer step: a round takes two stores and a few loads, where `Channel.agree` takes
+two messages for each rank. On any mismatch (no page yet, too small a page, different arrays) the ranks fall back to it.
 
 When all ranks have written their rows, each adds up small ones for itself. Of large ones each rank adds up one part,
 and a second round makes sure that all parts are there. In a round a rank posts the round's number and a digest of what
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MpiUtilError
+from ..errors import MpiUtilError, RankMismatchError
 from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
 from ..host.waiting import WakePipe
@@ -174,9 +173,22 @@ def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     if nbytes <= (_SMALL if channel.size <= _FEW else _TINY):
         reduction.combine(rows, page.scratch)
         return page.scratch
-    reduction.combine(rows, page.total, channel.rank, channel.size)
-    page.wait(reduction.op, reduction.digest)
-    return page.total
+    error: Exception | None = None
+    try:
+        reduction.combine(rows, page.total, channel.rank, channel.size)
+    except Exception as caught:  # such as an overflow that NumPy was asked to raise
+        error = caught
+    # another digest than before: what a rank that was interrupted calls next must not pass for this round
+    if page.wait(reduction.op, _FAILED if error else reduction.digest[::-1]) and not error:
+        return page.total
+
+    def contribute() -> None:
+        if error:
+            raise error
+
+    channel.barrier = None
+    channel.agree(f"the end of {reduction.op}", contribute, lambda _: [None] * channel.size)  # raises, on all ranks
+    raise RankMismatchError(f"{reduction.op}: the ranks do not add up the same arrays")
 
 
 def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:

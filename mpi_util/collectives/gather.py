@@ -308,7 +308,7 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
         return [first._replace(plan=plan), *others]
 
     target, sends_example, plan = channel.agree(op, rows.header, decide)
-    channel.collect("gather", target, rows.arrays)
+    channel.collect(op, target, rows.arrays)
     if plan is None:
         if sends_example:
             channel.messages.send(0, rows.example())

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
-from ..host.waiting import SPIN_S, WakePipe, wait_until
+from ..host.waiting import PAUSE_S, SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
@@ -61,10 +61,9 @@ class Messages:
     """The messages of one rank.
 
     Attributes:
-        calls: how many collective calls this rank has begun.
+        calls: how many collective calls this rank has begun. answered: the last of which rank 0 has sent the answers.
         failed: on rank 0, for each rank the call that has failed before its message was read.
         ended: ranks that have ended, with the payload of their LEAVE.
-        answered: on rank 0, the number of the last call of which it has sent the answers.
         inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
     """
 
@@ -133,7 +132,7 @@ class Messages:
         self._wake(sent)
         for k, request in sent.items():
             if not request.Test():
-                self.wait(partial(self._has_left, request, k))
+                self.wait(partial(self._has_left, request, k), lambda s: self.peers.pipe.sleep(min(s, PAUSE_S)))
 
     def _has_left(self, request: Any, k: int) -> bool:
         """Wakes rank `k` too: what it has not taken may leave no room for a message, and it sleeps."""
@@ -246,7 +245,15 @@ class Messages:
 def portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> MpiUtilError:
     """An error as the other ranks get it: a copy if it is one of this package's, else its text."""
     if isinstance(error, MpiUtilError):
-        copy = type(error)(f"rank {rank}: {error}" if name_rank else str(error))
+        text = f"rank {rank}: {error}" if name_rank else str(error)
+        try:
+            copy = type(error)(text)
+        except TypeError:  # a class that is made from something else
+            copy = MpiUtilError(text)
         copy.status = error.status
         return copy
-    return MpiUtilError(f"{op}: rank {rank} failed with {type(error).__name__}: {error}")
+    try:
+        text = str(error)
+    except Exception:  # of a class of the program
+        text = "its __str__ fails"
+    return MpiUtilError(f"{op}: rank {rank} failed with {type(error).__name__}: {text}")

@@ -70,10 +70,8 @@ def _is_ending(pid: int) -> bool:
 def job_processes(job_dir: str, stop: bool = False) -> list[int]:
     """The ids of the job's living processes: launcher, proxies, ranks, and the processes that these started.
 
-    A process may fork and exit between two scans, so this scans until none has vanished. On a machine where processes
-    of others come and go all the time one always has: after _MOST_SCANS scans it ends too.
-
-    Args: stop: stop each process (SIGSTOP) as soon as it is found, so that it cannot fork and exit.
+    A process may fork and exit between two scans, so this scans until none has vanished, but not more than _MOST_SCANS
+    times: processes of others come and go too. `stop`: each is stopped as soon as it is found, so that it cannot.
     """
     found: list[int] = []
     seen = {os.getpid()}

@@ -2,8 +2,7 @@
 
 api.py is `mpi_fork`, which each rank calls too. All other files run in the waiting parent only, which never loads MPI:
 fork.py makes the command for the launcher that launcher.py finds; supervise.py runs it, while monitor.py sees the ranks
-and banners.py passes on what they print; verdict.py says who failed; restarts.py starts the job again. What a rank does
-when it fails is in ranks/failure.py. Several machines are in cluster/, which api.py loads only if hosts are named.
+and banners.py passes on what they print; verdict.py says who failed; restarts.py starts the job again.
 
 May import `collectives`, `ranks`, `arrays`, `host` and `errors`. Read first: api.py, fork.py, supervise.py.
 """

@@ -4,6 +4,7 @@ The parent's own modules are loaded inside `start_ranks`, so a rank loads none o
 inside `hosts_module`, where several machines are named.
 """
 
+import importlib
 import io
 import os
 import stat
@@ -131,7 +132,8 @@ def start_ranks(
         _become_rank(role, n, max_restarts)
         return "child"
     identity.forget_launcher()
-    cluster = hosts_module(hosts, hostfile, nested=int(os.environ.get(DEPTH, "0")) > 0)
+    nested = int(os.environ.get(DEPTH, "0")) > 0
+    cluster = None if n == 1 and _no_hosts_are_named(hosts, hostfile) else hosts_module(hosts, hostfile, nested)
     if n == 1 and not max_restarts and not cluster:
         return "child"
     from . import fork
@@ -144,10 +146,15 @@ def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = N
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
     if under_launcher() or state(Role).job:  # also of a single rank; a hostfile need not be on every host
         return identity.nworkers()
-    if not (hosts or hostfile or os.environ.get(HOSTS)):
+    if _no_hosts_are_named(hosts, hostfile):
         return 0
     cluster = hosts_module(hosts, hostfile)
     return cluster.find(hosts, hostfile).n_slots if cluster else 0
+
+
+def _no_hosts_are_named(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> bool:
+    """False where the program or its user names hosts; those that Slurm has given are not for a single rank."""
+    return not (hosts or hostfile or os.environ.get(HOSTS))
 
 
 def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> ModuleType | None:
@@ -160,12 +167,11 @@ def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nes
     if not (by := next((name for name, is_given in named.items() if is_given), "")):
         return None
     try:
-        from ..cluster import hosts as module
+        return importlib.import_module("..cluster.hosts", __package__)
     except ModuleNotFoundError as error:
         if ".cluster" not in (error.name or ""):
             raise
         raise LaunchError(f"{by} names hosts, but mpi_util/cluster/, which is needed for that, is missing") from None
-    return module
 
 
 def _open_standard_streams() -> None:

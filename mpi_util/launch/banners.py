@@ -120,7 +120,9 @@ class RankLines:
     def banners(self) -> str:
         return "".join(each.banners for each in self._filters.values())
 
-    held = b""
+    @property
+    def held(self) -> bytes:
+        return b"".join(each.held for each in self._filters.values())
 
     def feed(self, data: bytes) -> bytes:
         """Takes what has just arrived; returns the lines that are whole, without banners."""
@@ -134,10 +136,9 @@ class RankLines:
         return found
 
     def release(self, ended: bool = False) -> bytes:
-        """What is left at the end."""
-        if not ended:
-            return b""
-        found = b"".join(self._take(rank, b"\n") for rank in self._lines if self._lines[rank])
+        """What was held back, as in `BannerFilter`; and at the end the lines that were cut short."""
+        cut = [rank for rank in self._lines if ended and self._lines[rank]]
+        found = b"".join(self._take(rank, b"\n") for rank in cut)
         return found + b"".join(self._tagged(rank, each.release(ended)) for rank, each in self._filters.items())
 
     def _add(self, piece: bytes) -> bytes:
@@ -192,9 +193,11 @@ class OutputThread(threading.Thread):
     def run(self) -> None:
         source = select.poll()
         source.register(self._source, select.POLLIN)
-        while time.monotonic() < self.deadline:
+        while True:
             if not source.poll(1000 * (_HOLD_S if self.filter.held else _LOOK_S)):
                 self._write(self.filter.release())
+                if time.monotonic() > self.deadline:
+                    break
             elif data := os.read(self._source.fileno(), _CHUNK_BYTES):
                 self._write(self.filter.feed(data))
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import os
 import re
@@ -36,7 +35,7 @@ def start(
     bind_to_core: bool = False, threads: int | None = None, tag_output: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
 ) -> Literal["parent", "child"]:  # fmt: skip
-    """Starts the ranks and waits for them; returns "child" at once where one rank is enough, which is this process.
+    """`mpi_fork` in the parent; returns "child" at once where one rank is enough, which is this process.
 
     Args: find_hosts: the `cluster.hosts.Hosts` of the ranks; None: all run on this machine. Others: as for `mpi_fork`.
     """
@@ -104,7 +103,9 @@ def _command_of_rank() -> list[str]:
         )
     flags, program = _split(sys.orig_argv[1:])
     if os.path.basename(program[0]) == os.path.basename(_script()):  # not so with -m, -c, or a folder
-        program[0] = _found_from_here(program[0], _script())
+        # where the program has called os.chdir since, its path
+        same = all(map(os.path.exists, (program[0], _script()))) and os.path.samefile(program[0], _script())
+        program[0] = program[0] if same else _script()
     return [sys.executable, *flags, runner.__file__, *program]
 
 
@@ -128,14 +129,6 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
                 return flags, [*named, *rest]
             flags += named
     return flags, rest
-
-
-def _found_from_here(script: str, path: str) -> str:
-    """The script as on the command line, or its path where the program has called os.chdir since."""
-    with contextlib.suppress(OSError):
-        if os.path.samefile(script, path):
-            return script
-    return path
 
 
 def _made(log_dir: str | os.PathLike[str] | None) -> str:

@@ -59,8 +59,7 @@ class ProcessMonitor:
         folder.mkdir(mode=0o700)
         self.folder, self.selector = folder, selectors.DefaultSelector()
         self.refused = 0
-        self.hosts = dict[int, str]()
-        self.lost = dict[str, str]()
+        self.hosts, self.lost = dict[int, str](), dict[str, str]()
         self._on_death = on_death
         self._unregistered = set(ranks)
         self._watched: set[int] = set()  # processes

@@ -133,7 +133,9 @@ class Job:
         evidence, rank = self._evidence, death.rank
         if rank < 0:
             evidence.helper = min(evidence.helper, death, key=lambda each: each.time)
-            return self._mark_broken()
+            if not all(map(evidence.ended_in_order, range(evidence.n_ranks))):  # else it ends because they have
+                self._mark_broken()
+            return
         evidence.died(death)
         if not death.certain:
             return

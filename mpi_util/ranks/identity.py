@@ -86,11 +86,8 @@ def rank_variables() -> dict[str, str]:
 
 
 def _reachable(variable: str) -> bool | None:
-    """Whether MPI can reach the launcher that has set this variable; None: nothing says how.
-
-    PMI gives each rank a socket, which Python's subprocess closes. PMIx has a server that listens on a port.
-    """
-    if variable == "PMI_RANK":
+    """Whether MPI can reach the launcher that has set this variable; None: nothing says how."""
+    if variable == "PMI_RANK":  # each rank has a socket, which Python's subprocess closes; PMIx: a server on a port
         return Path(f"/proc/self/fd/{os.environ['PMI_FD']}").is_socket() if "PMI_FD" in os.environ else None
     servers = [value for name, value in os.environ.items() if name.startswith("PMIX_SERVER_URI")]
     ports = {int(match[1]) for match in map(_PMIX_PORT.search, servers) if match}

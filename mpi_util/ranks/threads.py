@@ -2,9 +2,8 @@
 
 Left alone, each of the ranks that collect would start a thread for every core. After a gather the others sleep: until
 its next collective call rank 0 may use every core. A single rank does the same, because the number of threads can
-change the last bit of a product. So a program can also fix rank 0's number, `mpi_fork(n, threads=4)`, and its bits do
-not depend on the machine. TensorFlow's pools keep their size once it runs: on each rank they have as many threads for
-one operation as rank 0 has cores, because that number decides how a product of a layer of 600 units or more is cut.
+change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. TensorFlow's pools keep their size once it runs: on
+each rank they have as many threads for one operation as rank 0 has cores, as that decides how a large product is cut.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
 threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
