@@ -42,7 +42,7 @@ class Job:
         log_dir: the folder for a file with the lines of each rank.
 
     Attributes:
-        saved: at the end, what the ranks wrote in saved-0 (restarts.saved).
+        saved: at the end, what rank 0 wrote in saved-0 (ranks.records.saved).
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
 from .records import Failure, write_record
 from .state import process, state
 
-_FIRST_REPORT_S = 1.0  # other ranks with the same error give rank 0 this long to print it and end the job
+_FIRST_REPORT_S = 1.0  # other ranks with the same error give the one that reports this long to print it and end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
 # hydra drops the part of a rank's stderr that it has not read when the rank aborts: it cut 4 of 30 reports
 _LAST_WORDS_S = 0.1
