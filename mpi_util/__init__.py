@@ -6,11 +6,11 @@ because the others sleep; `rank0_bcast_wts` sends the weights back.
 Importing this starts no MPI and loads no framework. Of the folders below it loads only host/ and ranks/, which tell a
 process who it is and let it fail well; all else is loaded when one of its names is first read.
 
-The folders, from the bottom up: each imports only what is above it in this list. A folder's `__init__` says in whose
-process it runs and which file to read first.
+The folders, lowest layer first: each may import those listed before it. (Where several machines are found, collectives/
+and launch/ load cluster/.) A folder's `__init__` says in whose process it runs and which file to read first.
 
     errors.py        the errors of the package
-    host/            one Linux machine: shared memory, waiting and waking, cores, processes; knows no ranks and no MPI
+    host/            one Linux machine: shared memory, waiting and waking, cores, processes
     arrays/          nested batches and models as named arrays; adapters/: one file for each framework; knows no ranks
     ranks/           what a rank is, and what it calls alone: failure, watchdog, threads, seeding, printing
     collectives/     what ranks do together: gather, broadcast, reduce, deal

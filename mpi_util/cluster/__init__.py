@@ -1,4 +1,4 @@
-"""Several machines. Loaded only if there are several; without this folder one machine works as before.
+"""Several machines. Loaded only if hosts are named, or if ranks share no memory; else a copy works without it.
 
 In the waiting parent: hosts.py (which hosts), remote.py (their agents) and monitor.py (the job's processes there). On
 each other host: agent.py; beside the launcher: rsh.py. In the ranks: channel.py, forwarding.py and dealing.py, by which

@@ -38,7 +38,6 @@ class ClusterCounter(Counter):
         return ALL_DEALT if self._has_all else self._request(dealt)
 
     def _request(self, dealt: Round) -> range:
-        """More numbers for this machine, from rank 0."""
         messages = self.channel.messages
         question = (self.channel.rank, dealt, len(self.here))
         messages.wait(messages.comm.isend(question, 0, _QUESTION_TAG).Test)

@@ -177,7 +177,6 @@ class ClusterMonitor(ProcessMonitor):
                 self.selector.unregister(each.output)
 
     def _copy(self, each: remote.Remote, name: str, text: str) -> None:
-        """Writes a record of a rank on another host into the job's folder."""
         if name.startswith("failed"):
             record = json.loads(text)
             text = json.dumps(record | {"time": each.here(record["time"])})

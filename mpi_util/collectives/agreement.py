@@ -92,9 +92,9 @@ class Agreement:
             raise own_error or error from None
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
-        """Rank 0: the message (CALL, ERROR or WAITING) of each rank; removes from `awaited` those that have come.
+        """A rank with others below it (rank 0): their messages; removes from `awaited` the ranks that have sent one.
 
-        Raises: the error of a rank that fails, or RankLeftError, as soon as it is known.
+        Raises: RankLeftError at once; the error of a rank that fails when all have sent theirs.
         """
         messages, found = self.messages, {self.rank: mine}
         for k in messages.ended:

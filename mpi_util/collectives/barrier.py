@@ -214,7 +214,7 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
                 error, digest, fits = caught, _FAILED, False
             if page.wait(reduction.op, digest if fits or error else _TOO_SMALL) and fits:
                 return page
-        channel.barrier = page = None  # its memory is free; if one rank comes to this line, all do
+        channel.barrier = page = None  # all ranks come to this line together, so that none uses the old page any more
         memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
         if memory is None:
             return None

@@ -61,8 +61,9 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
 
     A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
     one machine count in shared memory under a lock. Other machines request half of their remaining share from rank 0,
-    which answers before each number of its own, while it waits in a collective call, and in `Deal.serve`. A rank that
-    does not call `deal` gets no number. If all ranks of another machine leave the loop early, what is left is lost.
+    down to one (guided scheduling). Rank 0 answers before each number of its own, while it waits in a collective call,
+    and in `Deal.serve`. Every rank makes every call of `deal`: one that skips a call gets no numbers from then on. If
+    all ranks of another machine leave the loop early, no rank gets the numbers that are left there.
 
     Args:
         n: how many; the same on every rank.
@@ -123,7 +124,7 @@ class Deal:
         return self._counter.is_closed(self._round)
 
     def serve(self) -> None:
-        """Call it amid an episode: on rank 0, so that other machines need not wait for its end; there, for `closed`."""
+        """Call it now and then within an episode: rank 0 then answers other machines, and those learn of `close`."""
         self._counter.serve()
 
 

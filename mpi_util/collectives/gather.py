@@ -1,4 +1,4 @@
-"""Gathers batches of all ranks to rank 0; each row is copied once, to its final place. In the process of each rank.
+"""Gathers batches of all ranks to rank 0; large arrays are copied once, to their final place. In each rank's process.
 
 Each rank describes its rows (`Header`), rank 0 checks that they fit together and plans where each goes (`GatherPlan`),
 and `Channel.collect` takes them there. Rank 0 gets views of that memory.

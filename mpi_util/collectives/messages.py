@@ -1,7 +1,8 @@
 """Small messages between the ranks of one communicator, in the process of each; the receiver is woken if it sleeps.
 
-They are MPI's, point to point, and in order. A rank that ends reports it to rank 0, rank 0 to all, and none exits
-before it knows of the others: else it would look like a slow one, and its MPI_Finalize would wait with a busy core.
+They are MPI's, point to point, and arrive in the order of sending. A rank that ends well reports it to rank 0, rank 0
+to all, and none exits before it knows of the others: one that ended silently would look like a slow one, and its
+MPI_Finalize would wait for the others with a busy core. A rank that fails aborts the job instead (ranks/failure.py).
 """
 
 import io
@@ -91,7 +92,7 @@ class Messages:
     def receive(self, source: int, op: str, serves: bool = False) -> Any:
         """The next `send` of `source` in this call. MpiUtilError: that has failed, or is in another call.
 
-        Args: serves: `source` answers even after its program has ended, while it waits for the other ranks.
+        Args: serves: the program of `source` may have ended: while it waits for the other ranks it still answers.
         """
         while source not in self.ended or (serves and not self.ended[source][0]):
             _, message = self.next([source])

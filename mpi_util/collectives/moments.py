@@ -116,7 +116,7 @@ def _same(a: Moments, b: Moments) -> bool:
 
 
 def _merge_one(states: list[tuple[Moments, Moments | None]]) -> Moments | None:
-    """All ranks' (state, last merged state) of one object merged. None: no change; one rank, or all begin with it."""
+    """All ranks' (state, last merged state) of one object merged. None: one rank, or all start from the same state."""
     first, base = states[0]
     if len(states) == 1 or all(before is None and _same(now, first) for now, before in states):
         return None

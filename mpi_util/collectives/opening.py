@@ -1,6 +1,6 @@
 """Opens the channel of a communicator at its first collective call, and closes all at the end, in each rank's process.
 
-This is the only place that loads `cluster`, where ranks lie on several machines.
+Where ranks lie on several machines, or cannot share memory, `cluster` is loaded here, and nowhere else in collectives/.
 """
 
 import importlib

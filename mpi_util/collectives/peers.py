@@ -27,7 +27,8 @@ class Peers:
         apart: the ranks that cannot share it; each counts as a machine of its own.
         infos: of the ranks of this machine, as MPI knows it, by rank. pipe: by which this rank is woken.
         note: memory for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is none.
-        wake_fds: by rank, the pipes of those that this rank wakes: the lowest rank all of its machine, the others that.
+        wake_fds: rank -> descriptor of its pipe. The lowest rank of a machine can wake all there; another rank only the
+            lowest, until `open_all`.
     """
 
     def __init__(self, comm: Any, rank: int):

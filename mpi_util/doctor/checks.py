@@ -267,7 +267,6 @@ PARTS: dict[str, tuple[Any, ...]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m mpi_util doctor", description=examine.__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: 10)")

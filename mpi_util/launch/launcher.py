@@ -119,7 +119,6 @@ def ask_library() -> tuple[str, str]:
 
 
 def said_by(path: str) -> str:
-    """What a launcher answers to --version; "" if it does not."""
     try:
         answer = _run([path, "--version"])
     except (OSError, subprocess.TimeoutExpired):

@@ -118,7 +118,6 @@ class ProcessMonitor:
             self._guard.communicate()  # closes its pipe, and waits
 
     def record(self, rank: int) -> dict[str, Any]:
-        """What the rank has written of itself; {}: nothing yet."""
         return reap.read_record(self.folder / f"rank-{rank}")
 
     def others(self) -> list[int]:

@@ -41,7 +41,7 @@ class Job:
         tag: lines of the ranks begin with `[rank]` or `[rank@host]`.
         log_dir: the folder for a file with the lines of each rank; "": none.
 
-    Attributes: saved: at the end, what rank 0 wrote in saved-0.
+    Attributes: saved: at the end, what rank 0 wrote in saved-0 (ranks.records.saved).
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
 from .records import Failure, write_record
 from .state import process, state
 
-_FIRST_REPORT_S = 1.0  # other ranks with the same error give rank 0 this long to print it and end the job
+_FIRST_REPORT_S = 1.0  # other ranks with the same error give the one that reports this long to print it and end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
 # hydra drops the part of a rank's stderr that it has not read when the rank aborts: it cut 4 of 30 reports
 _LAST_WORDS_S = 0.1
@@ -185,7 +185,6 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def _failure_of(error: BaseException) -> Failure:
-    """The failure of a program that does not catch this error."""
     known = isinstance(error, MpiUtilError)
     status = 130 if isinstance(error, KeyboardInterrupt) else error.status if isinstance(error, MpiUtilError) else 1
     place = f"{type(error).__name__} {_line_of(error.__traceback__)}{_phase(error)}"

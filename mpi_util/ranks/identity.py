@@ -44,8 +44,8 @@ class Role:
 
     Attributes:
         is_parent: it has started the ranks. rank, size: as the launcher says.
-        launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
-            program that a rank has started inherits the variables of the rank's launcher, but has no launcher.
+        launcher: its name, in a rank of several and in processes forked from one; "" elsewhere, also in a program that
+            a rank has started, though that inherits the launcher's variables.
         variable: the environment variable in which the launcher numbers its ranks.
         job: the folder of records for mpi_fork's parent, in a rank that mpi_fork has started; else "".
         owner: the process id of the rank that this process is or belongs to.
@@ -117,7 +117,7 @@ def is_multiprocess() -> bool:
 
 
 def _is_of_rank(variable: str, owner: int, here: int) -> bool:
-    """True if process `here` is a program of its own that a rank has started: process `owner`, or one that runs MPI.
+    """True if a rank has started this program, whose process is `here`: a parent is `owner`, or runs MPI as that rank.
 
     Between the launcher and a rank there are only shells and other processes that start it.
     """
