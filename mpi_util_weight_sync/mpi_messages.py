@@ -136,9 +136,6 @@ class WorkerLink(_Link):
         requests = self._tags.send_bulk(content, self._rank)
         section.users.append(lambda: unfinished(requests) > 0)
 
-    def wake(self) -> None:
-        """Does nothing: the receiver looks."""
-
     def close(self) -> None:
         """Does nothing: the tags are the scheme's."""
 

@@ -80,7 +80,7 @@ class Publisher:
             if not (messages := connection.receive(_HELLO_S, (Kind.HELLO,), 1)):
                 raise ProtocolError(f"it sent nothing within {_HELLO_S:g} s")
             _, key, index, name = messages[0]
-            if not hmac.compare_digest(key, self.address.key) or connection.peer_wakeup is None:
+            if not hmac.compare_digest(key, self.address.key):
                 raise ProtocolError("it does not have the key")
             self._admit(connection, index, name)
         except Exception as error:  # a stranger may send anything
@@ -151,16 +151,11 @@ class Publisher:
                     section.release()
                 raise
             message = self._update(section)
-            try:
-                for worker in workers:
-                    if worker.state is State.ABSENT:
-                        self._receive(worker)
-                    self._send(worker, section, message)
-                    worker.sent = version  # not before: if a signal interrupts this, it owes no answer
-            finally:
-                for worker in workers:
-                    if worker.connection is not None:
-                        worker.connection.wake()
+            for worker in workers:
+                if worker.state is State.ABSENT:
+                    self._receive(worker)
+                self._send(worker, section, message)
+                worker.sent = version  # not before: if a signal interrupts this, it owes no answer
             self._trim(section)
 
     def _check_open(self) -> None:
@@ -172,7 +167,7 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker. It waits while the worker is absent, or has no room for it."""
+        """Sends an update, which waits while the worker is absent, or has no room for it."""
         worker.waiting = section
         if worker.connection is None:
             return
@@ -248,7 +243,6 @@ class Publisher:
             return self._disconnect(worker, f"its process ({worker.pid}) sent {error}")
         if worker.waiting is not None:
             self._send(worker, worker.waiting)
-            connection.wake()
 
     def _answered(self, worker: Worker, version: int, has: int = 0, error: str | None = None) -> None:
         if not 0 <= max(version, has) <= self._newest or min(version, has) < 0:
