@@ -161,16 +161,12 @@ class Connection:
         self.patient = True
         self.send(Kind.HELLO, key, worker, name)
 
-    def wait(self, timeout: float) -> bool:
-        """Sleeps until there is something to receive, or the other end has gone; False after `timeout` seconds."""
-        return _readable(self.fds, None if timeout == math.inf else timeout * 1e3)
-
     def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).
 
         Raises: EOFError: the other end has gone, and everything has been received. ProtocolError: see `parse`.
         """
-        if timeout and not self._closed and not self.wait(timeout):
+        if timeout and not self._closed and not _readable(self.fds, timeout):
             return []
         if self._closed:
             raise EOFError
@@ -201,8 +197,9 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
 
 
-def _readable(fds: tuple[int, ...], milliseconds: float | None) -> bool:
+def _readable(fds: tuple[int, ...], timeout: float) -> bool:
+    """Sleeps until one of these can be read; False after `timeout` seconds."""
     sleeping = select.poll()  # one for each call, because two threads may sleep
     for fd in fds:
         sleeping.register(fd, select.POLLIN)
-    return bool(sleeping.poll(milliseconds))
+    return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))

@@ -121,12 +121,11 @@ class RankPublisher(Publisher):
         while not self.closed:
             wait_until(lambda: self.closed or self._look())
 
-    def _sleep(self, timeout: float, of: Worker | None) -> None:
+    def _sleep(self, timeout: float) -> None:
         if not self._far:
-            return super()._sleep(timeout, of)
+            return super()._sleep(timeout)
         deadline = Deadline(timeout)
-        with contextlib.suppress(OSError, ValueError):  # it is closed
-            wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
+        wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
 
     def _look(self) -> bool:
         """Takes what has come over MPI; True if something has, or some of what was sent has arrived."""

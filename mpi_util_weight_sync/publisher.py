@@ -204,13 +204,11 @@ class Publisher:
                 self._sections.remove(section)
                 section.close()
 
-    def poll(self, timeout: float, of: Worker | None = None) -> None:
-        """Updates the workers' records. Waits up to `timeout` seconds if none has changed since the last call.
-
-        Args: of: wait only for this worker's answer: the answers of others then do not wake the sender.
-        """
+    def poll(self, timeout: float) -> None:
+        """Updates the workers' records. Waits up to `timeout` seconds if none has changed since the last call."""
         if timeout and not self._changed:
-            self._sleep(timeout, of)
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                self._sleep(timeout)
         with self._lock:
             self._check_open()
             for fd, _ in self._epoll.poll(0):
@@ -218,13 +216,9 @@ class Publisher:
                     self._receive(worker)
             self._changed = False
 
-    def _sleep(self, timeout: float, of: Worker | None) -> None:
-        """Sleeps up to `timeout` seconds, until one of the workers (or `of`) sends something."""
-        if of is not None and (connection := of.connection) is not None:
-            connection.wait(timeout)
-        else:
-            with contextlib.suppress(OSError, ValueError):  # it is closed
-                self._epoll.poll(timeout)
+    def _sleep(self, timeout: float) -> None:
+        """Sleeps up to `timeout` seconds, until one of the workers sends something."""
+        self._epoll.poll(timeout)
 
     def _receive(self, worker: Worker) -> None:
         """Takes what a worker has sent, and sends it the update that waits for it."""

@@ -1,6 +1,7 @@
 """In the sender's process: makes each version, has it published, and waits for the answers."""
 
 import threading
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -90,6 +91,9 @@ class Sender:
             given = Weights.of(thing := by_id[number])
             # the model of phase 1 has what a state dict lacks: tied names, buffers that are not saved
             base = None if self.model is None or self.model is thing else Weights.of(self.model)
+            if left_out := (base or given).left_out:
+                name = self.publisher.name
+                warnings.warn(f"{name}: parameters and buffers are sent, but '{left_out[0]}' is not", stacklevel=5)
             layout = layout or given.layout()  # a worker's first weights determine it
             found.append(
                 (group, layout, given.copier(layout, "the weights given", "the model of init_on_sender", base))
@@ -152,7 +156,7 @@ class Sender:
                 self._raise_late(late, deadline.timeout)
             if absent:
                 self.publisher.check_absent(absent)
-            self.publisher.poll(min(_CHECK_S, deadline.left), late[-1])
+            self.publisher.poll(min(_CHECK_S, deadline.left))
 
     def _raise_errors(self) -> None:
         """Raises what workers have reported, as one error."""
