@@ -32,12 +32,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     machine the sender sends an update over MPI, which needs an MPI with threads (MPI_THREAD_MULTIPLE, the default of
     mpi4py).
 
-    Args:
-        comm: communicator; None: all ranks.
-        sender: rank of the sender in it.
-
-    The other arguments are those of `WeightSyncScheme`. Under common launchers a rank that is killed ends the job,
-    whatever `on_dead`.
+    Args: comm: communicator; None: all ranks. sender: rank of the sender in it. The others: as of `WeightSyncScheme`.
+    Under common launchers a rank that is killed ends the job, whatever `on_dead`.
     """
 
     def __init__(self, *args: Any, comm: Any = None, sender: int = 0, **kwargs: Any):

@@ -79,24 +79,17 @@ class TagSpace:
         message.Recv([content, self._mpi.BYTE])
         return status.source, bytes(content)
 
-    def send_bulk(self, block: Any, rank: int) -> list[Any]:
-        """The requests by which a block is sent; it must stay as it is until all are done."""
-        return _keep([self._comm.Isend(part, rank, self._first + BULK) for part in _parts(block)])
-
-    def receive_bulk(self, block: Any, rank: int) -> list[Any]:
-        """The requests by which a block arrives."""
-        return _keep([self._comm.Irecv(part, rank, self._first + BULK) for part in _parts(block)])
-
-
-def _parts(block: np.ndarray) -> list[Any]:
-    return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
+    def bulk(self, sends: bool, block: np.ndarray, rank: int) -> list[Any]:
+        """The requests by which a block is sent, or arrives; it must stay as it is until all are done."""
+        move = self._comm.Isend if sends else self._comm.Irecv
+        parts: list[Any] = [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
+        return _keep([move(part, rank, self._first + BULK) for part in parts])
 
 
 class _Link:
     """One end of the messages between the sender and a rank of another machine; it has the calls of a `Connection`."""
 
-    fds = ()
-    pid = 0  # it is another machine's
+    fds, pid = (), 0  # which are another machine's
 
     def __init__(self, tags: TagSpace, rank: int, tag: int):
         self._tags, self._rank, self._tag = tags, rank, tag
@@ -110,15 +103,12 @@ class _Link:
 
 
 class WorkerLink(_Link):
-    """The sender's end. What the rank has sent is put into `inbox`.
-
-    Attributes: asked: True if the rank has asked for an update, and has not got it.
-    """
+    """The sender's end. What the rank has sent is put into `inbox`."""
 
     def __init__(self, tags: TagSpace, rank: int):
         super().__init__(tags, rank, TO_RECEIVER)
         self.inbox: list[tuple[Any, ...]] = []
-        self.asked = False
+        self.asked = False  # True: the rank has asked for an update, and has not got it
 
     def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
         """What is in the inbox."""
@@ -133,7 +123,7 @@ class WorkerLink(_Link):
         """Sends what a section contains, which stays as it is until that is done."""
         self.asked, content = False, section.content()
         self.send(Kind.UPDATE, section.version, section.nbytes, 0, len(content), [])
-        requests = self._tags.send_bulk(content, self._rank)
+        requests = self._tags.bulk(True, content, self._rank)
         section.users.append(lambda: unfinished(requests) > 0)
 
     def close(self) -> None:
@@ -182,7 +172,7 @@ class SenderLink(_Link):
             version, nbytes, _, size, _ = items
             memory = private(size)  # each version gets new memory: that of the last one may still be in use
             self._update, self._coming = message, Content(version, memory[:nbytes], memory[nbytes:])
-            self._transfer = self._tags.receive_bulk(memory, self._rank)
+            self._transfer = self._tags.bulk(False, memory, self._rank)
         elif not self._asked:
             self._asked = True
             self.send(Kind.FETCH)

@@ -34,7 +34,7 @@ ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
 class Publisher:
-    """Sends one model (`name`) to its workers, and updates their records."""
+    """Sends one model (`name`) to its workers, and updates their records. `open` starts to accept them."""
 
     def __init__(self, workers: dict[int, Worker], name: str):
         self.workers, self.name = workers, name
@@ -58,7 +58,6 @@ class Publisher:
         self.closed = False
 
     def open(self) -> None:
-        """Starts to accept workers."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._accept, daemon=True, name="mpi_util weight sync: publisher")
             self._thread.start()
@@ -134,9 +133,7 @@ class Publisher:
     ) -> None:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
 
-        Args:
-            layout: describes the block to receivers.
-            fill: writes the values into a block, uint8, shape (nbytes,).
+        Args: layout: describes the block to receivers. fill: writes the values into a block, uint8, shape (nbytes,).
         """
         self.open()
         with self._lock:
@@ -245,16 +242,13 @@ class Publisher:
         if error is None:
             worker.acknowledged(version)
         elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
-            worker.failed(version)
+            worker.answered = version or worker.sent
             self.failures.append(Failure(worker.index, version, error))
             if has:  # on_update has failed: the weights are there
                 worker.acknowledged(has)
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks absent workers as dead when fewer child processes are left than workers are absent.
-
-        A process has no index until it connects, so it is not known which of them has ended.
-        """
+        """Marks absent workers, whose processes are not known yet, as dead when fewer children than these are left."""
         connected = {worker.pid for worker in self.workers.values()}
         self._children |= {child.pid: child for child in _processes() if child.pid and child not in self._others}
         strangers = [child for pid, child in self._children.items() if pid not in connected]

@@ -166,8 +166,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             worker_ids: index, or list of them; None: all workers.
             timeout: seconds, instead of the scheme's.
 
-        Returns:
-            The version of these weights: 1 for those of `connect`, then 2, ...
+        Returns the version of these weights: 1 for those of `connect`, then 2, ...
 
         Raises:
             WeightsError: names, dtypes or shapes differ from the model's; nothing was sent.
@@ -263,7 +262,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def model(self, model: Any) -> None:
         self._need_receiver("model").replace(model)
 
-    # ---- as torchrl's collectors know a scheme
+    # ---- as torchrl's collectors know a scheme: initialized is phase 1, synchronized phase 2
 
     @property
     def context(self) -> Any:
@@ -276,23 +275,19 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     @property
     def initialized_on_sender(self) -> bool:
-        """True after `init_on_sender`."""
         _torchrl()  # it asks this first
         return self._sender is not None
 
     @property
     def initialized_on_receiver(self) -> bool:
-        """True after `init_on_receiver`."""
         return self._receiver is not None
 
     @property
     def synchronized_on_sender(self) -> bool:
-        """True after the sender's `connect`."""
         return self._connected and self._sender is not None
 
     @property
     def synchronized_on_receiver(self) -> bool:
-        """True after the receiver's `connect`."""
         return self._connected and self._receiver is not None
 
     def shutdown(self) -> None:

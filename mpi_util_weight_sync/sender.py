@@ -19,9 +19,7 @@ _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 def worker_indices(given: dict[str, Any], num_workers: int | None, ranks: int | None) -> list[int]:
     """The indices of the workers. UsageError: the arguments of `init_on_sender` exclude each other, or one is missing.
 
-    Args:
-        given: the arguments that say which weights are sent, without those that are None.
-        ranks: number of workers under MPI.
+    Args: given: those that say which weights are sent, without those that are None. ranks: number of workers under MPI.
     """
     sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
     if not sources:
@@ -51,10 +49,7 @@ def _has_numbers(thing: Any) -> bool:
 class Sender:
     """Sends the weights of one model; the publisher has the workers' records.
 
-    Args:
-        model: what has the weights; None: each worker has its own.
-        own: the workers' own weights, by worker.
-        drop: continue without workers that have died.
+    Args: model: None: each worker has its own weights, `own`, by worker. drop: continue without workers that have died.
     """
 
     def __init__(self, model: Any, own: dict[int, Any], publisher: Publisher, drop: bool):
@@ -95,9 +90,8 @@ class Sender:
                 name = self.publisher.name
                 warnings.warn(f"{name}: parameters and buffers are sent, but '{left_out[0]}' is not", stacklevel=5)
             layout = layout or given.layout()  # a worker's first weights determine it
-            found.append(
-                (group, layout, given.copier(layout, "the weights given", "the model of init_on_sender", base))
-            )
+            copier = given.copier(layout, "the weights given", "the model of init_on_sender", base)
+            found.append((group, layout, copier))
         return found
 
     def _publish(self, group: list[Worker], version: int, layout: Layout, copier: ModelCopier) -> int:
@@ -134,8 +128,9 @@ class Sender:
         """Waits until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
         self._await(workers, deadline)
         self._raise_errors()
-        try:  # others that have died had answered before
-            died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+        # others that have died had answered before
+        died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+        try:
             self._raise_left([] if self._drop else died)
         finally:
             self._forget_unreported()
