@@ -177,7 +177,6 @@ class ExperimentGrid:
 
 
 def all_bools(vals: Iterable[Any]) -> bool:
-    """True if all are True or False."""
     return all(isinstance(v, bool) for v in vals)
 
 

@@ -145,7 +145,6 @@ class Connection:
         self.send_frame(frame(kind, *items))
 
     def send_frame(self, data: bytes) -> None:
-        """Sends what `frame` made."""
         self._sock.send(data, 0 if self.patient else socket.MSG_DONTWAIT)
 
     def has_room(self, unread: int) -> bool:
@@ -157,7 +156,6 @@ class Connection:
         self.send_frame(data)
 
     def send_hello(self, key: bytes, worker: int, name: str) -> None:
-        """Sends a subscriber's HELLO."""
         self.patient = True
         self.send(Kind.HELLO, key, worker, name)
 

@@ -112,8 +112,7 @@ class RankPublisher(Publisher):
         if first and self._far:
             self._server.start()
 
-    def _serve(self) -> None:
-        """In a thread: receivers are served whatever this rank does meanwhile."""
+    def _serve(self) -> None:  # in a thread, so that receivers are served whatever this rank does meanwhile
         while not self.closed:
             wait_until(lambda: self.closed or self._look())
 
@@ -155,7 +154,6 @@ class RankPublisher(Publisher):
             self._receive(worker)
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks those whose rank has ended its program."""
         self._look()
 
     def close(self) -> None:

@@ -65,7 +65,6 @@ class TagSpace:
         self._first = _TAGS * next(numbers) % (highest - _TAGS)
 
     def post(self, data: bytes, rank: int, tag: int) -> None:
-        """Sends a message."""
         _keep([self._comm.Isend([data, self._mpi.BYTE], rank, self._first + tag)])
 
     def take(self, tag: int, source: int | None = None) -> tuple[int, bytes] | None:
@@ -94,8 +93,7 @@ class _Link:
     def __init__(self, tags: TagSpace, rank: int, tag: int):
         self._tags, self._rank, self._tag = tags, rank, tag
 
-    def send(self, kind: Kind, *items: Any) -> None:
-        """Sends a message; of a long text the end."""
+    def send(self, kind: Kind, *items: Any) -> None:  # of a long text the end
         if kind.rest == "s":
             *items, text = items  # type: ignore[assignment]
             items = (*items, text.encode(errors="replace")[-_EAGER_BYTES:].decode(errors="replace"))
@@ -111,12 +109,10 @@ class WorkerLink(_Link):
         self.asked = False  # True: the rank has asked for an update, and has not got it
 
     def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
-        """What is in the inbox."""
         messages, self.inbox = self.inbox, []
         return messages
 
     def has_room(self, unread: int) -> bool:
-        """True if an update can be sent."""
         return self.asked
 
     def send_update(self, data: bytes, section: Section) -> None:
@@ -189,5 +185,4 @@ class SenderLink(_Link):
         """Does nothing: the memory is given back when nothing refers to it."""
 
     def close(self) -> None:
-        """Ends `receive`."""
         self._closed = True

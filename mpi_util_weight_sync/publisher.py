@@ -73,8 +73,7 @@ class Publisher:
             except (OSError, RuntimeError):  # closed; or no descriptor or thread is free just now
                 time.sleep(_ACCEPT_AGAIN_S)
 
-    def _greet(self, connection: Connection) -> None:
-        """The handshake, in a thread of its own."""
+    def _greet(self, connection: Connection) -> None:  # in a thread of its own
         try:
             if not (messages := connection.receive(_HELLO_S, (Kind.HELLO,), 1)):
                 raise ProtocolError(f"it sent nothing within {_HELLO_S:g} s")

@@ -74,7 +74,6 @@ class Section:
         self.release()
 
     def release(self) -> None:
-        """Lets readers in."""
         fcntl.flock(self.ticket.fd, fcntl.LOCK_UN)
 
     def close(self) -> None:

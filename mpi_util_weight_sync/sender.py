@@ -59,7 +59,6 @@ class Sender:
         self._lock, self._publishing = threading.RLock(), False
 
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
-        """See `WeightSyncScheme`."""
         self.publisher.poll(0)
         self._raise_errors()
         by_worker = _has_numbers(weights) and not _has_numbers(self.model)

@@ -89,7 +89,6 @@ class Subscriber:
         return self._reader.reading(update.ticket, discard)
 
     def answer(self, kind: Kind, *content: object) -> None:
-        """Sends ACK, ERROR or BYE."""
         with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
             self._connection.send(kind, *content)
 
@@ -99,6 +98,5 @@ class Subscriber:
         self.stopped = True
         self._connection.close()
 
-    def release(self) -> None:
-        """Gives the memory back, once nothing reads it."""
+    def release(self) -> None:  # the memory, once nothing reads it
         self._reader.keep(())
