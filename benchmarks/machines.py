@@ -132,7 +132,9 @@ def own_work(n: int, machines: int, repeats: int) -> list[float]:
             self.others = {k: [*range(k, min(n, k + size))] for k in range(size, n, size)}
             self.below, self._spoiled = [*range(1, size)], False
 
-    arrived = {k: packed(CALL, (*call_id, Joined([(call, [*range(k, min(n, k + size))])]))) for k in range(0, n, size)}
+    arrived = {
+        k: packed(CALL, (*call_id, Joined.fromkeys(range(k, min(n, k + size)), call))) for k in range(0, n, size)
+    }
     arrived |= dict.fromkeys(range(1, size), call)
     found = []
     for _ in range(repeats + 1):

@@ -6,11 +6,11 @@ because the others sleep; `rank0_bcast_wts` sends the weights back.
 Importing this starts no MPI and loads no framework. Of the folders below it loads only host/ and ranks/, which tell a
 process who it is and let it fail well; all else is loaded when one of its names is first read.
 
-The folders, from the bottom up: each imports only what is above it in this list. A folder's `__init__` says in whose
-process it runs and which file to read first.
+The folders, lowest layer first: each may import those listed before it. (Where several machines are found, collectives/
+and launch/ load cluster/.) A folder's `__init__` says in whose process it runs and which file to read first.
 
     errors.py        the errors of the package
-    host/            one Linux machine: shared memory, waiting and waking, cores, processes; knows no ranks and no MPI
+    host/            one Linux machine: shared memory, waiting and waking, cores, processes
     arrays/          nested batches and models as named arrays; adapters/: one file for each framework; knows no ranks
     ranks/           what a rank is, and what it calls alone: failure, watchdog, threads, seeding, printing
     collectives/     what ranks do together: gather, broadcast, reduce, deal
@@ -27,20 +27,13 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+# isort: off
 from .errors import (
-    BatchError,
-    HostError,
-    LaunchError,
-    MissingFrameworkError,
-    MpiUtilError,
-    RankLeftError,
-    RankMismatchError,
-    SyncTimeoutError,
-    UsageError,
-    WeightsError,
-    WorkerError,
-    WorkerLeftError,
-)
+    BatchError, HostError, LaunchError, MissingFrameworkError, MpiUtilError, RankLeftError, RankMismatchError,
+    SyncTimeoutError, UsageError, WeightsError, WorkerError, WorkerLeftError,
+)  # fmt: skip
+
+# isort: on
 from .host.cores import usable_cores
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
@@ -90,12 +83,9 @@ _LOADED_WHEN_READ = {
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}
 # What these functions return is right whenever it is read: before and after MPI starts, or without it.
 _CALLED_WHEN_READ = {
-    "rank": "ranks.identity",
-    "nworkers": "ranks.identity",
-    "restarts": "ranks.records",
-    "last_saved": "ranks.records",
+    "rank": "ranks.identity", "nworkers": "ranks.identity", "restarts": "ranks.records", "last_saved": "ranks.records",
     "tf_config": "arrays.adapters.tensorflow_setup",
-}
+}  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these

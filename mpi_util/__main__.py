@@ -1,5 +1,6 @@
 """`python -m mpi_util doctor`, or `mpi-util doctor`, in a process of its own: will a job run on this machine."""
 
+import importlib
 import sys
 
 USAGE = """usage: python -m mpi_util doctor [--json] [--timeout S]
@@ -17,12 +18,11 @@ def main() -> int:
         print(f"mpi_util: unknown command {command!r}; there is one: doctor", file=sys.stderr)
         return 2
     try:
-        from .doctor import checks
+        return int(importlib.import_module(".doctor.checks", __package__).main(arguments))
     except ModuleNotFoundError as error:
         hint = "this copy of mpi_util lacks that folder" if "doctor" in str(error) else f"pip install {error.name}"
         print(f"mpi_util doctor: {error}; {hint}", file=sys.stderr)
         return 2
-    return checks.main(arguments)
 
 
 if __name__ == "__main__":

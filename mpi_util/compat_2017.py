@@ -52,10 +52,7 @@ def accum_batches(segs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def pt_to_pt_bcast(x: Any) -> Any:
-    """Collective: `bcast`. A rank that does not call it is waited for.
-
-    In 2017 it sent messages from rank to rank, which was quicker than the MPI_Bcast of one MPI.
-    """
+    """Collective: `bcast`. A rank that does not call it is waited for."""
     return _bcast.bcast(x)
 
 

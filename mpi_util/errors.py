@@ -10,12 +10,10 @@ class MpiUtilError(Exception):
     Attributes:
         silent: True on a rank that raises what another rank reports, so that one report is enough.
         status: exit status of a program that does not catch it.
-        call: on a rank that another one has notified amid a collective call: the call's number.
     """
 
     silent = False
     status = 1
-    call = 0
 
 
 class LaunchError(MpiUtilError):
@@ -41,13 +39,7 @@ class RankMismatchError(MpiUtilError):
 
 
 def rank_mismatch(what: str, found: Iterable[object], ranks: Iterable[int] | None = None) -> RankMismatchError:
-    """The error with a table of who has what.
-
-    Args:
-        what: the call, what differs, and what to do.
-        found: what each rank has.
-        ranks: those ranks; None: 0, 1, ...
-    """
+    """The error that says `what` differs, in which call, and what to do; with a table of what each of `ranks` has."""
     table = "".join(f"\n  rank {k}: {one}" for k, one in zip(ranks or itertools.count(), found))
     return RankMismatchError(f"{what}:{table}")
 
@@ -85,8 +77,7 @@ class WorkerError(MpiUtilError):
     """A receiver of weights failed; raised on the sender's side.
 
     Attributes:
-        worker: its index.
-        traceback: the worker's own, as text.
+        worker, traceback: its index; its own traceback, as text.
     """
 
     worker = -1

@@ -14,8 +14,7 @@ _PACKAGES = {"keras": "tensorflow", "gymnasium": "'gymnasium[mujoco]'"}
 def framework(module: str) -> Any:
     """The framework's module: "torch", "tensorflow", "keras", "tensordict", "torchrl", "gymnasium" or "matplotlib".
 
-    Raises:
-        MissingFrameworkError: it is not installed.
+    Raises MissingFrameworkError: it is not installed.
     """
     try:
         return sys.modules.get(module) or importlib.import_module(module)

@@ -29,14 +29,13 @@ class Slot(NamedTuple):
     """One array of a model.
 
     Attributes:
-        name: unique in the model.
+        name: unique in the model. aliases: other names of the same array: tied parameters of torch.
         dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
         read: writes the values into an array of that dtype and shape.
         write: sets the values from such an array, in place and on the model's device.
         on_host: `read` and `write` are copies between two pieces of host memory, which do not fail.
         to_numbers: makes numbers to calculate with of what travels. to_bits: the reverse.
         flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
-        aliases: other names of the same array: tied parameters of torch.
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
         kind: name of the values' own dtype where it is another, such as bfloat16.
         unwritable: why it cannot be written; "": it can.
@@ -47,7 +46,7 @@ class Slot(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     read: Callable[[np.ndarray], None]
-    write: Callable[[np.ndarray], None]
+    write: Callable[[np.ndarray], object]
     on_host: bool = False
     to_numbers: Callable[[np.ndarray], np.ndarray] = np.asarray  # as they are
     to_bits: Callable[[np.ndarray], np.ndarray] = np.asarray
@@ -69,14 +68,10 @@ class Slot(NamedTuple):
 
 
 class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, while the model has the same tensors in the same memory.
+    """The slots of a model: the same list from call to call, while it has the same tensors in the same memory."""
 
-    Args: stateful: (name, weak reference) of the parts of a torch module that have a `get_extra_state`.
-    """
-
-    def __init__(self, found: Iterable[Slot], stateful: Iterable[tuple[str, Any]] = ()):
+    def __init__(self, found: Iterable[Slot]):
         super().__init__(found)
-        self.stateful = [*stateful]
         self.derived: dict[Any, Any] = {}
 
 
@@ -103,11 +98,7 @@ class Entry(NamedTuple):
 
 
 class Layout:
-    """Where arrays lie in a block of `nbytes`; small, to be sent.
-
-    Attributes:
-        aliases: (other name, name) of arrays that the model has under two names. A copy of it may have two arrays.
-    """
+    """Where arrays lie in a block of `nbytes`; small, to be sent. `aliases`: (other name, name) of an array."""
 
     def __init__(self, entries: tuple[Entry, ...] = (), nbytes: int = 0, aliases: tuple[tuple[str, str], ...] = ()):
         self.entries, self.nbytes, self.aliases = entries, nbytes, aliases
@@ -116,9 +107,8 @@ class Layout:
     def of(cls, arrays: Iterable[tuple[Any, ...]], packed: bool = False, aliases: Iterable[Any] = ()) -> "Layout":
         """The arrays one after another, each at an aligned offset.
 
-        Args:
-            arrays: (name, dtype, shape, ...) each, such as slots.
-            packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
+        Args: arrays: (name, dtype, shape, ...) each, such as slots. packed: those of one dtype lie together without
+            gaps, so that they can be added up as one; see `runs`.
         """
         named = tuple((*array[:3], getattr(array, "kind", "")) for array in arrays)
         return _layout(named, packed, tuple(aliases))
@@ -175,12 +165,10 @@ class ModelCopier:
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "ModelCopier":
-        """The copier with which these slots travel as they are."""
         layout = Layout.of(slots)
         return cls(layout, zip(layout.entries, slots))
 
     def read(self, memory: Any) -> None:
-        """Writes the model's values into `memory`."""
         for entry, slot in self.pairs:
             slot.read(entry.view(memory, slot.dtype))
 
@@ -189,8 +177,7 @@ class ModelCopier:
 
         What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
 
-        Args:
-            undo: if an error is raised the model has its former values, which are read before.
+        Args: undo: if an error is raised the model has its former values, which are read before.
         """
         former: list[tuple[Slot, np.ndarray]] = []
         try:

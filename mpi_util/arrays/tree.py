@@ -1,9 +1,8 @@
 """Nested dict/list/tuple of arrays: walk it, rebuild it, describe its leaves. Runs in every rank.
 
-A tree is a dict, list or tuple (named tuples too) whose items are trees or leaves. Leaves are NumPy arrays, tensors of
-torch, numbers, and None. A list that holds only plain values (numbers, strings, bytes, None, and lists
-or tuples of them) or nothing is itself a leaf: it is data whose rows are Python objects, such as a list of episode
-returns. So is a bare str or bytes: one row.
+A tree is a dict, list or tuple (named tuples too) whose items are trees or leaves: arrays, tensors, numbers, None. A
+list that holds only plain values (numbers, strings, bytes, None, and lists or tuples of them) or nothing is a leaf too:
+data whose rows are Python objects, such as a list of episode returns. So is a bare str or bytes: one row.
 """
 
 import hashlib

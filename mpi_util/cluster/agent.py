@@ -84,23 +84,21 @@ def machine() -> str:
 
 
 class Agent:
-    """The process on the host, from its start to its end.
+    """The process on the host, until its end. Args: ranks: that will be here. reader: of the parent's messages."""
 
-    Args: folder: of the job. ranks: that will be on this host.
-    """
-
-    def __init__(self, folder: Path, ranks: list[int]):
+    def __init__(self, folder: Path, ranks: list[int], reader: JsonLineReader):
         self._folder, self._lowest = folder, min(ranks, default=-1)
         self._monitor = ProcessMonitor(folder, ranks, self._died)
-        self._reader = JsonLineReader(0)
+        self._reader = reader
         self._heard = time.monotonic()
         self._written: dict[str, float] = {}  # records that were sent, with their times of change
         self.ended = False
 
-    def run(self) -> None:
-        """Until the parent says that the job is over, or is silent for too long."""
-        self._monitor.selector.register(0, selectors.EVENT_READ, self._receive)
+    def run(self, messages: list[dict[str, Any]]) -> None:
+        """Until the parent says that the job is over, or is silent for too long. Args: messages: that have come."""
+        self._monitor.selector.register(0, selectors.EVENT_READ, lambda: self._receive(self._reader.read()))
         try:
+            self._receive(messages)
             while not self.ended and time.monotonic() - self._heard < SILENCE_S:
                 self._monitor.step()
                 self._send_records()
@@ -110,8 +108,7 @@ class Agent:
             self._monitor.close()
         say(done=True)
 
-    def _receive(self) -> None:
-        messages = self._reader.read()
+    def _receive(self, messages: list[dict[str, Any]] | None) -> None:
         self.ended = self.ended or messages is None
         for message in messages or ():
             self._heard = time.monotonic()
@@ -127,7 +124,6 @@ class Agent:
                 self.ended = True
 
     def _start(self, number: int, command: str) -> None:
-        """Starts what the launcher wants on this host."""
         process: Any = subprocess.Popen(  # noqa: S602  # as sshd would have it
             command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env=os.environ | dict.fromkeys(FOLDER_VARIABLES, str(self._folder)), start_new_session=True,
@@ -148,7 +144,6 @@ class Agent:
         say(died=death)
 
     def _send_records(self) -> None:
-        """Those that have been written since the last time."""
         for entry in os.scandir(self._folder):
             with contextlib.suppress(OSError):  # it has just been replaced
                 if _RECORDS.fullmatch(entry.name) and self._written.get(entry.name) != (at := entry.stat().st_mtime):
@@ -164,9 +159,9 @@ class JsonLineReader:
         self._descriptor, self._rest = descriptor, b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """The messages that have arrived whole, when there is something to read; None: the other side has ended.
+        """Messages that have arrived whole, without what a login shell prints; None: the other side has ended.
 
-        Other lines, which a login shell may print, are skipped. Raises ValueError: a line is no message.
+        ValueError: a line is no message.
         """
         if not (data := os.read(self._descriptor, 1 << 16)):
             return None
@@ -187,10 +182,11 @@ def main(job: str, ranks: str, script: str) -> None:
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)  # they are for the parent, but Slurm sends them to all
     say(facts=facts(script), machine=machine())
-    if not JsonLineReader(0).read():
+    messages = (reader := JsonLineReader(0)).read()
+    if not messages:
         return  # the parent has another one that is on this host, or finds something wrong here
     try:
-        agent = Agent(Path(job), json.loads(ranks))
+        agent = Agent(Path(job), json.loads(ranks), reader)
     except OSError as error:
         return say(wrong=f"the job's folder cannot be made there: {error}")
-    agent.run()
+    agent.run(messages[1:])

@@ -1,8 +1,8 @@
 """Adds up large arrays of ranks on several machines, in rank order, so the bits are those of one machine.
 
-It runs in the process of each rank. The ranks of a machine write their arrays side by side into memory that they share.
-The sum then goes from machine to machine in parts; each leader adds its ranks' arrays and sends it on. The last one
-broadcasts the results meanwhile, so a link carries every byte once in each direction, however many ranks there are.
+It runs in the process of each rank. The ranks of a machine write their arrays into memory that they share. The sum then
+goes from machine to machine in parts; each leader adds its ranks' arrays and sends it on. The last one broadcasts the
+results meanwhile, so a link carries every byte once in each direction, however many ranks there are.
 """
 
 import itertools
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from ..collectives.reduce import Reduction
     from .channel import ClusterChannel
 
-_PART_BYTES, _PARTS = (
-    1 << 18,
-    64,
-)  # small parts, as the last machine waits for one from each before it; but not too many
+_PART_BYTES, _PARTS = 1 << 18, 64  # small parts: the last machine waits for one from each before it; but not too many
 _AHEAD = 8  # parts that are awaited at once
 
 
@@ -33,16 +30,17 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     if total is not None:
         return total
     here, size = channel.here, align(reduction.layout.nbytes)
+    nbytes = (len(here) + 1) * size
     if channel.leads:
-        block, address = channel.lease((len(here) + 1) * size)
+        block, address = channel.lease(nbytes)
         for k in channel.below:
             channel.messages.send(k, address)
         shared = address is not None or not channel.below
     else:
         address = channel.messages.receive(channel.above, reduction.op)
         shared = address is not None
-        block = np.frombuffer(channel.map(address), np.uint8) if address else np.empty((len(here) + 1) * size, np.uint8)
-    *rows, result = block[: (len(here) + 1) * size].reshape(-1, size)
+        block = np.frombuffer(channel.attached.map(address), np.uint8) if address else np.empty(nbytes, np.uint8)
+    *rows, result = block[:nbytes].reshape(-1, size)
 
     def write() -> bool:
         reduction.write(rows[here.index(channel.rank)])
@@ -69,19 +67,17 @@ def _parts(layout: Layout, row: np.ndarray) -> list[np.ndarray]:
 
 
 class _Chain:
-    """What one leader does."""
+    """What one leader does. Args: rows: of each rank of this machine; they are overwritten."""
 
     def __init__(
         self, channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.ndarray], result: np.ndarray
     ):
-        """Args: rows: of each rank of this machine; they are overwritten."""
         self._channel, self._reduction, self._tag = channel, reduction, tag_of_call(channel)
         self._rows = {k: _parts(reduction.layout, row) for k, row in rows.items()}
         self._results = _parts(reduction.layout, result)
         # the sum goes along these: ranks of one machine whose numbers follow each other, and their leader
-        self._hops = [
-            (leader, [*ranks]) for leader, ranks in itertools.groupby(range(channel.size), channel.machine.__getitem__)
-        ]
+        neighbours = itertools.groupby(range(channel.size), channel.machine.__getitem__)
+        self._hops = [(leader, [*ranks]) for leader, ranks in neighbours]
         own = [j for j, (leader, _) in enumerate(self._hops) if leader == channel.rank]
         self._tasks = [*itertools.product(range(len(self._results)), own)]  # (part, hop), in the order of all leaders
         self._awaited = iter([task for task in self._tasks if task[1]])
@@ -89,7 +85,6 @@ class _Chain:
         self._requests = list[Any]()
 
     def run(self) -> None:
-        """Returns when all results are there, and sent on."""
         channel, last = self._channel, self._hops[-1][0]
         root = channel.leaders.index(last)
         with channel.spoiled_on_failure(self._requests):
@@ -108,15 +103,14 @@ class _Chain:
 
     def _add_rows(self, p: int, j: int) -> np.ndarray:
         """Adds part `p` of the ranks of hop `j` to the sum so far. Returns: the sum, in the memory of the first."""
-        function = self._reduction.function
         total, *others = (self._rows[k][p] for k in self._hops[j][1])
         if j:
             request, so_far = self._sums.popleft()
             wait_for(self._channel, [request])
-            function(so_far, total, out=total)
+            np.add(so_far, total, out=total)
             self._await_next()
         for row in others:
-            function(total, row, out=total)
+            np.add(total, row, out=total)
         return total
 
     def _finish(self, total: np.ndarray, result: np.ndarray) -> None:

@@ -4,8 +4,8 @@ Each machine has a leader, the lowest rank there; rank 0 leads its own. The rank
 their leader, and share memory with it, as they do with rank 0 where there is one machine. Only leaders send to other
 machines:
 
-- An agreement: a leader sends rank 0 what all ranks of its machine contribute, equal messages once, and passes on the
-  answers. Failures bypass the leaders: an exiting or failing rank notifies rank 0, which notifies every rank.
+- An agreement: a leader sends rank 0 what all ranks of its machine contribute, and passes on the answers. Failures
+  bypass the leaders: an exiting or failing rank notifies rank 0, which notifies every rank.
 - A gather: the rows of a machine come into a block of its leader's, which sends it to rank 0 (forwarding.py).
 - A broadcast: rank 0's bytes come to the leaders by MPI's own broadcast, and into a block on each machine.
 - A sum: it goes from leader to leader in rank order (chain.py). Dealing has a file of its own (dealing.py).
@@ -13,42 +13,23 @@ machines:
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.agreement import UnreadableReply
+from ..collectives.agreement import Answer, Contribution, UnreadableReply
 from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
+from ..collectives.peers import Peers
+from ..collectives.reduce import Reduction
 from ..errors import MpiUtilError
 from ..host.segments import private
 from . import chain, forwarding
 from .dealing import ClusterCounter
 
-if TYPE_CHECKING:
-    from ..collectives.peers import Peers
-    from ..collectives.reduce import Reduction
 
-Contribution = TypeVar("Contribution")
-Answer = TypeVar("Answer")
-
-
-class Joined(NamedTuple):
-    """The messages of all ranks of a machine, to or from its leader; equal ones once, with the ranks whose they are."""
-
-    messages: list[tuple[Message, list[int]]]
-
-    @classmethod
-    def of(cls, messages: Mapping[int, Message]) -> "Joined":
-        """Args: messages: by rank."""
-        found: dict[Message, list[int]] = {}
-        for k, message in messages.items():
-            found.setdefault(message, []).append(k)
-        return cls([*found.items()])
-
-    def by_rank(self) -> dict[int, Message]:
-        """The messages."""
-        return {k: message for message, ranks in self.messages for k in ranks}
+class Joined(dict[int, Message]):
+    """The messages of all ranks of a machine, to or from its leader; equal ones are one object, which is sent once."""
 
 
 class MachineTarget(NamedTuple):
@@ -69,18 +50,15 @@ class ClusterChannel(Channel):
     """Collective: a channel between machines; made by `channel_of`.
 
     Attributes:
-        above: its leader; for a leader, rank 0.
-        below: for a leader, the other ranks of its machine.
-        leads: True if this rank is a leader.
-        here: the ranks of this machine.
-        leaders: in rank order.
-        others: for each leader but rank 0 the ranks of its machine.
+        above: its leader; for a leader, rank 0. below: for a leader, the other ranks of its machine.
+        leads: True if this rank is a leader. leaders: all of them, in rank order.
+        here: the ranks of this machine. others: for each leader but rank 0 those of its machine.
         between: communicator of the leaders; on other ranks MPI's null communicator.
     """
 
     counter_kind = ClusterCounter
 
-    def __init__(self, comm: Any, peers: "Peers"):
+    def __init__(self, comm: Any, peers: Peers):
         from mpi4py import MPI
 
         super().__init__(comm, peers)
@@ -95,8 +73,6 @@ class ClusterChannel(Channel):
         self.others = {k: ranks for k, ranks in machines.items() if k}
         self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
         self._spoiled = False
-
-    # ---------------------------------------------------------------- agree
 
     def agree(
         self, op: str, contribute: Callable[[], Contribution], decide: Callable[[list[Contribution]], Sequence[Answer]]
@@ -124,28 +100,26 @@ class ClusterChannel(Channel):
         found: dict[int, Message] = {}
         for k, message in super()._receive_calls(op, mine, awaited).items():
             payload = opened(message)[1] if message[0] == CALL else ()
-            found |= payload[3].by_rank() if payload and isinstance(payload[3], Joined) else {k: message}
+            found |= payload[3] if payload and isinstance(payload[3], Joined) else {k: message}
         return found
 
     def _send_replies(self, replies: Mapping[int, Message]) -> None:
         down = {k: replies[k] for k in self.below}
         for leader, ranks in self.others.items():
-            down[leader] = packed(REPLY, (self.messages.calls, Joined.of({k: replies[k] for k in ranks})))
+            down[leader] = packed(REPLY, (self.messages.calls, Joined({k: replies[k] for k in ranks})))
         self.messages.post_all(down)
 
     def _ask(self, op: str, mine: Message) -> Any:
         if not self.leads:
             return super()._ask(op, mine)
-        found = super()._receive_calls(op, mine, {*self.below})
-        reply = super()._ask(op, packed(CALL, (*self.call_id(op), Joined.of(found))))
-        replies = reply.by_rank()
+        found, first = super()._receive_calls(op, mine, {*self.below}), dict[Message, Message]()
+        joined = Joined({k: first.setdefault(message, message) for k, message in found.items()})
+        replies: Joined = super()._ask(op, packed(CALL, (*self.call_id(op), joined)))
         self.messages.post_all({k: replies[k] for k in self.below})
         try:
             return opened(replies[self.rank])[1][1]
         except Exception as error:  # an object of the program in it cannot be made here
             raise UnreadableReply from error
-
-    # ---------------------------------------------------------------- move bytes
 
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Any]:
         here = [own if its == 0 else [] for its, own in zip(self.machine, pieces)]
@@ -218,7 +192,7 @@ class ClusterChannel(Channel):
         if self.leads:
             self.messages.fail(op, error, [*self.below, 0, *self.others])
 
-    def add_up(self, reduction: "Reduction") -> np.ndarray:
+    def add_up(self, reduction: Reduction) -> np.ndarray:
         return chain.add_up(self, reduction)
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
 """Deals numbered work over several machines; it runs in the process of each rank.
 
-The ranks of a machine share a counter, as they do where there is one machine. Rank 0's machine begins with all numbers;
-the others request theirs from rank 0 when they have none left: each time half of their remaining share, down to one
-(guided scheduling), so that few questions are asked and all machines end together.
+The ranks of a machine share a counter. Rank 0's machine begins with all numbers; the others request theirs from rank 0
+when they have none left: each time half of their remaining share, down to one (guided scheduling).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ class ClusterCounter(Counter):
         return ALL_DEALT if self._has_all else self._request(dealt)
 
     def _request(self, dealt: Round) -> range:
-        """More numbers for this machine, from rank 0."""
         messages = self.channel.messages
         question = (self.channel.rank, dealt, len(self.here))
         messages.wait(messages.comm.isend(question, 0, _QUESTION_TAG).Test)

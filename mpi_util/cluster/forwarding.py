@@ -97,17 +97,12 @@ def send(channel: "ClusterChannel", block: np.ndarray) -> None:
 class Receiver:
     """Rank 0 receives what other leaders `send`, in parts from each in turn. What lies apart is copied to its places.
 
-    Attributes:
-        coming: (request, its memory, where its bytes belong) of the parts that are received now.
+    Args: block: uint8; rank 0's. pieces: by leader, where in it the bytes of its block belong, in their order.
+
+    Attributes: coming: (request, its memory, where its bytes belong) of the parts that are received now.
     """
 
     def __init__(self, channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]):
-        """Begins to receive.
-
-        Args:
-            block: uint8; rank 0's.
-            pieces: by leader, where in `block` the bytes of its block belong, in the order in which they lie in that.
-        """
         self._channel, self._block, self._tag = channel, block, tag_of_call(channel)
         streams = [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]
         self._ahead = (each for turn in itertools.zip_longest(*streams) for each in turn if each)
@@ -122,7 +117,6 @@ class Receiver:
             self.coming.append((self._channel.comm.Irecv(target, leader, self._tag), memory, part))
 
     def finish(self) -> None:
-        """Returns when all is there."""
         while self.coming:
             request, memory, part = self.coming[0]
             wait_for(self._channel, [request])

@@ -26,21 +26,15 @@ _SCONTROL_S = 30.0
 
 
 class Hosts(NamedTuple):
-    """The hosts of a job, in the order of its ranks.
+    """The hosts of a job, in the order of its ranks."""
 
-    Attributes:
-        slots: how many ranks each has room for; {}: only this machine is used.
-        asked: the caller has named them, so a single rank runs there too.
-        shell: what runs a command on a host; the host's name and the command are appended.
-    """
-
-    slots: dict[str, int]
-    asked: bool = True
+    slots: dict[str, int]  # how many ranks each has room for; {}: only this machine is used
+    asked: bool = True  # the caller has named them, so a single rank runs there too
+    # what runs a command on a host; the host's name and the command are appended
     shell: tuple[str, ...] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
     @property
     def n_slots(self) -> int:
-        """How many ranks they have room for."""
         return sum(self.slots.values())
 
     def are_used_by(self, n: int) -> bool:
@@ -54,17 +48,13 @@ class Hosts(NamedTuple):
         return {name: [*range(*pair)] for name, pair in zip(self.slots, itertools.pairwise(ends)) if pair[0] < pair[1]}
 
     def without(self, names: set[str]) -> Hosts:
-        """All but those of these names."""
         return self._replace(slots={name: slots for name, slots in self.slots.items() if name not in names})
 
     def open_monitor(
         self, find: Callable[[], Hosts], environment: dict[str, str], script: str, folder: Path, ranks: Sequence[int],
         on_death: Callable[[Death], object],
     ) -> ClusterMonitor:  # fmt: skip
-        """A monitor of the job on these hosts; at a restart on those that `find` gives, but for hosts that fail then.
-
-        Args: environment, script, folder, ranks, on_death: see ClusterMonitor.
-        """
+        """A monitor of a job on these hosts; at a restart on those that `find` gives, but for those that fail."""
         restart = environment[RESTARTS] != "0"
         hosts = find() if restart else self
         try:
@@ -78,10 +68,7 @@ class Hosts(NamedTuple):
 
 
 def find(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> Hosts:
-    """The hosts for mpi_fork's arguments, else of MPI_UTIL_HOSTS, else of Slurm's allocation if it has several.
-
-    Raises LaunchError: what names them cannot be read.
-    """
+    """Those of mpi_fork's arguments, else MPI_UTIL_HOSTS, else Slurm. LaunchError: what names them cannot be read."""
     if hosts is not None and hostfile is not None:
         raise LaunchError("mpi_fork: hosts= and hostfile= exclude each other; leave one out")
     if hostfile is not None:

@@ -42,12 +42,10 @@ _OPTIONS = {  # of each kind of launcher: start the ranks on {hosts}, by the pro
 
 
 class ClusterMonitor(ProcessMonitor):
-    """The processes of a job on several hosts.
+    """The processes of a job on several hosts. HostError: hosts cannot be used; nothing has been started.
 
     Args: as for ProcessMonitor, but `ranks` are all of the job; hosts: for them; environment: of launcher and ranks;
         script: the program's file, which all hosts need.
-
-    Raises HostError: hosts cannot be used; nothing has been started.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class ClusterMonitor(ProcessMonitor):
             raise
 
     def options(self, family: str) -> list[str]:
-        """See ProcessMonitor."""
         hosts = ",".join(f"{name}:{n}" for name, n in self._slots.items())
         return _OPTIONS[family].format(hosts=hosts, rsh=self._rsh).split() if hosts else []
 
@@ -113,7 +110,6 @@ class ClusterMonitor(ProcessMonitor):
             self.step()
 
     def close(self) -> None:
-        """See ProcessMonitor."""
         self._close_connections()
         super().close()
 
@@ -142,7 +138,6 @@ class ClusterMonitor(ProcessMonitor):
             self.selector.register(each.output, selectors.EVENT_READ, functools.partial(self._hear, each))
 
     def _ask(self) -> None:
-        """The launcher wants a process on another host."""
         connection, _ = self._listener.accept()
         with connection.makefile() as file:  # it writes at once
             arguments = json.loads(file.readline())
@@ -161,12 +156,10 @@ class ClusterMonitor(ProcessMonitor):
         self.watch(process.pid, lambda _: self._answer({"process": number, "status": process.wait()}))
 
     def _answer(self, message: dict[str, Any]) -> None:
-        """Tells rsh.py of its process."""
         with contextlib.suppress(OSError):
             self._asking[message["process"]].sendall(json.dumps(message).encode() + b"\n")
 
     def _hear(self, each: remote.Remote) -> None:
-        """An agent has written, or has gone."""
         for message in each.receive():
             if "process" in message:
                 self._answer(message)
@@ -184,7 +177,6 @@ class ClusterMonitor(ProcessMonitor):
                 self.selector.unregister(each.output)
 
     def _copy(self, each: remote.Remote, name: str, text: str) -> None:
-        """Writes a record of a rank on another host into the job's folder."""
         if name.startswith("failed"):
             record = json.loads(text)
             text = json.dumps(record | {"time": each.here(record["time"])})

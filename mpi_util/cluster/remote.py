@@ -25,18 +25,15 @@ from . import agent
 _HELLO_S = 40.0  # until an agent answers: its interpreter and MPI's library may come from a slow network file system
 _LAST_WORDS_S = 2.0
 _FLUSH_S = 0.05
-# variables that belong to one host or login
-_OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*)$")
+_OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*)$")  # variables of a host or login
 
 
 class Remote:
     """One host's agent.
 
     Attributes:
-        name: of the host.
-        lost: why the host cannot be reached; "": it can.
+        lost: why the host cannot be reached; "": it can. stopped: the lowest rank there is stopped.
         done: the agent has ended what was there, or the host is lost.
-        stopped: the lowest rank there is stopped.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
@@ -51,8 +48,7 @@ class Remote:
         self._process, self._input, self.output = process, process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self._input, False)
         self._lines, self._unsent = agent.JsonLineReader(self.output), b""
-        self._heard = time.monotonic()
-        self._beat = 0.0
+        self._heard, self._beat = time.monotonic(), 0.0
         self._offset, self._trip_s = 0.0, float("inf")  # of its clock; of the shortest trip there and back
         self.say(**start)
 
@@ -100,12 +96,10 @@ class Remote:
             self.lose(f"nothing comes from it for {now - self._heard:.0f} s: its network is down, or it is")
 
     def say(self, **message: Any) -> None:
-        """Writes the agent a message."""
         self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Sends what the pipe had no room for."""
         with contextlib.suppress(OSError):  # full; or broken, which `receive` finds out
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._input, self._unsent[: 1 << 16]) :]
@@ -134,9 +128,9 @@ def connect(
 ) -> tuple[dict[str, Remote], str]:
     """Starts an agent on each host, side by side. Returns those of other hosts, and this host's name among them or "".
 
-    Args: by_host: the ranks of each. job: the folder to make there. script: the program's file, or "".
+    HostError: hosts cannot be used; no agent is left then.
 
-    Raises HostError: hosts cannot be used; no agent is left then.
+    Args: by_host: the ranks of each. job: the folder to make there. script: the program's file, or "".
     """
     root = str(Path(agent.__file__).parents[2])
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
@@ -191,7 +185,6 @@ def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) 
 
 
 def _difference(there: dict[str, str], here: dict[str, str], script: str) -> str:
-    """What is not the same; "": all is."""
     if script and script not in there:
         return f"it has no {script}"
     for name, value in here.items():

@@ -29,8 +29,7 @@ class Agreement:
     """The part of a channel that agrees: a star around rank 0.
 
     Attributes:
-        rank, size: in the communicator.
-        whole: True if all ranks of the job are in it.
+        rank, size: in the communicator. whole: True if all ranks of the job are in it.
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
         barrier: the page on which ranks add up gradients (barrier.py), once there is one.
@@ -57,15 +56,12 @@ class Agreement:
             threads.use_one_core()
 
     def agree(
-        self,
-        op: str,
-        contribute: Callable[[], Contribution],
-        decide: Callable[[list[Contribution]], Sequence[Answer]],
+        self, op: str, contribute: Callable[[], Contribution], decide: Callable[[list[Contribution]], Sequence[Answer]]
     ) -> Answer:
         """Collective: rank 0 looks at what all ranks contribute and answers each of them.
 
         Args:
-            op: name of the collective call, the same on all ranks.
+            op: name of the collective call.
             contribute: called on every rank: gives something small that can be pickled. What it raises is raised on
                 every rank, so that a rank that fails while it prepares leaves no rank waiting and none a call ahead.
             decide: called on rank 0: contributions in rank order -> answers in rank order; rank 0's own is not pickled.
@@ -73,8 +69,7 @@ class Agreement:
 
         Returns: this rank's answer.
 
-        Raises:
-            RankMismatchError: ranks are in different calls. RankLeftError: a rank ended while others are in this call.
+        Raises RankMismatchError: ranks are in different calls; RankLeftError: one ended while others are in this call.
         """
         self.enter(op)
         own_error: Exception | None = None
@@ -97,9 +92,9 @@ class Agreement:
             raise own_error or error from None
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
-        """Rank 0: the message (CALL, ERROR or WAITING) of each rank; removes from `awaited` those that have come.
+        """A rank with others below it (rank 0): their messages; removes from `awaited` the ranks that have sent one.
 
-        Raises: the error of a rank that fails, or RankLeftError, as soon as it is known.
+        Raises: RankLeftError at once; the error of a rank that fails when all have sent theirs.
         """
         messages, found = self.messages, {self.rank: mine}
         for k in messages.ended:
@@ -123,7 +118,6 @@ class Agreement:
         return found
 
     def _decide(self, found: Mapping[int, Message], decide: Callable[[list[Contribution]], Sequence[Answer]]) -> Answer:
-        """Rank 0 checks what all contribute, and answers them."""
         read = {message: opened(message) for message in set(found.values())}
         each = {k: read[found[k]] for k in sorted(found)}
         for kind, error in each.values():
@@ -145,7 +139,6 @@ class Agreement:
         return answers[0]
 
     def _send_replies(self, replies: Mapping[int, Message]) -> None:
-        """Rank 0 sends each rank its answer."""
         self.messages.post_all(replies)
 
     def _ask(self, op: str, mine: Message) -> Any:
@@ -181,10 +174,7 @@ class Agreement:
             raise rank_mismatch(what, sites, ranks)
 
     def fail_all(self, error: MpiUtilError, unread: set[int]) -> None:
-        """The call has failed on this rank. On rank 0: all others raise `error`.
-
-        Args: unread: the ranks whose message has not been read. It comes later, and is then dropped.
-        """
+        """The call has failed here; on rank 0: for all. The messages of `unread`, which come later, are dropped."""
         self.barrier = None  # one of the ranks may not have it
         error.silent = True  # on the others: this rank reports it
         self.messages.failed = dict.fromkeys(unread, self.messages.calls)

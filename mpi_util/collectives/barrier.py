@@ -1,8 +1,7 @@
 """A page of shared memory on which the ranks of one machine add up gradients; in the process of each rank.
 
-It is for sums and means at every optimizer step, whose cost counts in microseconds: a round takes two stores and a few
-loads, where `Channel.agree` takes two messages for each rank. On any mismatch (no page yet, too small a page, different
-arrays) the ranks fall back to `agree`, which finds out what it is, and reports it to all.
+It is for sums and means at every optimizer step: a round takes two stores and a few loads, where `Channel.agree` takes
+two messages for each rank. On any mismatch (no page yet, too small a page, different arrays) the ranks fall back to it.
 
 When all ranks have written their rows, each adds up small ones for itself. Of large ones each rank adds up one part,
 and a second round makes sure that all parts are there. In a round a rank posts the round's number and a digest of what
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MpiUtilError
+from ..errors import MpiUtilError, RankMismatchError
 from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
 from ..host.waiting import WakePipe
@@ -44,10 +43,9 @@ class SharedBarrier:
     """One rank's view of the page.
 
     Attributes:
-        room: bytes of a row.
+        room: bytes of a row. number: of the last round.
         rows: uint8 (2, ranks, room): for the rounds in turn, one of each rank. total: uint8 (room,).
         scratch: uint8 (_SMALL,), of this rank alone.
-        number: of the last round.
     """
 
     def __init__(self, channel: "Channel", memory: Any, room: int):
@@ -65,8 +63,7 @@ class SharedBarrier:
     def wait(self, op: str, digest: bytes) -> bool:
         """Collective: waits until all ranks have come. True if they have the same digest.
 
-        Raises:
-            RankMismatchError, RankLeftError: a rank is in another call, or has ended.
+        RankMismatchError, RankLeftError: a rank is in another call, or has ended.
         """
         channel, rank = self._channel, self._channel.rank
         channel.enter(op)
@@ -126,8 +123,7 @@ class SharedBarrier:
 
         Args: came: for each rank whether it has. One that has may be further on already; its messages can wait.
 
-        Raises:
-            RankMismatchError: a rank is in another call. RankLeftError: it has ended.
+        Raises RankMismatchError: a rank is in another call; RankLeftError: it has ended.
         """
         channel, messages = self._channel, self._channel.messages
         unread = set(channel.below)
@@ -171,14 +167,28 @@ def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
     """Collective: `Channel.add_up`."""
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
-        return add_up_on_rank_0(channel, reduction)
+        total = add_in_agreement(channel, reduction)
+        return add_through_rank_0(channel, reduction) if total is None else total
     rows, nbytes = [*page.rows[page.number % 2]], reduction.layout.nbytes
     if nbytes <= (_SMALL if channel.size <= _FEW else _TINY):
         reduction.combine(rows, page.scratch)
         return page.scratch
-    reduction.combine(rows, page.total, channel.rank, channel.size)
-    page.wait(reduction.op, reduction.digest)
-    return page.total
+    error: Exception | None = None
+    try:
+        reduction.combine(rows, page.total, channel.rank, channel.size)
+    except Exception as caught:  # such as an overflow that NumPy was asked to raise
+        error = caught
+    # another digest than before: what a rank that was interrupted calls next must not pass for this round
+    if page.wait(reduction.op, _FAILED if error else reduction.digest[::-1]) and not error:
+        return page.total
+
+    def contribute() -> None:
+        if error:
+            raise error
+
+    channel.barrier = None
+    channel.agree(f"the end of {reduction.op}", contribute, lambda _: [None] * channel.size)  # raises, on all ranks
+    raise RankMismatchError(f"{reduction.op}: the ranks do not add up the same arrays")
 
 
 def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
@@ -204,12 +214,12 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
                 error, digest, fits = caught, _FAILED, False
             if page.wait(reduction.op, digest if fits or error else _TOO_SMALL) and fits:
                 return page
-        channel.barrier = page = None  # its memory is free; if one rank comes to this line, all do
+        channel.barrier = page = None  # all ranks come to this line together, so that none uses the old page any more
         memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
         if memory is None:
             return None
         channel.peers.open_all()
-        channel.barrier = SharedBarrier(channel, channel.map(memory) if channel.rank else memory, room)
+        channel.barrier = SharedBarrier(channel, channel.attached.map(memory) if channel.rank else memory, room)
 
 
 def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:
@@ -220,12 +230,6 @@ def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[
     memory, address = channel.lease(sum(sizes))
     memory[: sum(sizes[:3])] = 0
     return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
-
-
-def add_up_on_rank_0(channel: "Channel", reduction: "Reduction") -> np.ndarray:
-    """Collective: `Channel.add_up` without a page."""
-    total = add_in_agreement(channel, reduction)
-    return add_through_rank_0(channel, reduction) if total is None else total
 
 
 def add_in_agreement(channel: "Channel", reduction: "Reduction") -> np.ndarray | None:

@@ -12,6 +12,7 @@ from ..arrays.adapters import slots
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
+from ..ranks.console import msg
 from ..ranks.identity import Comm
 from ..ranks.state import state
 from .channel import Channel, channel_of, paired
@@ -78,8 +79,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
 
     Args:
-        model: as in `rank0_bcast_wts`.
-        graph: likewise.
+        model, graph: as in `rank0_bcast_wts`.
         label: printed with the checksum, tagged with the rank, if it is not empty; it may take the place of `graph`.
     """
     if isinstance(graph, str):
@@ -87,8 +87,6 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     copier = derived(slots(model, graph), ModelCopier.of)
     total = tree.digest(copier.layout.signature, *(slot.copy().tobytes() for _, slot in copier.pairs)).hex()
     if label:
-        from ..ranks.console import msg
-
         msg(f"{label} chksum {total}")
     return total
 
@@ -177,12 +175,9 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
     source, found = channel.agree(op, models.choices, decide)
     if found is None:
         _compare(op, channel, models)  # raises the error that names the first array that differs
-    choice: int
-    version: int
-    choice, version = found
-    block = channel.spread(op, source)
+    block, version = channel.spread(op, source), int(found[1])
     if channel.rank:
-        models.copiers[choice].write(block)
+        models.copiers[found[0]].write(block)
     return version
 
 

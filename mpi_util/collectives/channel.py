@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
 
-Piece = tuple[int, int]
-"""Byte offset in rank 0's block, number of bytes."""
+Piece = tuple[int, int]  # byte offset in rank 0's block, number of bytes
 
 
 class RowTarget(NamedTuple):
@@ -59,10 +58,9 @@ class Channel(Agreement):
 
     Attributes:
         comm: a duplicate of the communicator; None in a single process.
-        machine: for each rank the lowest rank of its machine.
+        machine: for each rank the lowest rank of its machine. version: of the weights that were sent last.
         states: what other modules keep for this communicator, each made as `kind(channel)`.
         pool, attached: shared memory that this rank owns, and that it maps.
-        version: of the weights that were sent last.
     """
 
     peers: "Peers"  # only with more than one rank
@@ -95,16 +93,10 @@ class Channel(Agreement):
                 print0_once(f"mpi_util: no shared memory ({error}); {slower}")
         return private(nbytes), None
 
-    def map(self, address: BlockAddress) -> Any:
-        """The memory of a block that another rank has leased."""
-        return self.attached.map(address)
-
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[RowTarget]:
         """Rank 0, while it decides: each rank's answer, in rank order, for a block that gets the rows of all ranks.
 
-        Args:
-            nbytes: size of the block.
-            pieces: for each rank the places of its arrays in the block.
+        Args: nbytes: size of the block. pieces: for each rank the places of its arrays in the block.
         """
         writers = tuple(k for k in range(1, self.size) if any(n for _, n in pieces[k]))
         block, address = self.lease(nbytes) if writers else (private(nbytes), None)
@@ -114,10 +106,7 @@ class Channel(Agreement):
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
         """Collective, after the agreement: the rows of all ranks come into rank 0's block.
 
-        Args:
-            op: name of the collective call.
-            target: this rank's, of `collect_targets`.
-            arrays: this rank's, one for each of its pieces.
+        Args: op: name of the call. target: this rank's, of `collect_targets`. arrays: one for each of its pieces.
 
         Returns: on rank 0, when all rows are in `target.block`; elsewhere, when `arrays` may change again.
         """
@@ -132,7 +121,7 @@ class Channel(Agreement):
             return
         try:
             if target.address:
-                write_rows(self.map(target.address), arrays, target.starts)
+                write_rows(self.attached.map(target.address), arrays, target.starts)
             else:
                 for array, start in zip(arrays, target.starts):
                     whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -146,9 +135,7 @@ class Channel(Agreement):
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[BlockSource]:
         """Rank 0, while it decides: each rank's answer, in rank order, for a block of bytes that all ranks get.
 
-        Args:
-            nbytes: size of the block.
-            fill: writes the bytes into the block, uint8.
+        Args: nbytes: size of the block. fill: writes the bytes into the block, uint8.
         """
         block, address = self.lease(nbytes)
         fill(block)
@@ -158,12 +145,10 @@ class Channel(Agreement):
     def spread(self, op: str, source: Any) -> np.ndarray:
         """Collective, after the agreement: rank 0's bytes, uint8, on every rank; to be read before the next call.
 
-        Args:
-            op: name of the collective call.
-            source: this rank's, of `spread_sources`.
+        Args: op: name of the collective call. source: this rank's, of `spread_sources`.
         """
         if source.address:
-            return np.ndarray((source.nbytes,), np.uint8, self.map(source.address))
+            return np.ndarray((source.nbytes,), np.uint8, self.attached.map(source.address))
         block: np.ndarray = private(source.nbytes) if source.block is None else source.block
         for at in range(0, source.nbytes, _PART_BYTES):
             part = block[at : at + _PART_BYTES]
@@ -174,11 +159,9 @@ class Channel(Agreement):
         return block
 
     def add_up(self, reduction: "Reduction") -> np.ndarray:
-        """Collective: the arrays of all ranks, combined in rank order, as a block of the reduction's layout.
+        """Collective: the arrays of all ranks, added up in rank order, as a block of the reduction's layout.
 
         The block is the same on every rank, and is to be read before the next call.
-
-        Args: reduction: what this rank adds, and how.
         """
         from .barrier import add_up  # which most programs do not need
 

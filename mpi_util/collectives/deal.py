@@ -27,8 +27,7 @@ _NONE_YET = -1
 
 ALL_DEALT = range(-1, -1)
 
-Round = tuple[int, int]
-"""Its number, how many numbers it deals."""
+Round = tuple[int, int]  # its number, how many numbers it deals
 
 
 def share(n: int) -> range:
@@ -63,8 +62,8 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
     one machine count in shared memory under a lock. Other machines request half of their remaining share from rank 0,
     down to one (guided scheduling). Rank 0 answers before each number of its own, while it waits in a collective call,
-    and in `Deal.serve`. A rank that does not call `deal` gets no number. If all ranks of another machine leave the loop
-    early, no rank gets the numbers that are left there.
+    and in `Deal.serve`. Every rank makes every call of `deal`: one that skips a call gets no numbers from then on. If
+    all ranks of another machine leave the loop early, no rank gets the numbers that are left there.
 
     Args:
         n: how many; the same on every rank.
@@ -125,7 +124,7 @@ class Deal:
         return self._counter.is_closed(self._round)
 
     def serve(self) -> None:
-        """Call it amid an episode: on rank 0, so that other machines need not wait for its end; there, for `closed`."""
+        """Call it now and then within an episode: rank 0 then answers other machines, and those learn of `close`."""
         self._counter.serve()
 
 
@@ -137,8 +136,7 @@ class Counter:
     rank 0's it begins with nothing and gets its numbers from rank 0, by overriding `_first` and `_more`.
 
     Attributes:
-        rounds: gives this rank's next round its number.
-        here: the ranks that share this counter.
+        rounds: gives this rank's next round its number. here: the ranks that share this counter.
         lock_threads: what keeps other ranks away does not keep away this rank's other threads.
     """
 
@@ -218,7 +216,6 @@ class Counter:
         _CLOSED.pack_into(self._slots, round_number % _ROUNDS * _SLOT.size + _DEALT.size, round_number)
 
     def is_closed(self, round_number: int) -> bool:
-        """True once that round was closed."""
         at = round_number % _ROUNDS * _SLOT.size + _DEALT.size
         return bool(_CLOSED.unpack_from(self._slots, at)[0] == round_number)
 
@@ -226,7 +223,6 @@ class Counter:
         """Answers other machines, and hears of rounds that are closed, where there are several machines."""
 
     def close(self) -> None:
-        """Gives file and memory back."""
         if self._segment is not None:
             self._segment.close()
         elif self._file is not None:

@@ -1,4 +1,4 @@
-"""Gathers batches of all ranks to rank 0; each row is copied once, to its final place. In the process of each rank.
+"""Gathers batches of all ranks to rank 0; large arrays are copied once, to their final place. In each rank's process.
 
 Each rank describes its rows (`Header`), rank 0 checks that they fit together and plans where each goes (`GatherPlan`),
 and `Channel.collect` takes them there. Rank 0 gets views of that memory.
@@ -191,7 +191,6 @@ class Rows:
 
     @functools.cached_property
     def segments(self) -> list[Any]:
-        """The batches of this rank."""
         if self._index is None:
             return [self._batch]
         if not isinstance(self._batch, Sequence) or isinstance(self._batch, (str, bytes)):
@@ -209,7 +208,6 @@ class Rows:
         return [array for _, arrays in self._packed for array in arrays]
 
     def header(self) -> Header:
-        """What rank 0 is to know of them."""
         op, index = self._op, self._index
         try:
             order = [self._rank] if index is None else [operator.index(i) for i in index]
@@ -226,9 +224,8 @@ class Rows:
 
     def example(self) -> Any:
         """The structure of a batch with something small for each leaf, from which another rank can build the same."""
-        leaves = {
-            path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in tree.walk(self.segments[0])
-        }
+        walked = tree.walk(self.segments[0])
+        leaves = {path: None if leaf is None else adapter_for(leaf).token(leaf) for path, leaf in walked}
         return tree.rebuild(self.segments[0], leaves)
 
 
@@ -296,8 +293,6 @@ class GatherPlan:
 
 
 class _Answer(NamedTuple):
-    """Rank 0's answer."""
-
     target: Any  # of `Channel.collect`
     sends_example: bool
     plan: GatherPlan | None = None  # on rank 0
@@ -313,7 +308,7 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
         return [first._replace(plan=plan), *others]
 
     target, sends_example, plan = channel.agree(op, rows.header, decide)
-    channel.collect("gather", target, rows.arrays)
+    channel.collect(op, target, rows.arrays)
     if plan is None:
         if sends_example:
             channel.messages.send(0, rows.example())

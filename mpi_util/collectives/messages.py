@@ -1,8 +1,8 @@
 """Small messages between the ranks of one communicator, in the process of each; the receiver is woken if it sleeps.
 
-They are MPI's, point to point, and in order. A rank that ends reports it to rank 0, rank 0 to all, and none exits
-before it knows of the others: one that ended silently would look like a slow one, and its MPI_Finalize would wait for
-the others with a busy core.
+They are MPI's, point to point, and arrive in the order of sending. A rank that ends well reports it to rank 0, rank 0
+to all, and none exits before it knows of the others: one that ended silently would look like a slow one, and its
+MPI_Finalize would wait for the others with a busy core. A rank that fails aborts the job instead (ranks/failure.py).
 """
 
 import io
@@ -12,17 +12,15 @@ import pickle
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
 from ..host.reap import JOB_VARIABLE
-from ..host.waiting import SPIN_S, WakePipe, wait_until
+from ..host.waiting import PAUSE_S, SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from .peers import Peers
+from .peers import Peers
 
 CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
 """Kinds of messages. Their payloads:
@@ -53,7 +51,6 @@ def packed(kind: int, payload: Any) -> Message:
 
 
 def opened(message: Message) -> tuple[int, Any]:
-    """Its kind and payload."""
     return message[0], pickle.loads(memoryview(message)[1:])  # noqa: S301 - of this job's own ranks
 
 
@@ -65,15 +62,14 @@ class Messages:
     """The messages of one rank.
 
     Attributes:
-        calls: how many collective calls this rank has begun.
+        calls: how many collective calls this rank has begun. answered: the last of which rank 0 has sent the answers.
         failed: on rank 0, for each rank the call that has failed before its message was read.
         ended: ranks that have ended, with the payload of their LEAVE.
-        answered: on rank 0, the number of the last call of which it has sent the answers.
         inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
     """
 
     comm: Any  # over which they go, and `peers`, who are woken: both set by `connect`
-    peers: "Peers"
+    peers: Peers
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size, self.calls = rank, size, 0
@@ -82,7 +78,7 @@ class Messages:
         self.answered = 0
         self.inbox: dict[int, list[Message]] = {}
 
-    def connect(self, comm: Any, peers: "Peers") -> None:
+    def connect(self, comm: Any, peers: Peers) -> None:
         """To be called where there is more than one rank."""
         from mpi4py import MPI
 
@@ -94,9 +90,9 @@ class Messages:
         self.post(dest, DATA, (self.calls, data))
 
     def receive(self, source: int, op: str, serves: bool = False) -> Any:
-        """The next `send` of `source` in this call. Raises MpiUtilError if that has failed, or is in another call.
+        """The next `send` of `source` in this call. MpiUtilError: that has failed, or is in another call.
 
-        Args: serves: `source` answers even after its program has ended, while it waits for the other ranks.
+        Args: serves: the program of `source` may have ended: while it waits for the other ranks it still answers.
         """
         while source not in self.ended or (serves and not self.ended[source][0]):
             _, message = self.next([source])
@@ -123,7 +119,7 @@ class Messages:
         if not isinstance(error, Exception):
             return  # an interrupt, which all get
         shown = portable(op, self.rank, error)
-        shown.call, shown.silent = self.calls, True  # this rank reports it
+        shown.silent = True  # this rank reports it
         for k in {*ranks} - {self.rank}:
             self.send(k, shown)
 
@@ -137,7 +133,7 @@ class Messages:
         self._wake(sent)
         for k, request in sent.items():
             if not request.Test():
-                self.wait(partial(self._has_left, request, k))
+                self.wait(partial(self._has_left, request, k), lambda s: self.peers.pipe.sleep(min(s, PAUSE_S)))
 
     def _has_left(self, request: Any, k: int) -> bool:
         """Wakes rank `k` too: what it has not taken may leave no room for a message, and it sleeps."""
@@ -167,10 +163,7 @@ class Messages:
     def next(
         self, awaited: Collection[int], others: Collection[int] = (), end: float = math.inf
     ) -> tuple[int, Message]:
-        """(rank, message): the next one from these ranks; (-1, b"") at time `end` (of time.perf_counter).
-
-        Args: others: those who may send that something is wrong.
-        """
+        """(rank, message): the next from these ranks, or from `others` that something is wrong; (-1, b"") at `end`."""
 
         def first() -> int | None:
             for k, queue in self.inbox.items():
@@ -194,7 +187,6 @@ class Messages:
         return (-1, b"") if source is None else (source, self.take(source))
 
     def take(self, source: int) -> Message:
-        """The first message from that rank in the inbox."""
         queue = self.inbox[source]
         message = queue.pop(0)
         if not queue:
@@ -209,17 +201,13 @@ class Messages:
             self.inbox.setdefault(self._status.source, []).append(bytes(buffer))
 
     def wait(
-        self,
-        test: Callable[[], Any],
-        sleep: Callable[[float], bool] | None = None,
-        by_mpi: bool = True,
-        spin_s: float = SPIN_S,
-    ) -> Any:
+        self, test: Callable[[], Any], sleep: Callable[[float], bool] | None = None,
+        by_mpi: bool = True, spin_s: float = SPIN_S,
+    ) -> Any:  # fmt: skip
         """Waits until `test` comes true. Args: sleep, by_mpi, spin_s: as of `wait_until`."""
         return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
 
     def announce_end(self, status: int, reason: str) -> None:
-        """This rank ends with that exit status."""
         for k in self._concerned():
             self.post(k, LEAVE, (status, reason, self.answered))
 
@@ -258,7 +246,15 @@ class Messages:
 def portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> MpiUtilError:
     """An error as the other ranks get it: a copy if it is one of this package's, else its text."""
     if isinstance(error, MpiUtilError):
-        copy = type(error)(f"rank {rank}: {error}" if name_rank else str(error))
+        text = f"rank {rank}: {error}" if name_rank else str(error)
+        try:
+            copy = type(error)(text)
+        except TypeError:  # a class that is made from something else
+            copy = MpiUtilError(text)
         copy.status = error.status
         return copy
-    return MpiUtilError(f"{op}: rank {rank} failed with {type(error).__name__}: {error}")
+    try:
+        text = str(error)
+    except Exception:  # of a class of the program
+        text = "its __str__ fails"
+    return MpiUtilError(f"{op}: rank {rank} failed with {type(error).__name__}: {text}")

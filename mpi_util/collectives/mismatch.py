@@ -12,8 +12,7 @@ import numpy as np
 from ..arrays import tree
 from ..errors import BatchError, RankMismatchError, rank_mismatch
 
-Structure = Any
-"""Of a batch: (leaves, containers), see gather.py."""
+Structure = Any  # of a batch: (leaves, containers), see gather.py
 
 
 def check_all_same(op: str, found: Sequence[Any]) -> None:
@@ -60,9 +59,8 @@ def structures_differ(op: str, structures: Mapping[int, Structure]) -> RankMisma
         others = ", ".join(name for name in found if name.startswith("'")) or "nothing"
         table.append(found.get(path, f"missing; this rank has {others}"))
     what = f"{op}: {path} is {there} on rank {first} and {here} on rank {other}"
-    return rank_mismatch(
-        f"{what}; structure, keys, dtypes and shapes must be the same on every rank", table, structures
-    )
+    what += "; structure, keys, dtypes and shapes must be the same on every rank"
+    return rank_mismatch(what, table, structures)
 
 
 def list_refused(op: str, path: str, items: list[Any], indexed: bool) -> BatchError:

@@ -1,8 +1,7 @@
 """Merges the running means and deviations (normalisers) that each rank updates; in the process of each rank.
 
-Each rank sends the count, the mean and the sum of squared differences of its own samples; rank 0 merges them in rank
-order (Chan, Golub and LeVeque, 1983, equations 1.5). Unlike sums of squares this loses no digits if the mean is far
-from 0.
+Each rank sends the count, the mean and the sum of squared differences of its own samples. Unlike sums of squares this
+loses no digits if the mean is far from 0.
 """
 
 from collections.abc import Iterator
@@ -117,7 +116,7 @@ def _same(a: Moments, b: Moments) -> bool:
 
 
 def _merge_one(states: list[tuple[Moments, Moments | None]]) -> Moments | None:
-    """All ranks' (state, last merged state) of one object merged. None: no change; one rank, or all begin with it."""
+    """All ranks' (state, last merged state) of one object merged. None: one rank, or all start from the same state."""
     first, base = states[0]
     if len(states) == 1 or all(before is None and _same(now, first) for now, before in states):
         return None

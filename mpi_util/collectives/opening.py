@@ -1,8 +1,9 @@
 """Opens the channel of a communicator at its first collective call, and closes all at the end, in each rank's process.
 
-This is the only place that loads `cluster`, where ranks lie on several machines.
+Where ranks lie on several machines, or cannot share memory, `cluster` is loaded here, and nowhere else in collectives/.
 """
 
+import importlib
 import os
 import time
 from typing import Any
@@ -75,13 +76,16 @@ def _open(comm: Any) -> Channel:
 def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
     """The class of channels for several machines. LaunchError on every rank: the folder was not copied."""
     try:
-        from ..cluster.channel import ClusterChannel
-    except ModuleNotFoundError:
+        module = importlib.import_module("..cluster.channel", __package__)
+    except ModuleNotFoundError as missing:
+        if ".cluster" not in (missing.name or ""):
+            raise
         where = "share no memory" if peers.apart else "are on several machines"
         error = LaunchError(f"the ranks {where}, and the folder mpi_util/cluster, which serves them then, is missing")
         error.silent = rank > 0
         raise error from None
-    return ClusterChannel
+    kind: type[Channel] = module.ClusterChannel
+    return kind
 
 
 def _close(channel: Channel) -> None:

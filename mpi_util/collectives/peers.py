@@ -23,13 +23,12 @@ class Peers:
     """Collective: this rank's view of the ranks on its machine.
 
     Attributes:
-        machine: for each rank of the communicator the lowest rank of its machine, with which it shares memory. A rank
-            that cannot share it counts as a machine of its own.
-        apart: the ranks of which that is so.
-        infos: of the ranks of this machine, as MPI knows it, by rank.
+        machine: for each rank of the communicator the lowest rank of its machine, with which it shares memory.
+        apart: the ranks that cannot share it; each counts as a machine of its own.
+        infos: of the ranks of this machine, as MPI knows it, by rank. pipe: by which this rank is woken.
         note: memory for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is none.
-        pipe: by which this rank is woken.
-        wake_fds: by rank, the pipes of those that this rank wakes: the lowest rank all of its machine, the others that.
+        wake_fds: rank -> descriptor of its pipe. The lowest rank of a machine can wake all there; another rank only the
+            lowest, until `open_all`.
     """
 
     def __init__(self, comm: Any, rank: int):
@@ -85,7 +84,6 @@ class Peers:
         return True
 
     def close(self) -> None:
-        """Gives memory and file descriptors back."""
         while self.wake_fds:
             os.close(self.wake_fds.popitem()[1])
         self.pipe.close()

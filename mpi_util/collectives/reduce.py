@@ -47,7 +47,7 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
     Raises:
         RankMismatchError: on every rank, if dtypes or shapes differ. BatchError: x is text, or holds objects.
     """
-    return _combine("all_sum", x, np.add, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, comm)
+    return _combine("all_sum", x, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, comm)
 
 
 @overload
@@ -61,23 +61,11 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
     Args, Raises: as `all_sum`. Returns: as `all_sum`, but float64 for integers and bools.
     """
-    return _combine("all_mean", x, np.add, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), comm, True)
+    return _combine("all_mean", x, lambda dtype: dtype if dtype.kind in "fc" else np.dtype(float), comm, True)
 
 
-def all_reduce(x: Any, op: np.ufunc, *, comm: Comm = None) -> Any:
-    """Collective: as `all_sum`, but of x's dtype, with any NumPy function of two arrays, the same on every rank.
-
-    Raises:
-        RankMismatchError: on every rank, if dtypes, shapes or functions differ.
-        MpiUtilError: on every rank, if the function does not accept such an array.
-    """
-    return _combine(f"all_reduce({op.__name__})", x, op, lambda dtype: dtype, comm)
-
-
-def _combine(
-    name: str, x: Any, op: np.ufunc, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False
-) -> Any:
-    """Numbers are combined by rank 0 within the agreement; arrays as gradients are."""
+def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False) -> Any:
+    """Numbers are added up by rank 0 within the agreement; arrays as gradients are."""
     channel, adapter = channel_of(comm), adapter_for(x)
     try:
         array = array_of(x, numbers=True)
@@ -89,7 +77,7 @@ def _combine(
             raise BatchError(f"{name}: {found.dtype} is text; give it a number, or use rank0_gather")
         nothing = np.empty(0, result_dtype(found.dtype))
         try:
-            op(nothing, nothing, out=nothing)
+            np.add(nothing, nothing, out=nothing)
         except TypeError as error:
             raise MpiUtilError(f"{name}: {error}") from None
         return found
@@ -103,38 +91,32 @@ def _combine(
         dtype = result_dtype(first.dtype)
         total = first.astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
         for number in others:
-            op(total, number, out=total)
+            np.add(total, number, out=total)
         return [np.asarray(total / channel.size if divide else total).astype(dtype)] * channel.size
 
     total: Any
     if array.ndim:
-        total = average(f"{name} of an array", make, comm=comm, function=op, divide=divide)["x"]
+        total = average(f"{name} of an array", make, comm=comm, divide=divide)["x"]
     else:
         total = channel.agree(name, lambda: accepted(array_of(x, numbers=True)), decide)
     return adapter.from_numbers(total, x)
 
 
-def average(
-    op: str, make: Callable[[], Arrays], *, comm: Comm = None, function: np.ufunc = np.add, divide: bool = True
-) -> Arrays:
+def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: bool = True) -> Arrays:
     """Collective: arrays become their mean over the ranks, which is the same bits on every rank.
 
     Args:
         op: name of the calling function, for messages.
         make: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
             for an array that there is not, on any rank. What `make` raises is raised on every rank.
-        comm: communicator; None: all ranks.
-        function: of two arrays: how they are combined, instead of added.
         divide: False: they are not divided by the number of ranks, and may be integers.
 
-    Returns:
-        What `make` gave.
+    Returns: what `make` gave.
 
-    Raises:
-        RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
+    Raises RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """
     channel = channel_of(comm)
-    own = Reduction(op, make, function, channel.size if divide else 0)
+    own = Reduction(op, make, channel.size if divide else 0)
     if channel.size == 1:
         channel.enter(op)  # rank 0's threads are those of any number of ranks
         return own.arrays
@@ -143,18 +125,16 @@ def average(
 
 
 class Reduction:
-    """One sum, mean or other reduction: what this rank adds, and how rows are combined (see barrier.py).
+    """One sum or mean: what this rank adds, and how rows are added up (see barrier.py).
 
     The arrays are made when they are first asked for, within the collective call, so that an error reaches all ranks.
     """
 
-    def __init__(self, op: str, make: Callable[[], Arrays], function: np.ufunc, divisor: int):
-        """Args: divisor: number of ranks if it is a mean, else 0."""
-        self.op, self._make, self.function, self.divisor = op, make, function, divisor
+    def __init__(self, op: str, make: Callable[[], Arrays], divisor: int):
+        self.op, self._make, self.divisor = op, make, divisor  # divisor: number of ranks if it is a mean, else 0
 
     @functools.cached_property
     def arrays(self) -> Arrays:
-        """By name, what `make` gives."""
         made = self._make()
         for name, array in made.items():
             if array is not None and self.divisor and array.dtype.kind not in "fc":
@@ -182,25 +162,23 @@ class Reduction:
         check_same(self.op, descriptions)
 
     def write(self, row: np.ndarray) -> None:
-        """Copies this rank's arrays into a row."""
         there = (array for array in self.arrays.values() if array is not None)
         for array, view in zip(there, self.layout.views(row)):
             np.copyto(view, array)
 
     def take(self, total: np.ndarray) -> None:
-        """Copies a row into this rank's arrays."""
         there = (array for array in self.arrays.values() if array is not None)
         for array, view in zip(there, self.layout.views(total)):
             np.copyto(array, view)
 
     def combine(self, rows: Sequence[np.ndarray], total: np.ndarray, part: int = 0, parts: int = 1) -> None:
-        """Combines rows in their order, and for a mean divides, into `total`; or one of so many parts of each."""
+        """Adds up rows in their order, and for a mean divides, into `total`; or one of so many parts of each."""
         for run in zip(*(self.layout.runs(row) for row in (*rows, total))):
             size = math.ceil(len(run[0]) / parts / _GRAIN) * _GRAIN
             first, second, *rest, out = (array[part * size : (part + 1) * size] for array in run)
-            self.function(first, second, out=out)
+            np.add(first, second, out=out)
             for row in rest:
-                self.function(out, row, out=out)
+                np.add(out, row, out=out)
             if self.divisor:
                 np.divide(out, self.divisor, out)
 

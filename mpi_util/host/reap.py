@@ -24,15 +24,9 @@ from typing import Any
 
 JOB_VARIABLE = "MPI_UTIL_JOB"
 
-STAT_PARENT = 4
-STAT_FLAGS = 9
-STAT_ENVIRONMENT_END = 51
-STAT_EXIT_STATUS = 52
-
-# linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code, and
-# _IOWR(0xFF, 11, struct pidfd_info).
-_PIDFD_INFO_BYTES = 64
-_PIDFD_INFO_EXIT = 1 << 3
+STAT_PARENT, STAT_FLAGS, STAT_ENVIRONMENT_END, STAT_EXIT_STATUS = 4, 9, 51, 52  # of /proc/<pid>/stat
+# linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code; _IOWR(0xFF, 11, that struct)
+_PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 64, 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
 # Nothing is made there. Files of MPI are removed that this job's own processes had open, or that no process has.
@@ -40,8 +34,7 @@ _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
 _TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
 _MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
 _PR_SET_PDEATHSIG = 1
-_KILL_PATIENCE_S = 5.0
-_KILL_PAUSE_S = 0.005
+_KILL_PATIENCE_S, _KILL_PAUSE_S = 5.0, 0.005
 _MOST_SCANS = 2000  # a chain took up to 80 on a busy machine; not a time, which also passes while this process waits
 _EXEC_PATIENCE_S = 1.0
 _KERNEL_THREAD, _EXITING = 0x200000, 0x4  # PF_KTHREAD, PF_EXITING of linux/sched.h: these have no environment
@@ -77,11 +70,8 @@ def _is_ending(pid: int) -> bool:
 def job_processes(job_dir: str, stop: bool = False) -> list[int]:
     """The ids of the job's living processes: launcher, proxies, ranks, and the processes that these started.
 
-    A process may fork and exit between two scans, so this scans until none has vanished. On a machine where processes
-    of others come and go all the time one always has: after _MOST_SCANS scans it ends too.
-
-    Args:
-        stop: stop each process (SIGSTOP) as soon as it is found, so that it cannot fork and exit.
+    A process may fork and exit between two scans, so this scans until none has vanished, but not more than _MOST_SCANS
+    times: processes of others come and go too. `stop`: each is stopped as soon as it is found, so that it cannot.
     """
     found: list[int] = []
     seen = {os.getpid()}
@@ -98,16 +88,12 @@ def job_processes(job_dir: str, stop: bool = False) -> list[int]:
 
 
 def send(pid: int, signum: int) -> None:
-    """Sends a signal to a process, if it is still there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
 
 
 def stat_field(pid: int, number: int, states: str = "") -> int | None:
-    """One number of /proc/<pid>/stat, counted from 1 as in proc(5); None if there is no such process.
-
-    With `states`, None too if the process is in none of these: "Tt": stopped, "ZX": it has ended.
-    """
+    """A number of /proc/<pid>/stat, counted from 1; None: no such process, or in none of `states` ("ZX": has ended)."""
     try:  # the second field, the name in brackets, may hold anything
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -116,17 +102,14 @@ def stat_field(pid: int, number: int, states: str = "") -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """True if there is such a process, and it has not ended."""
     return stat_field(pid, STAT_FLAGS) is not None and stat_field(pid, STAT_FLAGS, "ZX") is None
 
 
 def is_stopped(pid: int) -> bool:
-    """True for a process that SIGSTOP or a debugger has stopped."""
     return stat_field(pid, STAT_FLAGS, "Tt") is not None
 
 
 def name_of(pid: int) -> str:
-    """The name of a process's program; "" if there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
@@ -179,9 +162,8 @@ def end_job(job_dir: str) -> None:
     """Kills whatever is left of the job, then removes its shared memory files and its folder.
 
     MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped:
-    a rank that is killed cannot remove it, and neither MPICH's launcher nor a killed Open MPI launcher does. Nothing
-    names the memory of a rank that ended while MPI started: then files go that were made since and that no process
-    maps. Hydra leaves its descriptions of the machine where a rank fails.
+    a killed rank cannot remove it. Nothing names the memory of a rank that ended while MPI started: then files go that
+    were made since and that no process maps. Hydra leaves its descriptions of the machine where a rank fails.
     """
     kill_processes(job_dir)
     made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]

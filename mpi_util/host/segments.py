@@ -111,9 +111,8 @@ def attach(ticket: Ticket, private: bool = False) -> tuple[int, mmap.mmap]:
 
     With `private`, what this process writes into the memory stays its own, and the file is read-only.
 
-    Raises:
-        OSError: the owner cannot be reached from here (another machine, container or user), or has given the segment
-            back; its process id or descriptor may then be another's.
+    Raises OSError: the owner cannot be reached from here (another machine, container or user), or has given the segment
+        back; its process id or descriptor may then be another's.
     """
     access = os.O_RDONLY if private else os.O_RDWR
     # non-blocking: in place of the segment there may be a FIFO

@@ -1,8 +1,8 @@
 """How a process waits: it tests, spins for some tens of microseconds, then sleeps until it is woken or a pause is over.
 
-A blocking MPI call spins, and where all cores are needed that takes them from the rank that works (nine waiting ranks
-made a 1 s update take 76 s under MPICH). So nothing here blocks in MPI. A wake-up only cuts a sleep short: completion
-is always tested in MPI, so a lost wake-up costs time, never correctness.
+A blocking MPI call spins, and takes cores from the rank that works (nine waiting ranks made a 1 s update take 76 s
+under MPICH), so nothing here blocks in MPI. A wake-up only cuts a sleep short: completion is always tested in MPI, so a
+lost wake-up costs time, never correctness.
 
 Ranks of one machine wake each other by pipes. MPI cannot pass a file descriptor, but a pipe can be opened as
 /proc/<pid>/fd/<n>. (The kernel refuses that for an eventfd. Either takes 2 us between processes that share a core.)
@@ -21,7 +21,7 @@ T = TypeVar("T")
 SPIN_S = 50e-6
 MPI_SPIN_S = 1e-3  # without wake-ups: a message to another machine and back takes 50 us, the shortest sleep as much
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
-PAUSE_S = 1e-3  # longest sleep where there is no wake-up: what MPI has received is found by testing only
+PAUSE_S = 1e-3  # longest sleep without wake-ups in a short wait, as only a test finds what has come; least one with
 WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
 LATENESS = 1 / 8  # a pause is at most this share of the time waited so far
 _SHORT_S = 10e-3  # the watchdog is not asked about a shorter wait
@@ -40,7 +40,6 @@ class WakePipe:
         self._poll.register(self.read_fd, select.POLLIN)
 
     def close(self) -> None:
-        """Gives the file descriptors back."""
         os.close(self.read_fd)
         os.close(self.write_fd)
 
@@ -66,12 +65,9 @@ class WakePipe:
 
 
 def wait_until(
-    test: Callable[[], T | None],
-    sleep: Callable[[float], bool] | None = None,
-    watchdog: Any = None,
-    by_mpi: bool = True,
-    spin_s: float = SPIN_S,
-) -> T:
+    test: Callable[[], T | None], sleep: Callable[[float], bool] | None = None,
+    watchdog: Any = None, by_mpi: bool = True, spin_s: float = SPIN_S,
+) -> T:  # fmt: skip
     """Calls `test` until it gives something other than None or False, and returns that.
 
     Args:

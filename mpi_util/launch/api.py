@@ -4,6 +4,7 @@ The parent's own modules are loaded inside `start_ranks`, so a rank loads none o
 inside `hosts_module`, where several machines are named.
 """
 
+import importlib
 import io
 import os
 import stat
@@ -14,20 +15,10 @@ from typing import Any, Literal
 from ..collectives.channel import channel_of
 from ..errors import LaunchError, UsageError
 from ..host.cores import UPDATE_THREADS, usable_cores
-from ..ranks import failure
+from ..ranks import failure, identity
 from ..ranks import threads as pools
 from ..ranks.console import print0_once
-from ..ranks.identity import (
-    RANK_PID,
-    Role,
-    check_variables,
-    forget_launcher,
-    in_child_of_rank,
-    is_multiprocess,
-    nworkers,
-    rank,
-    under_launcher,
-)
+from ..ranks.identity import Role, in_child_of_rank, is_multiprocess, under_launcher
 from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import process, state
 
@@ -102,7 +93,7 @@ def mpi_fork(
     """
     _open_standard_streams()
     try:
-        check_variables()
+        identity.check_variables()
         settings = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir)
         side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, **settings)
     except (LaunchError, UsageError, KeyboardInterrupt):
@@ -113,20 +104,16 @@ def mpi_fork(
         if threads:
             process.set_environment({UPDATE_THREADS: str(threads)})
         channel_of()  # from here on each rank knows when another ends, however early
-        pools.start(rank() == 0)
+        pools.start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
     return side
 
 
 def start_ranks(
-    n: int | None,
-    gpu_pct: float = 0.0,
-    max_restarts: int = 0,
-    hosts: str | None = None,
-    hostfile: str | os.PathLike[str] | None = None,
-    **settings: Any,
-) -> Literal["parent", "child"]:
+    n: int | None, gpu_pct: float = 0.0, max_restarts: int = 0, hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None, **settings: Any,
+) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
@@ -135,7 +122,7 @@ def start_ranks(
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
-    if RANK_PID not in os.environ and not is_multiprocess():
+    if identity.RANK_PID not in os.environ and not is_multiprocess():
         role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
     if in_child_of_rank():
         if n in (1, None) or is_multiprocess():
@@ -144,8 +131,9 @@ def start_ranks(
     if under_launcher() or role.job:
         _become_rank(role, n, max_restarts)
         return "child"
-    forget_launcher()
-    cluster = hosts_module(hosts, hostfile, nested=int(os.environ.get(DEPTH, "0")) > 0)
+    identity.forget_launcher()
+    nested = int(os.environ.get(DEPTH, "0")) > 0
+    cluster = None if n == 1 and _no_hosts_are_named(hosts, hostfile) else hosts_module(hosts, hostfile, nested)
     if n == 1 and not max_restarts and not cluster:
         return "child"
     from . import fork
@@ -157,31 +145,33 @@ def start_ranks(
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
     if under_launcher() or state(Role).job:  # also of a single rank; a hostfile need not be on every host
-        return nworkers()
-    if not (hosts or hostfile or os.environ.get(HOSTS)):
+        return identity.nworkers()
+    if _no_hosts_are_named(hosts, hostfile):
         return 0
     cluster = hosts_module(hosts, hostfile)
     return cluster.find(hosts, hostfile).n_slots if cluster else 0
+
+
+def _no_hosts_are_named(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> bool:
+    """False where the program or its user names hosts; those that Slurm has given are not for a single rank."""
+    return not (hosts or hostfile or os.environ.get(HOSTS))
 
 
 def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> ModuleType | None:
     """`mpi_util.cluster.hosts`, where the arguments, MPI_UTIL_HOSTS or Slurm name hosts; None: ranks run here.
 
     Args: nested: the caller is a rank, whose own job stays on its machine unless the arguments name hosts.
-
-    Raises LaunchError: hosts are named, but this copy of mpi_util is without cluster/.
     """
     by_environment = {HOSTS: os.environ.get(HOSTS), "Slurm": os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"}
     named = {"hosts=": hosts is not None, "hostfile=": hostfile is not None} | ({} if nested else by_environment)
     if not (by := next((name for name, is_given in named.items() if is_given), "")):
         return None
     try:
-        from ..cluster import hosts as module
+        return importlib.import_module("..cluster.hosts", __package__)
     except ModuleNotFoundError as error:
         if ".cluster" not in (error.name or ""):
             raise
         raise LaunchError(f"{by} names hosts, but mpi_util/cluster/, which is needed for that, is missing") from None
-    return module
 
 
 def _open_standard_streams() -> None:

@@ -50,18 +50,11 @@ def _beginnings(text: bytes) -> bytes:
 
 
 _BANNER = re.compile(
-    _EQUALS
-    + _HYDRA_HEAD
-    + rb"(?:=  .*\n)*={60,}\n|"
-    + _DASHES
-    + _NAMES_OPEN_MPI
-    + rb"(?:.*\n)*?(?P=dashes)\n\0?|"
-    + _BEGIN
-    + rb"(?:"
-    + b"|".join(re.escape(start) + rest for start, rest in _LINES.items())
-    + rb").*\n|^\0+\n",
+    _EQUALS + _HYDRA_HEAD + rb"(?:=  .*\n)*={60,}\n|"
+    + _DASHES + _NAMES_OPEN_MPI + rb"(?:.*\n)*?(?P=dashes)\n\0?|"
+    + _BEGIN + rb"(?:" + b"|".join(re.escape(start) + rest for start, rest in _LINES.items()) + rb").*\n|^\0+\n",
     re.MULTILINE,
-)
+)  # fmt: skip
 _UNFINISHED = re.compile(  # what has arrived of a banner
     rb"(?:" + _EQUALS + rb"(?:" + _HYDRA_HEAD + rb"(?s:.*)|" + _beginnings(_HYDRA_HEAD) + rb")|"
     + _DASHES + rb"(?:" + _NAMES_OPEN_MPI + rb"(?s:.*))?|(?<!=)\n?=+|(?<!-)-+|^\0*\n?|"
@@ -113,10 +106,7 @@ class BannerFilter:
 class RankLines:
     """Splits an output of the launcher, in which each piece begins with its rank, into whole lines of each rank.
 
-    Args:
-        hosts: of each rank, for its tag; {}: all are on this machine.
-        tag: lines begin with `[rank]` or `[rank@host]`.
-        folder: for a file with the lines of each rank; "": none.
+    Args: hosts: of each rank; {}: all are on this machine. tag, folder: as Job's `tag` and `log_dir`.
     """
 
     def __init__(self, hosts: Mapping[int, str], tag: bool, folder: str):
@@ -128,10 +118,11 @@ class RankLines:
 
     @property
     def banners(self) -> str:
-        """As in `BannerFilter`."""
         return "".join(each.banners for each in self._filters.values())
 
-    held = b""
+    @property
+    def held(self) -> bytes:
+        return b"".join(each.held for each in self._filters.values())
 
     def feed(self, data: bytes) -> bytes:
         """Takes what has just arrived; returns the lines that are whole, without banners."""
@@ -145,10 +136,9 @@ class RankLines:
         return found
 
     def release(self, ended: bool = False) -> bytes:
-        """What is left at the end."""
-        if not ended:
-            return b""
-        found = b"".join(self._take(rank, b"\n") for rank in self._lines if self._lines[rank])
+        """What was held back, as in `BannerFilter`; and at the end the lines that were cut short."""
+        cut = [rank for rank in self._lines if ended and self._lines[rank]]
+        found = b"".join(self._take(rank, b"\n") for rank in cut)
         return found + b"".join(self._tagged(rank, each.release(ended)) for rank, each in self._filters.items())
 
     def _add(self, piece: bytes) -> bytes:
@@ -186,12 +176,9 @@ class RankLines:
 class OutputThread(threading.Thread):
     """Passes one output of the launcher on to this process's, without the launcher's banners, from when it is made.
 
-    It is a thread, so that a reader that stalls (`program.py | less`) does not keep signals from the ranks. Output that
-    nobody reads any more (`| head`, a closed terminal) is dropped, and the ranks go on.
-
-    Attributes:
-        stalls: it waits for the reader of this process's output.
-        deadline: of time.monotonic(): ends then, even if a process that left the job still holds its pipe open.
+    A thread, so that a reader that stalls (`program.py | less`) does not keep signals from the ranks; `stalls` says so.
+    Output that nobody reads any more (`| head`, a closed terminal) is dropped, and the ranks go on. It ends by itself
+    at `deadline`, of time.monotonic(), even if a process that left the job still holds its pipe open.
     """
 
     def __init__(self, source: IO[bytes], target: int, lines: RankLines | None = None):
@@ -204,12 +191,13 @@ class OutputThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until the source ends, or the deadline has come."""
         source = select.poll()
         source.register(self._source, select.POLLIN)
-        while time.monotonic() < self.deadline:
+        while True:
             if not source.poll(1000 * (_HOLD_S if self.filter.held else _LOOK_S)):
                 self._write(self.filter.release())
+                if time.monotonic() > self.deadline:
+                    break
             elif data := os.read(self._source.fileno(), _CHUNK_BYTES):
                 self._write(self.filter.feed(data))
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import os
 import re
@@ -32,16 +31,11 @@ _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 3
 
 
 def start(
-    n: int | None,
-    gpu_pct: float,
-    max_restarts: int,
-    find_hosts: Callable[[], Any] | None = None,
-    bind_to_core: bool = False,
-    threads: int | None = None,
-    tag_output: bool = False,
+    n: int | None, gpu_pct: float, max_restarts: int, find_hosts: Callable[[], Any] | None = None,
+    bind_to_core: bool = False, threads: int | None = None, tag_output: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
-) -> Literal["parent", "child"]:
-    """Starts the ranks and waits for them; returns "child" at once where one rank is enough, which is this process.
+) -> Literal["parent", "child"]:  # fmt: skip
+    """`mpi_fork` in the parent; returns "child" at once where one rank is enough, which is this process.
 
     Args: find_hosts: the `cluster.hosts.Hosts` of the ranks; None: all run on this machine. Others: as for `mpi_fork`.
     """
@@ -67,7 +61,6 @@ def start(
     sys.stderr.flush()
 
     def start_once(more: dict[str, str]) -> tuple[Verdict, str]:
-        """Runs the job once."""
         variables = environment | more
         on_hosts = others and functools.partial(others.open_monitor, find_hosts, variables, _script())
         job, command = Job(n, variables, on_hosts or ProcessMonitor, tag_output, log_dir), program
@@ -110,7 +103,9 @@ def _command_of_rank() -> list[str]:
         )
     flags, program = _split(sys.orig_argv[1:])
     if os.path.basename(program[0]) == os.path.basename(_script()):  # not so with -m, -c, or a folder
-        program[0] = _found_from_here(program[0], _script())
+        # where the program has called os.chdir since, its path
+        same = all(map(os.path.exists, (program[0], _script()))) and os.path.samefile(program[0], _script())
+        program[0] = program[0] if same else _script()
     return [sys.executable, *flags, runner.__file__, *program]
 
 
@@ -136,14 +131,6 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return flags, rest
 
 
-def _found_from_here(script: str, path: str) -> str:
-    """The script as on the command line, or its path where the program has called os.chdir since."""
-    with contextlib.suppress(OSError):
-        if os.path.samefile(script, path):
-            return script
-    return path
-
-
 def _made(log_dir: str | os.PathLike[str] | None) -> str:
     """The folder for the ranks' output, which is made; "": there is none. LaunchError: it cannot be."""
     try:
@@ -162,9 +149,8 @@ def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
     """The launcher's stdin, and the path that rank 0 opens as its own: this process's stdin, as a rule.
 
     Not through the launcher: it would read ahead what is for the shell or the next program of a loop, and Open MPI's
-    does not pass on the end of the input. A terminal of which this job is in the background gives nothing.
-
-    Args: others: other hosts take part, and only the launcher can pass on input to them.
+    does not pass on the end of the input. But only the launcher reaches `others`: other hosts. A terminal of which this
+    job is in the background gives nothing.
     """
     path, nothing = f"/proc/{os.getpid()}/fd/0", (subprocess.DEVNULL, os.devnull)
     try:
@@ -181,7 +167,6 @@ def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
 
 
 def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
-    """The environment of the launcher and the ranks."""
     environment = ENVIRONMENT | dict(os.environ) | threads_environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
     environment.pop(RANK_PID, None)

@@ -22,8 +22,8 @@ from .banners import MARK
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
-# Runs in a process of its own. It asks the library for its name, which MPI allows before MPI_Init, and the kernel for
-# the library's file. "" is removed from sys.path first, or a json.py in the current directory would be imported.
+# Asks the library for its name, which MPI allows before MPI_Init, and the kernel for the library's file. "" is removed
+# from sys.path first, or a json.py in the current directory would be imported.
 _PROBE = """
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -53,7 +53,6 @@ class Family(NamedTuple):
     marked: str  # to begin each piece of output with its rank (banners.RankLines)
 
     def options(self, bound: bool, marked: bool) -> list[str]:
-        """What the launcher is given on one machine."""
         return (self.bound_flags if bound else self.flags).split() + self.marked.split() * marked
 
 
@@ -71,24 +70,16 @@ _FAMILIES = (
     Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core", _HYDRA),
     Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core", _HYDRA),
     Family(
-        "Open MPI 5",
-        "openmpi",
-        r"Open MPI v[5-9]",
-        r"\(Open MPI\) [5-9]",
-        "--map-by slot:OVERSUBSCRIBE --bind-to none",
-        "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",
+        "Open MPI 5", "openmpi", r"Open MPI v[5-9]", r"\(Open MPI\) [5-9]",
+        "--map-by slot:OVERSUBSCRIBE --bind-to none", "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",
         "--output tag",
     ),
     Family(
-        "Open MPI 4",
-        "openmpi",
-        r"Open MPI v[1-4]\.",
-        r"\(Open MPI\) [1-4]\.",
-        "--oversubscribe --bind-to none",
-        "--oversubscribe --map-by core --bind-to core:overload-allowed",
+        "Open MPI 4", "openmpi", r"Open MPI v[1-4]\.", r"\(Open MPI\) [1-4]\.",
+        "--oversubscribe --bind-to none", "--oversubscribe --map-by core --bind-to core:overload-allowed",
         "--tag-output",
     ),
-)
+)  # fmt: skip
 
 
 def find_launcher(loaded: tuple[str, str] | None = None) -> tuple[Family, str]:
@@ -128,7 +119,6 @@ def ask_library() -> tuple[str, str]:
 
 
 def said_by(path: str) -> str:
-    """What a launcher answers to --version; "" if it does not."""
     try:
         answer = _run([path, "--version"])
     except (OSError, subprocess.TimeoutExpired):

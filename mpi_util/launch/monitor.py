@@ -59,8 +59,7 @@ class ProcessMonitor:
         folder.mkdir(mode=0o700)
         self.folder, self.selector = folder, selectors.DefaultSelector()
         self.refused = 0
-        self.hosts = dict[int, str]()
-        self.lost = dict[str, str]()
+        self.hosts, self.lost = dict[int, str](), dict[str, str]()
         self._on_death = on_death
         self._unregistered = set(ranks)
         self._watched: set[int] = set()  # processes
@@ -94,7 +93,6 @@ class ProcessMonitor:
             self.refused = signum
 
     def is_stopped(self, rank: int) -> bool:
-        """True if SIGSTOP, or a debugger, has stopped it."""
         return reap.is_stopped(self.record(rank).get("pid", 0))
 
     def pause(self) -> None:
@@ -117,11 +115,9 @@ class ProcessMonitor:
         reap.end_job(str(self.folder))
         if self._guard:
             self._guard.kill()  # it may be stopped
-            with self._guard:  # closes its pipe, and waits
-                pass
+            self._guard.communicate()  # closes its pipe, and waits
 
     def record(self, rank: int) -> dict[str, Any]:
-        """What the rank has written of itself; {}: nothing yet."""
         return reap.read_record(self.folder / f"rank-{rank}")
 
     def others(self) -> list[int]:

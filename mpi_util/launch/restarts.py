@@ -8,10 +8,7 @@ from .verdict import Verdict
 
 
 def run(start: Callable[[dict[str, str]], tuple[Verdict, str]], max_restarts: int) -> int:
-    """Runs the job, and again after failures; returns the status of the last start.
-
-    Args: start: runs it once, given more of its environment; returns how it ended, and what it has saved.
-    """
+    """Runs the job by `start`, which is given more variables, and again after failures; returns the last status."""
     last, note, restart = ("", ""), "null", 0
     while True:
         verdict, saved = start({RESTARTS: str(restart), SAVED: note})

@@ -39,10 +39,9 @@ class Job:
         environment: of launcher and ranks.
         open_monitor: ProcessMonitor, or what takes the same arguments and gives a monitor of several machines.
         tag: lines of the ranks begin with `[rank]` or `[rank@host]`.
-        log_dir: the folder for a file with the lines of each rank.
+        log_dir: the folder for a file with the lines of each rank; "": none.
 
-    Attributes:
-        saved: at the end, what the ranks wrote in saved-0 (restarts.saved).
+    Attributes: saved: at the end, what rank 0 wrote in saved-0 (ranks.records.saved).
     """
 
     def __init__(
@@ -70,10 +69,7 @@ class Job:
         self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
     def run(self, command: list[str], stdin: int | IO[Any] | None = None) -> Verdict:
-        """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory.
-
-        Args: stdin: as for subprocess.Popen.
-        """
+        """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory."""
         with self._signals_caught():
             try:
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
@@ -83,12 +79,8 @@ class Job:
                 )  # fmt: skip
                 verdict = self._supervise()
             finally:
-                self.close()
+                self.monitor.close()
             return replace(verdict, cause="") if self._new_signals() else verdict  # the user ends it: no restart
-
-    def close(self) -> None:
-        """Ends what is left of the job, and removes its folder."""
-        self.monitor.close()
 
     def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
@@ -123,7 +115,6 @@ class Job:
         return time.monotonic() - self._broken_at <= _LAUNCHER_PATIENCE_S
 
     def _step(self, wait: bool = True) -> None:
-        """Waits for an event and handles it."""
         self.monitor.step(wait)
         self._look_at_monitor()
         if time.monotonic() > self._notice_at:
@@ -142,7 +133,9 @@ class Job:
         evidence, rank = self._evidence, death.rank
         if rank < 0:
             evidence.helper = min(evidence.helper, death, key=lambda each: each.time)
-            return self._mark_broken()
+            if not all(map(evidence.ended_in_order, range(evidence.n_ranks))):  # else it ends because they have
+                self._mark_broken()
+            return
         evidence.died(death)
         if not death.certain:
             return
@@ -231,10 +224,7 @@ class Job:
             )
 
     def _look_at_others(self) -> None:
-        """Some seconds after the last rank has ended: says which processes the launcher still waits for.
-
-        It waits for all processes that have its pipes open.
-        """
+        """Some seconds after the last rank's end: says which processes, with its pipes open, the launcher waits for."""
         if any(output.stalls for output in self._outputs):
             return
         self._kept_at = math.inf

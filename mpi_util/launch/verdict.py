@@ -90,7 +90,7 @@ class Evidence:
 
     def ended_in_order(self, rank: int) -> bool:
         """True for a rank that has ended with status 0 and MPI_Finalize."""
-        return not self.deaths[rank] and (self.folder / f"ended-{rank}").exists()
+        return rank in self.deaths and not self.deaths[rank] and (self.folder / f"ended-{rank}").exists()
 
     def stopped_by(self, signum: int, but: str = "") -> Verdict:
         """Of a job that the parent ends because of a signal. `but`: why rank 0 does not end it in order."""
@@ -98,7 +98,6 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Weighs the evidence of a job that has ended."""
     evidence.deaths = dict(sorted(evidence.deaths.items(), key=lambda item: evidence.times.get(item[0], 0)))
     if evidence.lost:
         text = "; ".join(f"host {name} is lost: {why}" for name, why in evidence.lost.items())
@@ -131,7 +130,6 @@ def failed_record(folder: Path) -> Failure | None:
 
 
 def describe_signal(signum: int) -> str:
-    """A signal's number and name, such as "signal 9 (SIGKILL)"."""
     names = [f" ({known.name})" for known in signal.Signals if known == signum]
     return f"signal {signum}{''.join(names)}"
 

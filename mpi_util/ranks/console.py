@@ -75,7 +75,6 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Times what happens inside, under `name`."""
         start = time.perf_counter()
         with failure.during(name):
             yield

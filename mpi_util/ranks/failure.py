@@ -30,7 +30,7 @@ from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
 from .records import Failure, write_record
 from .state import process, state
 
-_FIRST_REPORT_S = 1.0  # other ranks with the same error give rank 0 this long to print it and end the job
+_FIRST_REPORT_S = 1.0  # other ranks with the same error give the one that reports this long to print it and end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
 # hydra drops the part of a rank's stderr that it has not read when the rank aborts: it cut 4 of 30 reports
 _LAST_WORDS_S = 0.1
@@ -50,12 +50,10 @@ class FailureState:
     """What this process does, for the report when it fails.
 
     Attributes:
-        pid: of the rank; 0 until `install`.
+        pid: of the rank; 0 until `install`. call: the last collective call.
         is_fork: True in a process that a rank has forked; the other attributes are still the rank's.
-        call: the last collective call.
-        where: the current phase and its details.
+        where: the current phase and its details. on_phase: called when it has changed.
         end: how the program ended, if runner.py has seen it.
-        on_phase: called when `where` has changed.
         leave: how all ranks end together: (status, reason, seconds to wait) -> whether all of them do.
     """
 
@@ -70,7 +68,6 @@ class FailureState:
         self.where: dict[str, Any] = {}
 
     def at(self, where: dict[str, Any]) -> None:
-        """Begins a phase."""
         self.where = where
         if self.on_phase:
             self.on_phase()
@@ -188,7 +185,6 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def _failure_of(error: BaseException) -> Failure:
-    """The failure of a program that does not catch this error."""
     known = isinstance(error, MpiUtilError)
     status = 130 if isinstance(error, KeyboardInterrupt) else error.status if isinstance(error, MpiUtilError) else 1
     place = f"{type(error).__name__} {_line_of(error.__traceback__)}{_phase(error)}"
@@ -253,7 +249,6 @@ def print_line(text: str) -> None:
 
 
 def _flush() -> None:
-    """Flushes stdout and stderr as far as possible."""
     for stream in (sys.stdout, sys.stderr):
         # AttributeError: there is no stream; RuntimeError: a signal has interrupted a flush
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):

@@ -43,11 +43,10 @@ class Role:
     """What this process is to a job.
 
     Attributes:
-        is_parent: it has started the ranks.
-        launcher: the name of the launcher, if this is one of several ranks or belongs to one (`in_child_of_rank`). A
-            program that a rank has started inherits the variables of the rank's launcher, but has no launcher.
+        is_parent: it has started the ranks. rank, size: as the launcher says.
+        launcher: its name, in a rank of several and in processes forked from one; "" elsewhere, also in a program that
+            a rank has started, though that inherits the launcher's variables.
         variable: the environment variable in which the launcher numbers its ranks.
-        rank, size: as the launcher says.
         job: the folder of records for mpi_fork's parent, in a rank that mpi_fork has started; else "".
         owner: the process id of the rank that this process is or belongs to.
         error: why the launcher's variables make no sense.
@@ -87,11 +86,8 @@ def rank_variables() -> dict[str, str]:
 
 
 def _reachable(variable: str) -> bool | None:
-    """Whether MPI can reach the launcher that has set this variable; None: nothing says how.
-
-    PMI gives each rank a socket, which Python's subprocess closes. PMIx has a server that listens on a port.
-    """
-    if variable == "PMI_RANK":
+    """Whether MPI can reach the launcher that has set this variable; None: nothing says how."""
+    if variable == "PMI_RANK":  # each rank has a socket, which Python's subprocess closes; PMIx: a server on a port
         return Path(f"/proc/self/fd/{os.environ['PMI_FD']}").is_socket() if "PMI_FD" in os.environ else None
     servers = [value for name, value in os.environ.items() if name.startswith("PMIX_SERVER_URI")]
     ports = {int(match[1]) for match in map(_PMIX_PORT.search, servers) if match}
@@ -121,7 +117,7 @@ def is_multiprocess() -> bool:
 
 
 def _is_of_rank(variable: str, owner: int, here: int) -> bool:
-    """True if process `here` is a program of its own that a rank has started: process `owner`, or one that runs MPI.
+    """True if a rank has started this program, whose process is `here`: a parent is `owner`, or runs MPI as that rank.
 
     Between the launcher and a rank there are only shells and other processes that start it.
     """
@@ -189,10 +185,7 @@ def check_launcher(library: str, size: int = 0) -> None:
     """Raises LaunchError where this process cannot reach the ranks that its launcher's variables name.
 
     Either the launcher has gone, or it and the library are of different MPIs: MPICH then ends the process, or every
-    rank is alone in a world of its own.
-
-    Args:
-        library: version of the MPI library. size: of the world; 0: MPI has not started.
+    rank is alone in a world of its own. Args: library: its version. size: of the world; 0: MPI has not started.
     """
     role = state(Role)
     fits = ("Open MPI" in library) == ("Open MPI" in role.launcher) or role.launcher == "srun"
@@ -221,7 +214,6 @@ def check_launcher(library: str, size: int = 0) -> None:
 
 
 def srun_option(library: str) -> str:
-    """The option with which srun starts ranks of this MPI library."""
     return "--mpi=pmix" if "Open MPI" in library else "--mpi=pmi2"
 
 

@@ -11,10 +11,9 @@ from ..errors import UsageError
 from .identity import Role, first_number
 from .state import state
 
-# Variables that the parent sets for the ranks
-RESTARTS, SAVED = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED"
-DEPTH = "MPI_UTIL_DEPTH"  # of jobs within jobs
-STDIN = "MPI_UTIL_STDIN"  # what rank 0 opens as its standard input
+# Variables that the parent sets for the ranks; DEPTH: of jobs within jobs; STDIN: what rank 0 opens as its own
+RESTARTS, SAVED, DEPTH, STDIN = "MPI_UTIL_RESTARTS", "MPI_UTIL_SAVED", "MPI_UTIL_DEPTH", "MPI_UTIL_STDIN"
+_LONGEST_NOTE = 100_000  # characters
 
 
 class Failure(NamedTuple):
@@ -67,6 +66,9 @@ def saved(note: Any) -> None:
         return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
 
     try:
-        write_record("saved", json.loads(json.dumps(note, default=plain)))
+        text = json.dumps(note, default=plain)
+        if len(text) > _LONGEST_NOTE:  # the next start gets it in its environment, where Linux has room for 128 KB
+            raise ValueError(f"it has {len(text):,} characters, and {_LONGEST_NOTE:,} is the most")
+        write_record("saved", json.loads(text))
     except (TypeError, ValueError) as error:
         raise UsageError(f"saved: the note must be what JSON can hold: {error}") from None

@@ -9,19 +9,17 @@ State = TypeVar("State")
 
 
 class States:
-    """Objects by their class, each made when it is first asked for: a service locator.
+    """Objects by their class, each made, with `arguments`, when it is first asked for: a service locator.
 
     A module keeps what belongs to the process, or to one communicator, in a class of its own. The owner need not know
     the module, and a test forgets the state of all modules in one call.
     """
 
     def __init__(self, *arguments: Any):
-        """Args: arguments: with which each object is made."""
         self._arguments = arguments
         self._made: dict[Any, Any] = {}
 
     def of(self, kind: Callable[..., State]) -> State:
-        """The owner's one `kind`."""
         try:
             made: State = self._made[kind]
         except KeyError:

@@ -2,9 +2,8 @@
 
 Left alone, each of the ranks that collect would start a thread for every core. After a gather the others sleep: until
 its next collective call rank 0 may use every core. A single rank does the same, because the number of threads can
-change the last bit of a product. So a program can also fix rank 0's number, `mpi_fork(n, threads=4)`, and its bits do
-not depend on the machine. TensorFlow's pools keep their size once it runs: on each rank they have as many threads for
-one operation as rank 0 has cores, because that number decides how a product of a layer of 600 units or more is cut.
+change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. TensorFlow's pools keep their size once it runs: on
+each rank they have as many threads for one operation as rank 0 has cores, as that decides how a large product is cut.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
 threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
@@ -55,8 +54,7 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 class _Pool:
     """The threads of one library. Once someone else has changed their number, the number is the user's.
 
-    Args:
-        expected: the numbers with which the library may have started by itself; any other one is the user's.
+    Args: expected: the numbers with which the library may have started by itself; any other one is the user's.
     """
 
     def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):
@@ -99,7 +97,6 @@ class _Threads:
             process.undo.callback(sys.meta_path.remove, self)
 
     def switch(self, all_cores: bool) -> None:
-        """All threads (True), or one."""
         if self._most and all_cores != self.all_cores:
             self._find({self._most if self.all_cores else 1})
             self.all_cores = all_cores

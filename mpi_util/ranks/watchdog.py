@@ -1,9 +1,8 @@
 """The watchdog, in each rank's process: after a long wait one rank prints who waits, who is missing, and all stacks.
 
 Each rank keeps a note in shared memory: its phase and, once it has waited for a second, its call. So others can read it
-even of a rank that is stopped, or hangs in a library. No thread and no timer runs beside the program, and a wait of
-less than a second costs nothing. A signal makes a rank's faulthandler write its stack into a memory file, even while a
-library computes.
+even of a rank that is stopped, or hangs in a library. No thread and no timer runs beside the program. A signal makes a
+rank's faulthandler write its stack into a memory file, even while a library computes.
 """
 
 import contextlib
@@ -26,8 +25,7 @@ from . import failure, runner
 from .state import state
 
 NOTE_BYTES = 1024
-_AFTER_S = 300.0
-_NOTED_AFTER_S = 1.0
+_AFTER_S, _NOTED_AFTER_S = 300.0, 1.0
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
 _ANSWER_S, _LOOK_S = 1.0, 0.1  # the longest wait for stacks, and the pause between two looks
 _END = "the end of the program"
@@ -107,7 +105,7 @@ class Watchdog:
     def at_end(self) -> None:
         """Notes that this rank ends: it waits for the others, and then for MPI."""
         failure.enter(_END)
-        self.due(0)
+        self._write(_END, time.time())
 
     def _write(self, call: str, since: float) -> None:
         if self._owners and self._owners[self._rank][0] == os.getpid():  # else forked by the rank
@@ -148,7 +146,6 @@ class _RankView:
         self.answers = self.stacks.exists() and not self._stopped
 
     def described(self) -> str:
-        """The rank's line in the roll-call."""
         if not (note := self._note):
             return _UNKNOWN
         since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""

@@ -230,6 +230,7 @@ def test_nothing_is_left_when_the_parent_is_killed(machines, mpi):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_hosts_that_cannot_be_used_have_a_line_each(machines, mpi, tmp_path):
     program = RANKS / "hosts.py"
     status, out, err = machines.run("h1", mpi, program, '{"hosts": "h1,h2,h9,10.77.0.2,10.77.0.9"}')

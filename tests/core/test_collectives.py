@@ -136,3 +136,29 @@ def test_one_machine_needs_no_cluster_and_several_say_so(tmp_path, mpi, machines
         assert done.status == 0 and done.out == "3\n" * 3, done.err
     else:
         assert done.status == 1 and done.err.count("the folder mpi_util/cluster, which serves them") == 1, done.err
+
+
+HALF = """
+import sys, mpi_util
+if mpi_util.mpi_fork(2) == "parent":
+    sys.exit()
+import numpy as np
+def total(value, last, over):
+    array = np.full(200_000, value)
+    array[-1] = last
+    try:
+        with np.errstate(over=over):
+            return mpi_util.all_sum(array)[[0, -1]].tolist()
+    except (FloatingPointError, mpi_util.MpiUtilError) as error:
+        return type(error).__name__
+found = [total(1.0, 1.0, "raise"), total(1.0, 1.5e308, "raise"), total(3.0, 3.0, "raise"), total(4.0, 4.0, "raise")]
+print(mpi_util.rank, found)
+"""
+
+
+def test_a_rank_that_fails_amid_a_large_sum_spoils_no_later_one(tmp_path, mpi):
+    """Only the rank that adds up the array's end sees the overflow."""
+    (tmp_path / "program.py").write_text(HALF)
+    done = run([sys.executable, tmp_path / "program.py"], 60, env=mpi_environment(mpi))
+    found = [f"[[2.0, 2.0], '{name}', [6.0, 6.0], [8.0, 8.0]]" for name in ("MpiUtilError", "FloatingPointError")]
+    assert sorted(done.out.splitlines()) == [f"{k} {each}" for k, each in enumerate(found)], done.err

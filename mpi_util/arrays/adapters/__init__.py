@@ -25,9 +25,8 @@ _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 class Adapter(Protocol):
     """What each adapter module has; with tensors that can be written in place also `tensor_slot` (see `slot_maker`).
 
-    A gather needs a tensor's values only. A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose
-    `write` changes the tensor: immutable arrays (JAX's) have none, and are refused. An object that holds such arrays
-    and can replace them, as a Keras variable does, needs only `slots`.
+    A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose `write` changes the tensor: immutable
+    arrays (JAX's) have none, and are refused. An object that can replace them, as a Keras variable, needs only `slots`.
 
     A tensor's values come in host memory, as a view where possible, in a dtype that travels (bits of one that NumPy
     lacks) or as numbers that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
@@ -110,8 +109,7 @@ def slots(model: Any, graph: Any = None, read_only: bool = False, trainable: boo
 def weight_name(position: int, path: str) -> str:
     """Name of a model's weight: its position, and its path without the numbers that make layer names unique.
 
-    Such a number counts the layers of a class that the process has ever made, so ranks that have built the same model
-    may have different ones, as `dense/kernel` and `dense_3/kernel`.
+    They count all layers of a class that the process has made: ranks may have `dense/kernel` and `dense_3/kernel`.
     """
     return f"{position}/{_AUTOMATIC_NUMBER.sub('', path.partition(':')[0])}"
 
@@ -141,29 +139,23 @@ def as_numbers(array: np.ndarray) -> np.ndarray:
 
 
 def value_slot(
-    name: str,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    read: Callable[[], Any],
-    write: Callable[[np.ndarray], object],
-    flush: Callable[[], None] | None = None,
-) -> Slot:
+    name: str, dtype: np.dtype, shape: tuple[int, ...], read: Callable[[], Any],
+    write: Callable[[np.ndarray], object], flush: Callable[[], None] | None = None,
+) -> Slot:  # fmt: skip
     """The slot of an array that is read and written as a whole: values of `dtype`, which may be an extension's."""
 
     def read_into(out: np.ndarray) -> None:
         np.copyto(out, as_bits(np.asarray(read())))
 
-    def write_from(bits: np.ndarray) -> None:
-        write(bits.view(dtype))
-
-    slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, read_into, write_from, flush=flush)
+    bits = as_bits(np.empty(0, dtype)).dtype
+    slot = Slot(name, bits, shape, read_into, lambda values: write(values.view(dtype)), flush=flush)
     return with_bits(slot, dtype) if is_extension(dtype) else slot
 
 
 def with_bits(slot: Slot, dtype: np.dtype) -> Slot:
     """The slot of values of an extension's dtype, of which bits travel."""
-
-    def to_numbers(bits: np.ndarray) -> np.ndarray:
-        return as_numbers(bits.view(dtype))
-
-    return slot._replace(to_numbers=to_numbers, to_bits=lambda values: as_bits(values.astype(dtype)), kind=dtype.name)
+    return slot._replace(
+        to_numbers=lambda bits: as_numbers(bits.view(dtype)),
+        to_bits=lambda values: as_bits(values.astype(dtype)),
+        kind=dtype.name,
+    )

@@ -52,12 +52,10 @@ def _has_bits(leaf: Any) -> bool:
 def slots(model: Any, read_only: bool = False) -> list[Slot]:
     """A slot for each array of a nested dict, list or tuple, and those of models among them."""
     if not isinstance(model, (dict, list, tuple, np.ndarray)):
+        kind, known = type(model).__name__, "a torch module or optimizer, or a dict, list or tuple of NumPy arrays"
         if all(hasattr(model, name) for name in ("mean", "var", "count")):
-            raise WeightsError(f"a {type(model).__name__} holds running means: merge_moments merges those of all ranks")
-        raise WeightsError(
-            f"no weights found in a {type(model).__name__}; give a torch module or optimizer, "
-            "or a dict, list or tuple of NumPy arrays"
-        )
+            raise WeightsError(f"a {kind} holds running means: merge_moments merges those of all ranks")
+        raise WeightsError(f"no weights found in a {kind}; give {known}")
     found: list[Slot] = []
     for path, leaf in tree.walk(model):
         plain = type(leaf) is np.ndarray and leaf.flags.writeable and not (leaf.dtype.hasobject or _has_bits(leaf))
@@ -80,9 +78,8 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
             if not read_only:
                 raise
     elif not read_only and not isinstance(leaf, np.ndarray):
-        raise WeightsError(
-            f"'{path}' is a {type(leaf).__name__}, not written in place; give np.array([...]), and set x[:] = ..."
-        )
+        kind = type(leaf).__name__
+        raise WeightsError(f"'{path}' is a {kind}, not written in place; give np.array([...]), and set x[:] = ...")
     writable = isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject
     if not writable and not read_only:
         raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")

@@ -15,8 +15,9 @@ def _of_backend(name: str) -> Callable[..., Any]:
 
     def function(*arguments: Any) -> Any:
         *before, variable = arguments
-        tensor = _value(variable)
-        return getattr(adapter_for(tensor), name)(*before, tensor)
+        if not isinstance(variable, framework("keras").Variable):
+            raise BatchError(f"is a {type(variable).__name__}, which has no values")
+        return getattr(adapter_for(variable.value), name)(*before, variable.value)
 
     return function
 
@@ -39,9 +40,8 @@ def slots(model: Any) -> list[Slot]:
     elif isinstance(model, keras.optimizers.Optimizer):
         variables = model.variables
         if not model.built:
-            raise WeightsError(
-                f"{name} has no state yet: call build(model.trainable_variables), or take a step, on every rank"
-            )
+            wrong = "has no state yet: call build(model.trainable_variables), or take a step, on every rank"
+            raise WeightsError(f"{name} {wrong}")
     elif isinstance(model, keras.Metric):
         variables = model.variables
     else:
@@ -51,8 +51,7 @@ def slots(model: Any) -> list[Slot]:
 
 def tensor_slot(name: str, variable: Any) -> Slot:
     """The slot of one variable: that of the tensor which the backend keeps for it, if that can be written in place."""
-    keras = framework("keras")
-    if not isinstance(variable, keras.Variable):
+    if not isinstance(variable, framework("keras").Variable):
         raise WeightsError(f"'{name}' is a {type(variable).__name__}; only variables can be written in place")
     make = slot_maker(variable.value)
     return api_slot(name, variable) if make is None else make(name, variable.value)
@@ -65,10 +64,3 @@ def api_slot(name: str, variable: Any) -> Slot:
     read = partial(keras.ops.convert_to_numpy, variable)
     # a copy: the backend may keep the array that it is given
     return value_slot(name, values.dtype, values.shape, read, lambda new: variable.assign(new.copy()))
-
-
-def _value(leaf: Any) -> Any:
-    keras = framework("keras")
-    if not isinstance(leaf, keras.Variable):
-        raise BatchError(f"is a {type(leaf).__name__}, which has no values")
-    return leaf.value

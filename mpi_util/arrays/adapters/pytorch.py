@@ -15,10 +15,7 @@ _NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 
 
 def to_array(leaf: Any) -> np.ndarray:
-    """The values of a tensor in host memory: a view of a CPU tensor, a copy from any other device.
-
-    bfloat16, which NumPy lacks, comes as the uint16 of its bits.
-    """
+    """The values of a tensor in host memory, a view if they are there; bfloat16, which NumPy lacks, as uint16 bits."""
     array: np.ndarray = _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
     return array
 
@@ -41,13 +38,12 @@ def from_numbers(array: np.ndarray, like: Any) -> Any:
 
 
 def token(leaf: Any) -> Any:
-    """An empty tensor of the same dtype."""
     return framework("torch").empty(0, dtype=leaf.dtype)
 
 
 def slots(model: Any) -> list[Slot]:
     """Parameters and buffers of a module (shared ones once), or every tensor of an optimizer's state."""
-    torch = framework("torch")
+    torch, kind = framework("torch"), type(model).__name__
     if isinstance(model, torch.nn.Module):
         return _module_slots(model)
     if isinstance(model, torch.optim.Optimizer):
@@ -55,15 +51,14 @@ def slots(model: Any) -> list[Slot]:
         found = [(f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items())]
         for name, value in found:
             if isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
-                kind = type(model).__name__
                 raise WeightsError(f"'{name}' of {kind} is a list of tensors; send its state_dict by bcast")
         named = [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
         if not named:
-            raise WeightsError(f"{type(model).__name__} has no state: take a step, or load_state_dict, on every rank")
+            raise WeightsError(f"{kind} has no state: take a step, or load_state_dict, on every rank")
     elif isinstance(model, torch.Tensor):
         named = [("tensor", model)]
     else:
-        raise WeightsError(f"no weights found in a {type(model).__name__}; give a module, an optimizer or tensors")
+        raise WeightsError(f"no weights found in a {kind}; give a module, an optimizer or tensors")
     return [tensor_slot(name, tensor) for name, tensor in named]
 
 
@@ -86,17 +81,16 @@ _kept: weakref.WeakKeyDictionary[Any, tuple[list[Any], KeptSlots]] = weakref.Wea
 
 
 def _module_slots(module: Any) -> list[Slot]:
-    """The slots of a module: the same list as long as it has the same tensors in the same memory."""
     torch, kind = framework("torch"), type(module)
     other = kind.named_parameters is not torch.nn.Module.named_parameters or kind.__eq__ is not torch.nn.Module.__eq__
     if other or isinstance(module, torch.jit.ScriptModule):
         return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
     parts = [*module.modules()]
     if any(isinstance(part, torch.jit.ScriptModule) for part in parts):  # its dicts are others at each look
-        return KeptSlots(_new_slots(module), _stateful(module))
+        return KeptSlots(_new_slots(module))
     former, found = _kept.get(module, (None, KeptSlots(())))
     if former is None or _fingerprint(parts) != former:
-        found = KeptSlots(_new_slots(module), _stateful(module))
+        found = KeptSlots(_new_slots(module))
         _kept[module] = _fingerprint(parts), found
     return found
 
@@ -106,9 +100,8 @@ def _new_slots(module: Any) -> Iterator[Slot]:
     for prefix, part in module.named_modules():
         optional |= {f"{prefix}.{name}".lstrip(".") for name in part._non_persistent_buffers_set}
         if _is_quantized(part):
-            raise WeightsError(
-                f"'{prefix}' ({type(part).__name__}) keeps its weights elsewhere than in tensors of its own"
-            )
+            kind = type(part).__name__
+            raise WeightsError(f"'{prefix}' ({kind}) keeps its weights elsewhere than in tensors of its own")
     for named in (module.named_parameters, module.named_buffers):
         names: dict[Any, list[str]] = {}  # by tensor, which is equal to itself alone
         for name, tensor in named(remove_duplicate=False):
@@ -126,12 +119,6 @@ def _is_quantized(part: Any) -> bool:
     part._save_to_state_dict(own, "", False)
     packed = (isinstance(value, (tuple, torch.ScriptObject)) for value in own.values())
     return any(packed) or any(getattr(value, "is_quantized", False) for value in own.values())
-
-
-def _stateful(module: Any) -> Iterator[tuple[str, Any]]:
-    for name, part in module.named_modules():
-        if type(part).get_extra_state is not framework("torch").nn.Module.get_extra_state:
-            yield f"{name}._extra_state".lstrip("."), weakref.ref(part)
 
 
 def forget(module: Any) -> None:
@@ -157,15 +144,13 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
     bits = _bits(tensor.detach())
     if bits.device.type == "cpu" and bits.is_contiguous():
         array = bits.numpy()
-        slot = Slot(name, array.dtype, array.shape, partial(_copy, array), partial(np.copyto, array), on_host=True)
+        slot = Slot(name, array.dtype, array.shape, lambda out: np.copyto(out, array), partial(np.copyto, array), True)
     else:
         slot = Slot(
-            name,
-            torch.empty(0, dtype=bits.dtype).numpy().dtype,
-            tuple(bits.shape),
+            name, torch.empty(0, dtype=bits.dtype).numpy().dtype, tuple(bits.shape),
             read=lambda out: torch.from_numpy(out).copy_(bits),
             write=lambda values: bits.copy_(torch.from_numpy(values)),
-        )
+        )  # fmt: skip
     if bits.device.type == "cpu":
         slot = slot._replace(alignment=alignment_key(bits.data_ptr(), bits.stride(), bits.is_contiguous()))
     if shares:
@@ -177,10 +162,6 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
         to_numbers=lambda values: torch.from_numpy(values).view(tensor.dtype).float().numpy(),
         to_bits=lambda numbers: to_array(torch.from_numpy(numbers).to(tensor.dtype)),
     )
-
-
-def _copy(values: np.ndarray, out: np.ndarray) -> None:
-    np.copyto(out, values)
 
 
 def _travels_as_bits(tensor: Any) -> bool:

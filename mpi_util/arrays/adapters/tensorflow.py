@@ -11,10 +11,7 @@ from . import as_bits, as_numbers, is_extension, value_slot, weight_name
 
 
 def to_array(leaf: Any) -> np.ndarray:
-    """The values of a tensor or variable in host memory: a view of what lies on the CPU, else a copy.
-
-    A dtype that NumPy lacks, such as bfloat16, comes as unsigned integers of its bits.
-    """
+    """The values in host memory, a view where possible; of a dtype that NumPy lacks the bits as unsigned integers."""
     return as_bits(_values(leaf))
 
 
@@ -67,9 +64,8 @@ def tensor_slot(name: str, variable: Any) -> Slot:
     check_dtype(name, variable.dtype)
     now = variable.value()
     if tf.is_symbolic_tensor(now):
-        raise WeightsError(
-            f"'{name}' belongs to a graph; give the tf.compat.v1 session and graph; inside tf.function use mpi_tf"
-        )
+        wrong = "belongs to a graph; give the tf.compat.v1 session and graph; inside tf.function use mpi_tf"
+        raise WeightsError(f"'{name}' {wrong}")
     dtype = np.dtype(variable.dtype.as_numpy_dtype)
     return value_slot(name, dtype, tuple(now.shape), lambda: _values(variable), variable.assign)
 

@@ -45,10 +45,8 @@ def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
     try:
         tf.config.threading.set_intra_op_parallelism_threads(intra)
         tf.config.threading.set_inter_op_parallelism_threads(inter)
-        gpus = tf.config.list_physical_devices("GPU")
-        if gpus:
-            ordinal = own_gpu(len(gpus))
-            gpu = gpus[ordinal]
+        if gpus := tf.config.list_physical_devices("GPU"):
+            gpu = gpus[ordinal := own_gpu(len(gpus))]
             tf.config.set_visible_devices([gpu], gpu.device_type)
             if share:
                 device = tf.config.LogicalDeviceConfiguration(memory_limit=int(share * _gpu_memory_mb(ordinal)))
@@ -88,7 +86,6 @@ def _gpu_memory_mb(ordinal: int) -> int:
         raise MpiUtilError("gpu_pct needs a GPU with a CUDA driver; without it, use 0") from None
     device, nbytes = ctypes.c_int(), ctypes.c_size_t()
     failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), ordinal)
-    failed = failed or cuda.cuDeviceTotalMem_v2(ctypes.byref(nbytes), device)
-    if failed:
+    if failed := failed or cuda.cuDeviceTotalMem_v2(ctypes.byref(nbytes), device):
         raise MpiUtilError(f"gpu_pct: the CUDA driver does not give the memory size of GPU {ordinal} (error {failed})")
     return nbytes.value >> 20

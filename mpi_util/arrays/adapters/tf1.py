@@ -12,17 +12,12 @@ from .tensorflow import check_dtype
 
 
 def slots(session: Any, graph: Any, trainable: bool = False) -> list[Slot]:
-    """All global variables of the graph by name: trainable ones, BatchNorm's statistics, optimizer state, counters.
-
-    Args: trainable: only these.
-    """
+    """All global variables of the graph by name (BatchNorm's statistics, optimizer state, counters), or `trainable`."""
     if not hasattr(session, "run") or id(getattr(session, "graph", None)) != id(graph):
-        raise WeightsError(
-            "a graph goes with the tf.compat.v1 session that runs it; several models: give a list, [pi, vf]"
-        )
-    variables = sorted(
-        graph.get_collection("trainable_variables" if trainable else "variables"), key=lambda variable: variable.name
-    )
+        wrong = "a graph goes with the tf.compat.v1 session that runs it; several models: give a list, [pi, vf]"
+        raise WeightsError(wrong)
+    kind = "trainable_variables" if trainable else "variables"
+    variables = sorted(graph.get_collection(kind), key=lambda variable: variable.name)
     values = _Values(session, variables)
     return [values.slot(i) for i in range(len(variables))]
 
@@ -30,8 +25,7 @@ def slots(session: Any, graph: Any, trainable: bool = False) -> list[Slot]:
 class _Values:
     """The values of a session's variables, all read in one run of the session and all written in one.
 
-    Writing runs each variable's own initializer with its input replaced. So nothing is ever added to the graph, and a
-    finalized one will do.
+    Writing runs each variable's own initializer with its input replaced, so a finalized graph will do.
     """
 
     def __init__(self, session: Any, variables: list[Any]):
@@ -53,7 +47,6 @@ class _Values:
         return value_slot(name, dtype, shape, lambda: self.read()[i], write, self.flush)
 
     def read(self) -> list[np.ndarray]:
-        """The values of all variables."""
         tf = framework("tensorflow")
         if self.values is None:
             try:
@@ -63,7 +56,6 @@ class _Values:
         return self.values
 
     def flush(self) -> None:
-        """Sets the variables that have been written."""
         pending, self.pending, self.values = self.pending, {}, None
         while pending:
             inputs = {self.variables[i].initializer.inputs[1].name: i for i in pending}  # variables may share an input
