@@ -244,9 +244,7 @@ class _Steps(BaseCallback):
         return self.callback.on_step()
 
 
-class _ProgressBar(ProgressBarCallback):
-    """Counts the steps of all ranks."""
-
+class _ProgressBar(ProgressBarCallback):  # counts the steps of all ranks
     def _on_step(self) -> bool:
         self.pbar.update(self.num_timesteps - self.model._num_timesteps_at_start - self.pbar.n)
         return True
@@ -266,10 +264,9 @@ def _check_monitors(env: Any) -> None:
         inside += [members[key] for key in ("venv", "env") if members.get(key)] + list(members.get("envs", []))
     for path, n in Counter(mpi_util.all_accum_batches(files)).items():
         if n > 1:
-            raise UsageError(
-                f"{n} environments write the Monitor file {path}; each needs its own, on every rank: Monitor(env, "
-                f"f'logs/{{mpi_util.rank}}'), or make_vec_env(..., start_index=mpi_util.rank * n_envs)"
-            )
+            ways = "Monitor(env, f'logs/{mpi_util.rank}'), or make_vec_env(..., start_index=mpi_util.rank * n_envs)"
+            what = f"{n} environments write the Monitor file {path}; each needs its own, on every rank"
+            raise UsageError(f"{what}: {ways}")
 
 
 def _rows(buffer: Any) -> dict[str, Any]:
@@ -285,8 +282,7 @@ def _rows(buffer: Any) -> dict[str, Any]:
     return found
 
 
-def _read(path: Any) -> bytes | Exception:
-    """The bytes of a saved model, or the error, to be raised on every rank."""
+def _read(path: Any) -> bytes | Exception:  # the error is to be raised on every rank
     try:
         return open_path(path, "r", suffix="zip").read()
     except Exception as error:

@@ -42,7 +42,6 @@ class PPOBuffer:
         self.ptr, self.path_start_idx, self.max_size = 0, 0, size
 
     def store(self, obs: Any, act: Any, rew: Any, val: Any, logp: Any) -> None:
-        """Adds a step."""
         i = self.ptr
         self.obs_buf[i], self.act_buf[i], self.rew_buf[i], self.val_buf[i], self.logp_buf[i] = obs, act, rew, val, logp
         self.ptr += 1
@@ -189,12 +188,11 @@ def _descend(optimizer: Adam, loss: torch.Tensor, module: torch.nn.Module) -> No
 
 
 class _Run:
-    """What the algorithms share: environment, networks, buffer, logger, and the loop."""
+    """What the algorithms share: environment, networks, buffer, logger, and the loop. Args: given: all arguments."""
 
     gain: Callable[[torch.Tensor, Data], tuple[torch.Tensor, dict[str, float]]]
 
     def __init__(self, given: dict[str, Any]):
-        """Args: given: all arguments of an algorithm."""
         for name in given.keys() - _NO_NUMBERS:
             least = num_procs() if name == "steps_per_epoch" else _LEAST.get(name)
             if not isinstance(given[name], numbers.Real if least is None else numbers.Integral):

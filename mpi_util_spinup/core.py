@@ -21,7 +21,6 @@ def combined_shape(length: int, shape: Any = None) -> tuple[int, ...]:
 
 
 def count_vars(module: nn.Module) -> int:
-    """Number of parameters."""
     return sum(p.numel() for p in module.parameters())
 
 
@@ -80,8 +79,6 @@ class MLPGaussianActor(Actor):
 
 
 class MLPCritic(nn.Module):
-    """A state's value."""
-
     def __init__(self, obs_dim: int, hidden_sizes: Sequence[int], activation: Any):
         super().__init__()
         self.v_net = mlp([obs_dim, *hidden_sizes, 1], activation)

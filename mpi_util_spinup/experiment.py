@@ -102,7 +102,12 @@ class Experiment:
         self.folder = Path(where.get("output_dir") or ".")
         self.name = self.folder.name if "output_dir" in where else name
         self._source = _source_of(thunk)
-        self._packed = _pack(thunk, kwargs | {"logger_kwargs": where})
+        cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
+        try:
+            self._packed: bytes = cloudpickle.dumps((thunk, kwargs | {"logger_kwargs": where}))
+        except Exception as error:  # of whatever object
+            what = "cannot pickle the function and arguments of an experiment for another process"
+            raise UsageError(f"{what} ({error}); define the function in a module of its own") from None
         self.output = self.folder / "output.txt" if at_once > 1 else None
         self._environment = {"MPI_UTIL_CORES": str(cores)} if at_once > 1 else {}
         self.seconds = 0.0
@@ -266,16 +271,6 @@ def _source_of(thunk: Thunk) -> str:
     with contextlib.suppress(OSError, TypeError):
         return hashlib.sha256(inspect.getsource(thunk).encode()).hexdigest()
     return ""
-
-
-def _pack(thunk: Thunk, kwargs: dict[str, Any]) -> bytes:
-    cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
-    try:
-        packed: bytes = cloudpickle.dumps((thunk, kwargs))
-    except Exception as error:  # of whatever object
-        what = "cannot pickle the function and arguments of an experiment for another process"
-        raise UsageError(f"{what} ({error}); define the function in a module of its own") from None
-    return packed
 
 
 def run_packed(path: str) -> None:

@@ -83,10 +83,7 @@ def write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
 
 
 class FolderLock:
-    """A folder that this process alone writes, until the object is gone; the kernel frees it even after SIGKILL.
-
-    Where the file system has no such locks, nothing is locked.
-    """
+    """A folder that this process alone writes, until the object is gone; the kernel frees it even after SIGKILL."""
 
     def __init__(self, path: Path):
         """Raises UsageError: another process has it."""
@@ -99,7 +96,7 @@ class FolderLock:
                 return
             except BlockingIOError:
                 time.sleep(0.05)
-            except OSError:  # NFS locks no folder
+            except OSError:  # NFS, which locks no folder: nothing is locked
                 return
         raise UsageError(f"{path}: another run, which has not ended, writes to this folder")
 

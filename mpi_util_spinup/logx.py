@@ -58,13 +58,11 @@ class Logger:
 
         Args:
             output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
-            output_fname: name of the table in it.
-            exp_name: the experiment, for config.json.
+            output_fname, exp_name: name of the table in it, and of the experiment, for config.json.
             show: called with each row, on rank 0, instead of printing it. Then only warnings are printed.
             keep_rows: number of rows of the existing table after which to append; a line names those that are missing
                 or damaged. None: a new run; an earlier one's files are renamed, such as progress.txt.1.
             numbered_by: column that numbers the rows from 1; None: rows are counted.
-
         Raises UsageError: the folder cannot be written, or another process writes to it.
         """
         self.exp_name = exp_name
@@ -282,7 +280,6 @@ class EpochLogger(Logger):
             val: as for Logger. None: columns Average<key> and Std<key> from the samples, which are then cleared.
             with_min_and_max: columns Max<key> and Min<key> too.
             average_only: one column <key> with the mean, without Std<key>.
-
         Raises RankMismatchError on every rank: they ask for statistics of different keys.
         """
         if val is not None:

@@ -45,11 +45,8 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
     """Collective: overwrites `x` on every rank with rank `root`'s values.
 
     Args: x: a writable array, or an object with NumPy's memory, such as a CPU tensor; same dtype and shape everywhere.
-
-    Raises, on every rank:
-        RankMismatchError: dtypes, shapes or roots differ.
-        BatchError: on one rank `x` cannot be written in place.
-        MpiUtilError: there is no rank `root`.
+    Raises, on every rank: RankMismatchError: dtypes, shapes or roots differ. BatchError: on one rank `x` cannot be
+        written in place. MpiUtilError: there is no rank `root`.
     """
     channel = channel_of(comm)
 
@@ -76,10 +73,8 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
     """Collective: mean and standard deviation of the samples of all ranks together, each sample counting once.
 
     Args: x: samples: an array, tensor, list or number of any shape; as many as this rank has, possibly none.
-
     Returns: (mean, std), or (mean, std, min, max), float32 as in Spinning Up, calculated in float64, the same bits on
         every rank; std divides by the number of samples. If no rank has any: NaN, NaN, infinity, -infinity.
-
     Raises BatchError on every rank: values on one are not real numbers.
     """
     found = statistics("mpi_statistics_scalar", "x", x, comm)

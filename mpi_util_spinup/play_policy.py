@@ -35,7 +35,6 @@ def load_policy_and_env(
         itr: which save; "last": that of the highest iteration, or the one without.
         deterministic: the most likely action, if a TensorFlow model has it as "mu"; torch's actions are drawn.
         trust: True unpickles, and so runs whatever code is in the files; say it of runs of your own.
-
     Raises UsageError: there is no such save, or it holds a pickle and is not trusted.
     """
     folder = Path(fpath)
@@ -50,15 +49,13 @@ def load_policy_and_env(
         what = "is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
         raise UsageError(f"{pickles[0]} {what}")
     act = _tf_policy(save, deterministic, trust) if sessions else _torch_policy(save)
-    return _env(env_path) if env_path.exists() else None, act
-
-
-def _env(path: Path) -> Any:
-    try:
-        return pickle.loads(path.read_bytes())["env"]  # noqa: S301  # trusted
-    except Exception as error:  # of whatever environment
-        print(f"the environment in {path} cannot be loaded: {type(error).__name__}: {error}")
-        return None
+    env = None
+    if env_path.exists():
+        try:
+            env = pickle.loads(env_path.read_bytes())["env"]  # noqa: S301  # trusted
+        except Exception as error:  # of whatever environment
+            print(f"the environment in {env_path} cannot be loaded: {type(error).__name__}: {error}")
+    return env, act
 
 
 def _torch_policy(path: Path) -> Act:

@@ -65,8 +65,7 @@ class Run:
 def get_datasets(logdir: str | Path, condition: str | None = None) -> list[Run]:
     """The runs in and below a folder, or below the folders whose names begin so, in the order of their paths.
 
-    Args: condition: a name for all of them, instead of config.json's `exp_name`.
-    Raises UsageError: there is none.
+    Args: condition: a name for all of them, instead of config.json's `exp_name`. Raises UsageError: there is none.
     """
     path = Path(logdir)
     tops = [path] if path.is_dir() else sorted(p for p in path.parent.glob(f"{path.name}*") if p.is_dir())
@@ -137,7 +136,6 @@ def make_plots(
         smooth: rows in a moving average.
         select, exclude: only folders whose paths contain all words of `select`, and none of `exclude`.
         estimator: "mean", "max" or "min" of a group's runs.
-
     Raises UsageError: no runs, or a column is missing; MissingFrameworkError: no matplotlib.
     """
     if legend and len(legend) != len(all_logdirs):

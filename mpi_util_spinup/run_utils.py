@@ -39,7 +39,6 @@ def call_experiment(
         num_cpu: number of ranks; "auto": one for each core that this process may use.
         data_dir, datestamp: for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless that is given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
-
     Returns its Result; raises what `ExperimentGrid.run` does.
     """
     failure.install()
@@ -63,10 +62,8 @@ class ExperimentGrid:
 
     def __init__(self, name: str = ""):
         failure.install()
-        self.keys: list[str] = []
-        self.vals: list[list[Any]] = []
-        self.shs: list[str] = []
-        self.in_names: list[bool] = []
+        self.keys, self.shs = list[str](), list[str]()
+        self.vals, self.in_names = list[list[Any]](), list[bool]()
         self.name(name)
 
     def name(self, _name: str) -> None:
@@ -155,7 +152,6 @@ class ExperimentGrid:
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
             redo: also run what has succeeded before.
-
         Raises UsageError before anything has run: no parameter; two variants with one name; a pickle that fails. Raises
         ExperimentError after all have run: some have failed; a script then ends with status 1. Raises SystemExit, 128 +
         the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
@@ -181,7 +177,6 @@ class ExperimentGrid:
 
 
 def all_bools(vals: Iterable[Any]) -> bool:
-    """True if all are True or False."""
     return all(isinstance(v, bool) for v in vals)
 
 

@@ -118,15 +118,12 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
 
     Args: trust: unpickle model_info.pkl, and so run whatever code is in it, if there is no model_info.json, as in
         Spinning Up's folders. Raises UsageError: it would be needed.
-
     Returns the tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
     """
     info = Path(fpath, "model_info.json")
     if not info.exists() and not trust:
-        raise UsageError(
-            f"{fpath} has no model_info.json, and model_info.pkl is a pickle, which can run any code; if the folder is "
-            "your own: restore_tf_graph(..., trust=True)"
-        )
+        what = f"{fpath} has no model_info.json, and model_info.pkl is a pickle, which can run any code"
+        raise UsageError(f"{what}; if the folder is your own: restore_tf_graph(..., trust=True)")
     saved_model = framework("tensorflow").compat.v1.saved_model
     text = (info if info.exists() else info.with_suffix(".pkl")).read_bytes()
     names = json.loads(text) if info.exists() else pickle.loads(text)  # noqa: S301  # the caller trusts it

@@ -26,7 +26,6 @@ def convert_json(obj: Any) -> Any:
 
 
 def is_json_serializable(v: Any) -> bool:
-    """True if `json.dumps` accepts it."""
     try:
         json.dumps(v)
     except (TypeError, ValueError, RecursionError):

@@ -72,10 +72,7 @@ class Progress:
         self.lines.append("\t".join(str(row[key]) if key in row else "" for key in self.columns))
 
     def write(self, durably: bool = False) -> None:
-        """Writes the rows that are not in the file yet; after an OSError the next call tries again.
-
-        Args: durably: also wait until they are on disk.
-        """
+        """Writes the rows that are not in the file yet (durably: waits for the disk); a call after an OSError too."""
         n_written = self._n_written if self.path.exists() else 0
         self._n_written = 0  # if this fails, half a row may be in the file
         if n_written:

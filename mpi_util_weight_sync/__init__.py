@@ -4,8 +4,7 @@ The sender's process owns the model. Receivers, each in a process of its own, ar
 when it sends them: all or some, acknowledged or not. `docs/choosing.md` says when to use this and when
 `rank0_bcast_wts`. Read first: scheme.py, then sender.py and receiver.py.
 
-    both sides           scheme.py        the two phases and the calls
-                         processes.py     the scheme between processes of one machine
+    both sides           scheme.py        the two phases and the calls; the scheme between processes of one machine
                          mpi.py           the scheme between ranks, on one machine or several
                          layout.py        a model's weights by name, in a block of bytes and back
                          connection.py    the messages, none of them a pickle (docs/security.md), and the socket
@@ -22,7 +21,7 @@ when it sends them: all or some, acknowledged or not. `docs/choosing.md` says wh
 A version is one set of weights with a number: 1 for those of `connect`, then 2, 3, ... for each `send`. A receiver has
 one version at a time, and may skip some. Its way to a receiver, and who wakes whom:
 
-    sender       writes version 7 into a section, sends UPDATE on each worker's socket, signals each worker's eventfd
+    sender       writes version 7 into a section, sends UPDATE on each worker's socket
     receiver     wakes, takes the section's lock (shared), copies the values, answers ACK
     sender       wakes by the answer on its socket; `send` returns when the last worker has answered
 
@@ -30,7 +29,6 @@ Between machines nobody is woken: both sides look at MPI with growing pauses, up
 """
 
 from .mpi import MPIWeightSyncScheme
-from .processes import MultiProcessWeightSyncScheme
-from .scheme import WeightSyncScheme
+from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
 
 __all__ = ["MPIWeightSyncScheme", "MultiProcessWeightSyncScheme", "WeightSyncScheme"]

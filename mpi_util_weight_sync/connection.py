@@ -18,6 +18,7 @@ import struct
 import time
 import weakref
 from collections.abc import Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 FRAME_BYTES = 1 << 16
@@ -26,8 +27,6 @@ _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that fol
 _TEXT_BYTES = FRAME_BYTES - 256  # only the end of a longer text is sent
 _MOST = 256  # messages received at once, so that a peer that never stops sending delays no other
 _UNREAD = 64  # updates to one subscriber; a socket holds some 270
-_FD_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
-_READ_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # once: such an `|` takes microseconds
 
 
 class Kind(enum.Enum):
@@ -36,7 +35,7 @@ class Kind(enum.Enum):
     The last three travel only over MPI, where an UPDATE has the size of its weights instead of fd and serial.
     """
 
-    HELLO = 1, "32sq", "s"  # subscriber: key, worker, name of the model; its eventfd comes with it
+    HELLO = 1, "32sq", "s"  # subscriber: key, worker, name of the model
     REFUSED = 2, "", "s"  # publisher: why
     UPDATE = 3, "4q", "q"  # publisher: version, its section's fd, serial, size; serials of all sections
     STOP = 4, "", ""  # publisher: shuts down
@@ -121,15 +120,13 @@ def parse(data: bytes, expected: Collection[Kind]) -> tuple[Any, ...]:
 class Connection:
     """One end of a socket. Messages arrive whole and in order.
 
-    A subscriber sleeps on an eventfd instead of on its socket, and the publisher signals that after it has sent. A
-    write to a socket wakes its reader on the writer's own core, so that several readers would run one after another
-    while other cores are idle; sending to all and then waking them lets them run side by side.
-
     Attributes:
         fds: descriptors that are readable when there is something to receive: the socket, and the other's pidfd.
         pid: the other process. PermissionError: it belongs to another user.
-        peer_wakeup: the other end's eventfd, which comes with its HELLO; None if it has none.
+        patient: True on a subscriber's end, where `send` waits for room.
     """
+
+    patient = _closed = False
 
     def __init__(self, sock: socket.socket):
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -138,78 +135,47 @@ class Connection:
             sock.close()
             raise PermissionError(f"process {self.pid} belongs to user {user}, not to {os.geteuid()}")
         self._sock = sock
-        self._pidfd = self._own(os.pidfd_open(self.pid))
-        self.fds: tuple[int, ...] = sock.fileno(), self._pidfd
-        self.peer_wakeup: int | None = None
-        self._wakeup: int | None = None
-
-    def _own(self, fd: int) -> int:
-        """Closed when nothing refers to this end any more: until then a thread may sleep on it."""
-        weakref.finalize(self, os.close, fd).atexit = False
-        return fd
+        self.fds: tuple[int, ...] = sock.fileno(), os.pidfd_open(self.pid)
+        # closed when nothing refers to this end any more: until then a thread may sleep on them
+        for close in (sock.close, partial(os.close, self.fds[1])):
+            weakref.finalize(self, close).atexit = False
 
     def send(self, kind: Kind, *items: Any) -> None:
         """Sends a message. A subscriber waits for room, a publisher gets BlockingIOError. OSError: there is no peer."""
         self.send_frame(frame(kind, *items))
-        self.wake()
 
     def send_frame(self, data: bytes) -> None:
-        """Sends what `frame` made; the caller calls `wake`."""
-        self._sock.send(data, socket.MSG_DONTWAIT if self._wakeup is None else 0)
+        self._sock.send(data, 0 if self.patient else socket.MSG_DONTWAIT)
 
     def has_room(self, unread: int) -> bool:
         """True if an update can be sent to a subscriber that has not answered to so many."""
         return unread < _UNREAD
 
     def send_update(self, data: bytes, section: Any) -> None:
-        """Sends an update, which says in which section the weights are; the caller calls `wake`."""
+        """Sends an update, which says in which section the weights are."""
         self.send_frame(data)
 
     def send_hello(self, key: bytes, worker: int, name: str) -> None:
-        """Sends a subscriber's HELLO; from now on this end sleeps on an eventfd, which goes with it."""
-        self._wakeup = self._own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        socket.send_fds(self._sock, [frame(Kind.HELLO, key, worker, name)], [self._wakeup])
-
-    def wake(self) -> None:
-        """Wakes the other end."""
-        if self.peer_wakeup is not None:
-            with contextlib.suppress(BlockingIOError):  # 2**64 - 2 wake-ups are waiting for it
-                os.eventfd_write(self.peer_wakeup, 1)
-
-    def wait(self, timeout: float) -> bool:
-        """Sleeps until there is something to receive, or the other end has gone; False after `timeout` seconds."""
-        sleeping = select.poll()  # one for each call, because two threads may sleep
-        sleeping.register(self.fds[0], select.POLLIN if self._wakeup is None else 0)  # 0: only that it is closed
-        sleeping.register(self._pidfd, select.POLLIN)
-        if self._wakeup is not None:
-            sleeping.register(self._wakeup, select.POLLIN)
-        return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))
-
-    def _peer_has_ended(self) -> bool:
-        sleeping = select.poll()
-        sleeping.register(self._pidfd, select.POLLIN)
-        return bool(sleeping.poll(0))
+        self.patient = True
+        self.send(Kind.HELLO, key, worker, name)
 
     def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).
 
         Raises: EOFError: the other end has gone, and everything has been received. ProtocolError: see `parse`.
         """
-        if self._sock.fileno() < 0:
-            raise EOFError
-        if timeout and not self.wait(timeout):
+        if timeout and not self._closed and not _readable(self.fds, timeout):
             return []
-        if self._wakeup is not None:
-            with contextlib.suppress(BlockingIOError):  # the other end is closed
-                os.eventfd_read(self._wakeup)
-        ended = self._peer_has_ended()  # asked first: what it has sent until then is there
+        if self._closed:
+            raise EOFError
+        ended = _readable(self.fds[1:], 0)  # asked first: what it has sent until then is there
         messages: list[tuple[Any, ...]] = []
         while len(messages) < most:
             try:
-                data = self._read(Kind.HELLO in expected)
+                data = self._sock.recv(FRAME_BYTES + 1, socket.MSG_DONTWAIT)  # one more: a longer one is noticed
             except BlockingIOError:
                 if messages or not ended:
-                    return messages
+                    break
                 raise EOFError from None
             except ConnectionResetError:  # reported once, before what was sent until then
                 continue
@@ -218,29 +184,20 @@ class Connection:
             if not data and not messages:
                 raise EOFError
             if not data:
-                return messages
+                break
             messages.append(parse(data, expected))
-        if self._wakeup is not None:
-            os.eventfd_write(self._wakeup, 1)  # for the rest
         return messages
-
-    def _read(self, with_wakeup: bool) -> bytes:
-        if not with_wakeup:
-            return self._sock.recv(FRAME_BYTES + 1, socket.MSG_DONTWAIT)  # one more: a longer one is noticed
-        # not socket.recv_fds, which ignores its flags
-        data, received, *_ = self._sock.recvmsg(FRAME_BYTES + 1, _FD_BYTES, _READ_FLAGS)
-        for *_, descriptor in received:
-            fd = self._own(*struct.unpack("i", descriptor))
-            if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":
-                raise ProtocolError("a descriptor that is no eventfd")
-            os.set_blocking(fd, False)
-            self.peer_wakeup = fd
-        return data
 
     def close(self) -> None:
         """Ends `receive` at the other end, and in a thread that waits in it here."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-        if self._wakeup is not None:
-            os.eventfd_write(self._wakeup, 1)  # a thread about to sleep would poll a descriptor that may be reused
+
+
+def _readable(fds: tuple[int, ...], timeout: float) -> bool:
+    """Sleeps until one of these can be read; False after `timeout` seconds."""
+    sleeping = select.poll()  # one for each call, because two threads may sleep
+    for fd in fds:
+        sleeping.register(fd, select.POLLIN)
+    return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))

@@ -29,6 +29,7 @@ class Weights:
         # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self.named = {alias: self.slots[name] for alias, name in self.aliases.items()} | self.slots
+        self.left_out = [name for name, _ in getattr(found, "stateful", ())]  # a torch module's extra states
         self._copier = ModelCopier(Layout(), [])  # that of the last layout
 
     @classmethod

@@ -32,12 +32,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
     machine the sender sends an update over MPI, which needs an MPI with threads (MPI_THREAD_MULTIPLE, the default of
     mpi4py).
 
-    Args:
-        comm: communicator; None: all ranks.
-        sender: rank of the sender in it.
-
-    The other arguments are those of `WeightSyncScheme`. Under common launchers a rank that is killed ends the job,
-    whatever `on_dead`.
+    Args: comm: communicator; None: all ranks. sender: rank of the sender in it. The others: as of `WeightSyncScheme`.
+    Under common launchers a rank that is killed ends the job, whatever `on_dead`.
     """
 
     def __init__(self, *args: Any, comm: Any = None, sender: int = 0, **kwargs: Any):
@@ -116,17 +112,15 @@ class RankPublisher(Publisher):
         if first and self._far:
             self._server.start()
 
-    def _serve(self) -> None:
-        """In a thread: receivers are served whatever this rank does meanwhile."""
+    def _serve(self) -> None:  # in a thread, so that receivers are served whatever this rank does meanwhile
         while not self.closed:
             wait_until(lambda: self.closed or self._look())
 
-    def _sleep(self, timeout: float, of: Worker | None) -> None:
+    def _sleep(self, timeout: float) -> None:
         if not self._far:
-            return super()._sleep(timeout, of)
+            return super()._sleep(timeout)
         deadline = Deadline(timeout)
-        with contextlib.suppress(OSError, ValueError):  # it is closed
-            wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
+        wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
 
     def _look(self) -> bool:
         """Takes what has come over MPI; True if something has, or some of what was sent has arrived."""
@@ -160,7 +154,6 @@ class RankPublisher(Publisher):
             self._receive(worker)
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks those whose rank has ended its program."""
         self._look()
 
     def close(self) -> None:

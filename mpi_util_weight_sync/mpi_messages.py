@@ -65,7 +65,6 @@ class TagSpace:
         self._first = _TAGS * next(numbers) % (highest - _TAGS)
 
     def post(self, data: bytes, rank: int, tag: int) -> None:
-        """Sends a message."""
         _keep([self._comm.Isend([data, self._mpi.BYTE], rank, self._first + tag)])
 
     def take(self, tag: int, source: int | None = None) -> tuple[int, bytes] | None:
@@ -79,30 +78,22 @@ class TagSpace:
         message.Recv([content, self._mpi.BYTE])
         return status.source, bytes(content)
 
-    def send_bulk(self, block: Any, rank: int) -> list[Any]:
-        """The requests by which a block is sent; it must stay as it is until all are done."""
-        return _keep([self._comm.Isend(part, rank, self._first + BULK) for part in _parts(block)])
-
-    def receive_bulk(self, block: Any, rank: int) -> list[Any]:
-        """The requests by which a block arrives."""
-        return _keep([self._comm.Irecv(part, rank, self._first + BULK) for part in _parts(block)])
-
-
-def _parts(block: np.ndarray) -> list[Any]:
-    return [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
+    def bulk(self, sends: bool, block: np.ndarray, rank: int) -> list[Any]:
+        """The requests by which a block is sent, or arrives; it must stay as it is until all are done."""
+        move = self._comm.Isend if sends else self._comm.Irecv
+        parts: list[Any] = [block[start : start + _PART_BYTES] for start in range(0, len(block), _PART_BYTES)]
+        return _keep([move(part, rank, self._first + BULK) for part in parts])
 
 
 class _Link:
     """One end of the messages between the sender and a rank of another machine; it has the calls of a `Connection`."""
 
-    fds = ()
-    pid = 0  # it is another machine's
+    fds, pid = (), 0  # which are another machine's
 
     def __init__(self, tags: TagSpace, rank: int, tag: int):
         self._tags, self._rank, self._tag = tags, rank, tag
 
-    def send(self, kind: Kind, *items: Any) -> None:
-        """Sends a message; of a long text the end."""
+    def send(self, kind: Kind, *items: Any) -> None:  # of a long text the end
         if kind.rest == "s":
             *items, text = items  # type: ignore[assignment]
             items = (*items, text.encode(errors="replace")[-_EAGER_BYTES:].decode(errors="replace"))
@@ -110,34 +101,26 @@ class _Link:
 
 
 class WorkerLink(_Link):
-    """The sender's end. What the rank has sent is put into `inbox`.
-
-    Attributes: asked: True if the rank has asked for an update, and has not got it.
-    """
+    """The sender's end. What the rank has sent is put into `inbox`."""
 
     def __init__(self, tags: TagSpace, rank: int):
         super().__init__(tags, rank, TO_RECEIVER)
         self.inbox: list[tuple[Any, ...]] = []
-        self.asked = False
+        self.asked = False  # True: the rank has asked for an update, and has not got it
 
     def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
-        """What is in the inbox."""
         messages, self.inbox = self.inbox, []
         return messages
 
     def has_room(self, unread: int) -> bool:
-        """True if an update can be sent."""
         return self.asked
 
     def send_update(self, data: bytes, section: Section) -> None:
         """Sends what a section contains, which stays as it is until that is done."""
         self.asked, content = False, section.content()
         self.send(Kind.UPDATE, section.version, section.nbytes, 0, len(content), [])
-        requests = self._tags.send_bulk(content, self._rank)
+        requests = self._tags.bulk(True, content, self._rank)
         section.users.append(lambda: unfinished(requests) > 0)
-
-    def wake(self) -> None:
-        """Does nothing: the receiver looks."""
 
     def close(self) -> None:
         """Does nothing: the tags are the scheme's."""
@@ -185,7 +168,7 @@ class SenderLink(_Link):
             version, nbytes, _, size, _ = items
             memory = private(size)  # each version gets new memory: that of the last one may still be in use
             self._update, self._coming = message, Content(version, memory[:nbytes], memory[nbytes:])
-            self._transfer = self._tags.receive_bulk(memory, self._rank)
+            self._transfer = self._tags.bulk(False, memory, self._rank)
         elif not self._asked:
             self._asked = True
             self.send(Kind.FETCH)
@@ -202,5 +185,4 @@ class SenderLink(_Link):
         """Does nothing: the memory is given back when nothing refers to it."""
 
     def close(self) -> None:
-        """Ends `receive`."""
         self._closed = True

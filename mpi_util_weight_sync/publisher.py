@@ -34,7 +34,7 @@ ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
 class Publisher:
-    """Sends one model (`name`) to its workers, and updates their records."""
+    """Sends one model (`name`) to its workers, and updates their records. `open` starts to accept them."""
 
     def __init__(self, workers: dict[int, Worker], name: str):
         self.workers, self.name = workers, name
@@ -58,7 +58,6 @@ class Publisher:
         self.closed = False
 
     def open(self) -> None:
-        """Starts to accept workers."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._accept, daemon=True, name="mpi_util weight sync: publisher")
             self._thread.start()
@@ -74,13 +73,12 @@ class Publisher:
             except (OSError, RuntimeError):  # closed; or no descriptor or thread is free just now
                 time.sleep(_ACCEPT_AGAIN_S)
 
-    def _greet(self, connection: Connection) -> None:
-        """The handshake, in a thread of its own."""
+    def _greet(self, connection: Connection) -> None:  # in a thread of its own
         try:
             if not (messages := connection.receive(_HELLO_S, (Kind.HELLO,), 1)):
                 raise ProtocolError(f"it sent nothing within {_HELLO_S:g} s")
             _, key, index, name = messages[0]
-            if not hmac.compare_digest(key, self.address.key) or connection.peer_wakeup is None:
+            if not hmac.compare_digest(key, self.address.key):
                 raise ProtocolError("it does not have the key")
             self._admit(connection, index, name)
         except Exception as error:  # a stranger may send anything
@@ -134,9 +132,7 @@ class Publisher:
     ) -> None:
         """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
 
-        Args:
-            layout: describes the block to receivers.
-            fill: writes the values into a block, uint8, shape (nbytes,).
+        Args: layout: describes the block to receivers. fill: writes the values into a block, uint8, shape (nbytes,).
         """
         self.open()
         with self._lock:
@@ -151,16 +147,11 @@ class Publisher:
                     section.release()
                 raise
             message = self._update(section)
-            try:
-                for worker in workers:
-                    if worker.state is State.ABSENT:
-                        self._receive(worker)
-                    self._send(worker, section, message)
-                    worker.sent = version  # not before: if a signal interrupts this, it owes no answer
-            finally:
-                for worker in workers:
-                    if worker.connection is not None:
-                        worker.connection.wake()
+            for worker in workers:
+                if worker.state is State.ABSENT:
+                    self._receive(worker)
+                self._send(worker, section, message)
+                worker.sent = version  # not before: if a signal interrupts this, it owes no answer
             self._trim(section)
 
     def _check_open(self) -> None:
@@ -172,7 +163,7 @@ class Publisher:
         return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
 
     def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
-        """Sends an update without waking the worker. It waits while the worker is absent, or has no room for it."""
+        """Sends an update, which waits while the worker is absent, or has no room for it."""
         worker.waiting = section
         if worker.connection is None:
             return
@@ -209,13 +200,11 @@ class Publisher:
                 self._sections.remove(section)
                 section.close()
 
-    def poll(self, timeout: float, of: Worker | None = None) -> None:
-        """Updates the workers' records. Waits up to `timeout` seconds if none has changed since the last call.
-
-        Args: of: wait only for this worker's answer: the answers of others then do not wake the sender.
-        """
+    def poll(self, timeout: float) -> None:
+        """Updates the workers' records. Waits up to `timeout` seconds if none has changed since the last call."""
         if timeout and not self._changed:
-            self._sleep(timeout, of)
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                self._sleep(timeout)
         with self._lock:
             self._check_open()
             for fd, _ in self._epoll.poll(0):
@@ -223,13 +212,9 @@ class Publisher:
                     self._receive(worker)
             self._changed = False
 
-    def _sleep(self, timeout: float, of: Worker | None) -> None:
-        """Sleeps up to `timeout` seconds, until one of the workers (or `of`) sends something."""
-        if of is not None and (connection := of.connection) is not None:
-            connection.wait(timeout)
-        else:
-            with contextlib.suppress(OSError, ValueError):  # it is closed
-                self._epoll.poll(timeout)
+    def _sleep(self, timeout: float) -> None:
+        """Sleeps up to `timeout` seconds, until one of the workers sends something."""
+        self._epoll.poll(timeout)
 
     def _receive(self, worker: Worker) -> None:
         """Takes what a worker has sent, and sends it the update that waits for it."""
@@ -248,7 +233,6 @@ class Publisher:
             return self._disconnect(worker, f"its process ({worker.pid}) sent {error}")
         if worker.waiting is not None:
             self._send(worker, worker.waiting)
-            connection.wake()
 
     def _answered(self, worker: Worker, version: int, has: int = 0, error: str | None = None) -> None:
         if not 0 <= max(version, has) <= self._newest or min(version, has) < 0:
@@ -257,16 +241,13 @@ class Publisher:
         if error is None:
             worker.acknowledged(version)
         elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
-            worker.failed(version)
+            worker.answered = version or worker.sent
             self.failures.append(Failure(worker.index, version, error))
             if has:  # on_update has failed: the weights are there
                 worker.acknowledged(has)
 
     def check_absent(self, workers: list[Worker]) -> None:
-        """Marks absent workers as dead when fewer child processes are left than workers are absent.
-
-        A process has no index until it connects, so it is not known which of them has ended.
-        """
+        """Marks absent workers, whose processes are not known yet, as dead when fewer children than these are left."""
         connected = {worker.pid for worker in self.workers.values()}
         self._children |= {child.pid: child for child in _processes() if child.pid and child not in self._others}
         strangers = [child for pid, child in self._children.items() if pid not in connected]

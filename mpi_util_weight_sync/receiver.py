@@ -135,17 +135,14 @@ class Receiver:
     def _apply(self, content: Content, update: Update) -> None:
         version, block = content.version, content.block
         if version < update.version:
-            raise WeightsError(
-                f"version {update.version} of {self.name} was overwritten: the sender failed while writing the next"
-            )
+            what = f"version {update.version} of {self.name}"
+            raise WeightsError(f"{what} was overwritten: the sender failed while writing the next")
         if self._layout is None:
             layout = unpacked(bytes(content.description), len(block))
             if self.model is None:
-                for entry in layout.entries:
-                    if entry.kind:
-                        raise WeightsError(
-                            f"the sender's '{entry.name}' is {entry.kind}, which NumPy lacks; give model="
-                        )
+                if lacking := next((entry for entry in layout.entries if entry.kind), None):
+                    kind = f"{lacking.kind}, which NumPy lacks; give model="
+                    raise WeightsError(f"the sender's '{lacking.name}' is {kind}")
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
             self._copier(layout)
             self._layout = layout
@@ -156,7 +153,6 @@ class Receiver:
         self.version = version
 
     def replace(self, model: Any) -> None:
-        """From now on `model` gets the weights."""
         with self.lock.writing():
             zero_copy = ZeroCopyModule(model) if self._zero_copy is not None else None
             if self._zero_copy is not None and self.version:
@@ -180,8 +176,7 @@ class Receiver:
         finally:
             self.ended.set()
 
-    def _let_go(self, subscriber: Subscriber) -> None:
-        """Gives the sender's memory back."""
+    def _let_go(self, subscriber: Subscriber) -> None:  # of the sender's memory
         if self._zero_copy is not None and self.version:
             self._zero_copy.detach()
         self._held.close()

@@ -1,4 +1,8 @@
-"""What programs call: in the process of the sender, which owns a model, and in those of receivers."""
+"""What programs call, in the process of the sender, which owns a model, and in those of receivers.
+
+That is the base of both schemes, and the scheme between the processes of one machine: the sender's process makes it,
+and each worker gets a copy. The scheme between ranks is in mpi.py.
+"""
 
 import contextlib
 import importlib
@@ -42,14 +46,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     worker_idx: int | None = None
 
     def __init__(
-        self,
-        strategy: str = "tensordict",
-        sync: bool = True,
-        timeout: float | None = 120.0,
-        *,
-        on_dead: str = "raise",
-        per_worker_weights: bool = False,
-    ):
+        self, strategy: str = "tensordict", sync: bool = True, timeout: float | None = 120.0, *,
+        on_dead: str = "raise", per_worker_weights: bool = False,
+    ):  # fmt: skip
         if strategy not in (known := ("state_dict", "tensordict")):
             raise UsageError(f"strategy={strategy!r}; use one of {', '.join(map(repr, known))}")
         if on_dead not in (known := ("raise", "drop")):
@@ -58,20 +57,13 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         self._on_dead = on_dead
 
     def init_on_sender(
-        self,
-        *,
-        model_id: str | None = None,
-        model: Any = None,
-        weights: Any = None,
-        params_map: dict[int, Any] | None = None,
-        context: Any = None,
-        num_workers: int | None = None,
-        ctx: Any = None,
-    ) -> None:
+        self, *, model_id: str | None = None, model: Any = None, weights: Any = None,
+        params_map: dict[int, Any] | None = None, context: Any = None, num_workers: int | None = None, ctx: Any = None,
+    ) -> None:  # fmt: skip
         """Phase 1 of the sender: whose weights are sent, and to how many workers. Nothing is copied yet.
 
         Args:
-            model_id: names the model; receivers must give the same.
+            model_id: names the model; receivers must give the same one.
             model: torch module, Keras model, ...: anything that `rank0_bcast_wts` takes.
             weights: TensorDict, (nested) dict of arrays or tensors, list of tf.Variable; instead of `model`.
             params_map: worker -> its own weights; instead of `model`.
@@ -98,15 +90,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             _torchrl("context=").shut_down_with(context, self)
 
     def init_on_receiver(
-        self,
-        *,
-        model_id: str | None = None,
-        worker_idx: int | None = None,
-        model: Any = None,
-        context: Any = None,
-        zero_copy: bool = False,
-        on_update: Callable[[int], None] | None = None,
-    ) -> None:
+        self, *, model_id: str | None = None, worker_idx: int | None = None, model: Any = None, context: Any = None,
+        zero_copy: bool = False, on_update: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         """Phase 1 of a receiver: which model of this process gets the weights. UsageError: as in `init_on_sender`.
 
         Args:
@@ -122,9 +108,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         self._start_role("init_on_receiver")
         if context is not None:
             if model is not None or model_id is None:
-                raise UsageError(
-                    "init_on_receiver: context= needs model_id=, which says where the model is, and no model="
-                )
+                needs = "context= needs model_id=, which says where the model is, and no model="
+                raise UsageError(f"init_on_receiver: {needs}")
             model = _torchrl("context=").receiver_model(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
@@ -181,8 +166,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             worker_ids: index, or list of them; None: all workers.
             timeout: seconds, instead of the scheme's.
 
-        Returns:
-            The version of these weights: 1 for those of `connect`, then 2, ...
+        Returns the version of these weights: 1 for those of `connect`, then 2, ...
 
         Raises:
             WeightsError: names, dtypes or shapes differ from the model's; nothing was sent.
@@ -227,10 +211,8 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         """Receiver, after `connect(background=False)`: waits for new weights and applies them.
 
         Args: timeout: seconds; 0: apply what is there; None: no limit.
-
-        Returns: the version that the model has now; None: nothing new came in time, or a thread receives.
-
-        Raises: WorkerLeftError: the sender has died. UsageError: not connected.
+        Returns the version that the model has now; None: nothing new came in time, or a thread receives.
+        Raises WorkerLeftError: the sender has died. UsageError: not connected.
         """
         receiver = self._need_receiver("receive()")
         if not self._connected or self._closed:
@@ -280,7 +262,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def model(self, model: Any) -> None:
         self._need_receiver("model").replace(model)
 
-    # ---- as torchrl's collectors know a scheme
+    # ---- as torchrl's collectors know a scheme: initialized is phase 1, synchronized phase 2
 
     @property
     def context(self) -> Any:
@@ -293,23 +275,19 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     @property
     def initialized_on_sender(self) -> bool:
-        """True after `init_on_sender`."""
         _torchrl()  # it asks this first
         return self._sender is not None
 
     @property
     def initialized_on_receiver(self) -> bool:
-        """True after `init_on_receiver`."""
         return self._receiver is not None
 
     @property
     def synchronized_on_sender(self) -> bool:
-        """True after the sender's `connect`."""
         return self._connected and self._sender is not None
 
     @property
     def synchronized_on_receiver(self) -> bool:
-        """True after the receiver's `connect`."""
         return self._connected and self._receiver is not None
 
     def shutdown(self) -> None:
@@ -339,6 +317,24 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     def _subscribe(self, worker: int, name: str) -> Subscriber:
         """Connects this process to the publisher."""
         return Subscriber(self._address, worker, name)
+
+
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Weights from one process to others of its machine, started in any way: spawn, fork, forkserver.
+
+    The scheme itself is given to the workers, after `init_on_sender` and before they start; what travels with it is an
+    address with a key. The bytes of an update are written once, into shared memory. Arguments: `WeightSyncScheme`.
+    An example: docs/weight_sync.md.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        here = {"_sender": None, "_receiver": None, "_context": None, "_connected": False, "_closed": False}
+        return vars(self) | here
+
+    def _start_role(self, call: str) -> None:
+        if self._sender is not None and self._address.pid != os.getpid():  # forked from the sender's process
+            vars(self).update(self.__getstate__())
+        super()._start_role(call)
 
 
 def _torchrl(needed_for: str = "") -> Any:

@@ -33,19 +33,12 @@ def _lock(fd: int, how: int) -> bool:
 
 
 class Section:
-    """The owner's side.
+    """The owner's side. Args: nbytes: size of the block plus its description."""
 
-    Args:
-        nbytes: size of the block plus its description.
-
-    Attributes:
-        users: functions that return True while a transfer over MPI needs the content. Readers hold the lock instead.
-        version, nbytes: of the content.
-    """
-
-    version = nbytes = _size = 0
+    version = nbytes = _size = 0  # of the content
 
     def __init__(self, nbytes: int):
+        # return True while a transfer over MPI needs the content; readers hold the lock instead
         self.users: list[Callable[[], bool]] = []
         self.segment = Segment(-(-(ALIGN + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
         self.ticket = self.segment.ticket
@@ -81,7 +74,6 @@ class Section:
         self.release()
 
     def release(self) -> None:
-        """Lets readers in."""
         fcntl.flock(self.ticket.fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
@@ -106,13 +98,9 @@ class Reader:
 
     @contextlib.contextmanager
     def reading(self, ticket: Ticket, discard: bool = False) -> Iterator[Content]:
-        """The content, which does not change inside.
+        """The content, which does not change inside. WorkerLeftError: the owner has given it back.
 
-        Args:
-            discard: drop what this process has written into its own, private view of the block.
-
-        Raises:
-            WorkerLeftError: the owner has given it back.
+        Args: discard: drop what this process has written into its own, private view of the block.
         """
         if ticket not in self._open:
             try:

@@ -1,6 +1,7 @@
 """In the sender's process: makes each version, has it published, and waits for the answers."""
 
 import threading
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -18,9 +19,7 @@ _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 def worker_indices(given: dict[str, Any], num_workers: int | None, ranks: int | None) -> list[int]:
     """The indices of the workers. UsageError: the arguments of `init_on_sender` exclude each other, or one is missing.
 
-    Args:
-        given: the arguments that say which weights are sent, without those that are None.
-        ranks: number of workers under MPI.
+    Args: given: those that say which weights are sent, without those that are None. ranks: number of workers under MPI.
     """
     sources: list[str] = [name for name in ("params_map", "context", "model", "weights") if name in given]
     if not sources:
@@ -50,10 +49,7 @@ def _has_numbers(thing: Any) -> bool:
 class Sender:
     """Sends the weights of one model; the publisher has the workers' records.
 
-    Args:
-        model: what has the weights; None: each worker has its own.
-        own: the workers' own weights, by worker.
-        drop: continue without workers that have died.
+    Args: model: None: each worker has its own weights, `own`, by worker. drop: continue without workers that have died.
     """
 
     def __init__(self, model: Any, own: dict[int, Any], publisher: Publisher, drop: bool):
@@ -63,7 +59,6 @@ class Sender:
         self._lock, self._publishing = threading.RLock(), False
 
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
-        """See `WeightSyncScheme`."""
         self.publisher.poll(0)
         self._raise_errors()
         by_worker = _has_numbers(weights) and not _has_numbers(self.model)
@@ -90,10 +85,12 @@ class Sender:
             given = Weights.of(thing := by_id[number])
             # the model of phase 1 has what a state dict lacks: tied names, buffers that are not saved
             base = None if self.model is None or self.model is thing else Weights.of(self.model)
+            if left_out := (base or given).left_out:
+                name = self.publisher.name
+                warnings.warn(f"{name}: parameters and buffers are sent, but '{left_out[0]}' is not", stacklevel=5)
             layout = layout or given.layout()  # a worker's first weights determine it
-            found.append(
-                (group, layout, given.copier(layout, "the weights given", "the model of init_on_sender", base))
-            )
+            copier = given.copier(layout, "the weights given", "the model of init_on_sender", base)
+            found.append((group, layout, copier))
         return found
 
     def _publish(self, group: list[Worker], version: int, layout: Layout, copier: ModelCopier) -> int:
@@ -130,8 +127,9 @@ class Sender:
         """Waits until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
         self._await(workers, deadline)
         self._raise_errors()
-        try:  # others that have died had answered before
-            died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+        # others that have died had answered before
+        died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+        try:
             self._raise_left([] if self._drop else died)
         finally:
             self._forget_unreported()
@@ -152,7 +150,7 @@ class Sender:
                 self._raise_late(late, deadline.timeout)
             if absent:
                 self.publisher.check_absent(absent)
-            self.publisher.poll(min(_CHECK_S, deadline.left), late[-1])
+            self.publisher.poll(min(_CHECK_S, deadline.left))
 
     def _raise_errors(self) -> None:
         """Raises what workers have reported, as one error."""

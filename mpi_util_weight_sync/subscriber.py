@@ -25,22 +25,15 @@ class Update(NamedTuple):
 
 
 class Subscriber:
-    """Connects to the publisher at `address`.
+    """Connects to the publisher at `address`. WorkerLeftError: nobody listens there, or another process does.
 
-    Args:
-        link: the `SenderLink` to a publisher on another machine. It is both the connection and the reader.
-
-    Attributes:
-        stopped: True if no more updates come: this side or the sender has shut down.
-
-    Raises:
-        WorkerLeftError: nobody listens there, or another process than the publisher does.
+    Args: link: the `SenderLink` to a publisher on another machine. It is both the connection and the reader.
     """
 
     def __init__(self, address: Address, worker: int, name: str, link: Any = None):
         self._worker, self._name = worker, name
         self._newest: Update | None = None
-        self.stopped = False
+        self.stopped = False  # True if no more updates come: this side or the sender has shut down
         self._reader = link or Reader()
         self._connection = link or self._connect(address)
         self._connection.send_hello(address.key, worker, name)
@@ -96,7 +89,6 @@ class Subscriber:
         return self._reader.reading(update.ticket, discard)
 
     def answer(self, kind: Kind, *content: object) -> None:
-        """Sends ACK, ERROR or BYE."""
         with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
             self._connection.send(kind, *content)
 
@@ -106,6 +98,5 @@ class Subscriber:
         self.stopped = True
         self._connection.close()
 
-    def release(self) -> None:
-        """Gives the memory back, once nothing reads it."""
+    def release(self) -> None:  # the memory, once nothing reads it
         self._reader.keep(())

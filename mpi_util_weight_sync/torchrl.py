@@ -17,8 +17,7 @@ from typing import Any
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
-from .processes import MultiProcessWeightSyncScheme
-from .scheme import WeightSyncScheme
+from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme
 
 framework("torchrl")  # where it is missing, one line says so
 base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")

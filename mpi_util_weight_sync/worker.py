@@ -18,8 +18,6 @@ from .sections import Section
 
 
 class State(enum.Enum):
-    """What a worker is to the sender."""
-
     ABSENT = "it has not connected, or there is no update for it yet"
     READY = "it gets updates"
     LEFT = "it has shut down"
@@ -27,7 +25,7 @@ class State(enum.Enum):
 
 
 class Failure(NamedTuple):
-    """What a worker could not do. version: that it could not apply; 0: not even the first."""
+    """Of a worker. version: that it could not apply; 0: not even the first."""
 
     worker: int
     version: int
@@ -48,8 +46,6 @@ def left(text: str) -> WorkerLeftError:
 
 @dataclass(eq=False)
 class Worker:
-    """One worker."""
-
     index: int
     state: State = State.ABSENT
     reason: str = ""  # why it is in this state
@@ -84,10 +80,6 @@ class Worker:
     def acknowledged(self, version: int) -> None:
         """It has applied a version."""
         self.acked, self.answered = max(version, self.acked), max(version, self.answered)
-
-    def failed(self, version: int) -> None:
-        """It could not apply a version."""
-        self.answered = max(version or self.sent, self.answered)
 
     def ended(self, died: str = "") -> None:
         """It has died (how), or shut down in order."""

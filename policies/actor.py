@@ -91,7 +91,6 @@ def parse_hid_list(text: str, obs_dim: int, act_dim: int, kind: str) -> tuple[in
             the first 10 times the observation, the last 10 times the action (value function: 5), the middle one their
             geometric mean.
         kind: "policy" or "value".
-
     Raises: ValueError: the string is neither a list of positive integers nor "auto"; one line.
     """
     body = text.strip()

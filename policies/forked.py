@@ -19,10 +19,9 @@ STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 class Forked:
-    """A place for the float64 numbers that a child returns."""
+    """A place for the `size` float64 numbers that a child returns."""
 
     def __init__(self, size: int):
-        """Args: size: how many."""
         self._room = aligned((size,), np.float64, shared=True)
         self._child = 0
 

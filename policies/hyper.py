@@ -22,8 +22,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of the learners, and of train.py
     # with 3e-3 the divergence per update is about trpo's.
     "vpg": {"lr": 3e-3, "epochs": 1, "max_grad_norm": 100.0},
 }  # fmt: skip
-
-
 RUN, ALGO = "the run", "the algorithm"
 
 

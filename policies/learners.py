@@ -99,7 +99,6 @@ class Learners:
         Args:
             backend: policies.numpy, policies.torch or policies.tf. params: as policies.actor.init_params returns them.
             threads: number of cores that an update may use. device: "cpu", "cuda", "cuda:0"; TensorFlow: "gpu:0" too.
-
         Raises: ValueError: the parameters do not fit `spec`. RuntimeError: there is no such device.
         """
         made = spec, params, hyper, threads, device
@@ -144,6 +143,5 @@ class Learners:
         return arrays | more_arrays, scalars | more_scalars
 
     def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
-        """As Learner.load_state."""
         self.policy.load_state(arrays, scalars)
         self.value.load_state(arrays, scalars)

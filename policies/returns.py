@@ -14,7 +14,6 @@ def gae(rew: ArrayLike, val: ArrayLike, last_val: float, gamma: float, lam: floa
         last_val: value of the observation after the last step: 0 where the episode terminated, the estimate where it
             was truncated or cut at the end of a segment.
         gamma, lam: discount of one step, and weight of longer estimates, in [0, 1].
-
     Returns: float32 (T,).
     """
     val = np.append(np.asarray(val, np.float64), last_val)

@@ -65,9 +65,7 @@ class Policy(Learner):
             part: which rows of the whole batch these are; None: all.
             logp: float32 (N,), log-probabilities of the actions by the policy that drew them, to which ratios are
                 taken; None: that was the current one. KL(old || new) is always taken to the current one.
-
         Returns: what to log: KL, Entropy and LossPi, as Compared's after the update, and the rule's own numbers.
-
         Raises:
             ValueError: an array has another shape than the above.
             FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
@@ -226,7 +224,6 @@ class VPG(Policy):
     """
 
     def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
-        """See Policy. It logs nothing of its own."""
         now = self.compare(batch)
         for _ in range(self.hyper.epochs):
             self.net.step(self.gradient(batch, now), self.hyper.lr * self.lr_scale)

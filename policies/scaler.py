@@ -38,7 +38,6 @@ class Scaler:
         """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
 
         Args: obs: float32 or float64 (N, obs_dim), unscaled. group: the learners; merged in their order.
-
         Raises: FloatingPointError: an observation is not finite; the state is unchanged.
         """
         parts = np.zeros((group.n_learners, 1 + 2 * obs.shape[1]))
@@ -64,7 +63,6 @@ class Scaler:
         """Normalises observations elementwise, so a row's bits are the same alone and in any batch.
 
         Args: obs: float32 or float64, (obs_dim,) or (N, obs_dim). out: float32, to write into; None: a new array.
-
         Returns: float32, the shape of `obs`, within +-10.
         """
         if out is None:

@@ -36,7 +36,6 @@ class Measured:
 
     @property
     def total(self) -> float:
-        """Seconds of all phases."""
         return self.rollout + self.gather + self.update + self.bcast
 
     @property
@@ -102,7 +101,6 @@ class Advice:
     """Adds up the phases of the first iterations, and then gives its advice once."""
 
     def __init__(self, config: Config, n: int, cores: int):
-        """Args: n, cores: as of Measured."""
         self.seen = Measured(n, cores, config.num_envs if config.batch_steps else config.batch_size)
         # with --overlap phases hide each other; with --parallel average updates contain waiting
         self.measures, self.iteration = config.parallel == "gather" and not config.overlap, 0

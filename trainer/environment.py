@@ -26,7 +26,6 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
     """A Gymnasium environment with flat observations; `module:Env-v0` imports the module first.
 
     Args: quiet: suppress its warnings, which are the same on every rank. more: keywords, besides those of `config`.
-
     Raises: ValueError: the environment is unknown, cannot be built, or its action space is not supported.
     """
     env_id = config.env

@@ -38,7 +38,6 @@ class Exports:
             yield {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
     def row(self, row: dict[str, Any]) -> None:
-        """Args: row: as in progress.txt."""
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         try:
             with open(self._path, "a") as file:
@@ -51,7 +50,6 @@ class Exports:
             pass
 
     def close(self) -> None:
-        """Writes what is buffered."""
         if self._events:
             self._events.close()
         if self._run:

@@ -86,11 +86,9 @@ class Record:
     def settings(self) -> dict[str, Any]:
         """For config.json: all settings in effect, versions, and the command line of each start."""
         before = json.loads((self.folder.path / "config.json").read_text()) if self.config.resume else {}
-        return self.config.effective | {
-            "run_dir": str(self.folder.path),
-            "versions": _versions(),
-            "commands": [*before.get("commands", []), shlex.join([python_command(), *sys.argv])],
-        }
+        commands = [*before.get("commands", []), shlex.join([python_command(), *sys.argv])]
+        here = {"run_dir": str(self.folder.path), "versions": _versions(), "commands": commands}
+        return self.config.effective | here
 
     def show(self, row: dict[str, float]) -> None:
         """Shows a new row of progress.txt, and keeps it for a checkpoint."""
@@ -130,7 +128,6 @@ class Record:
             self.best_policy, self.best_is_saved = (copy, self._notes() | {"test_ret": self.best}), False
 
     def due(self) -> bool:
-        """True if it is time for a checkpoint."""
         return time.perf_counter() - self.saved_at >= self.config.save_every
 
     def save(self, policy: dict[str, np.ndarray], arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:

@@ -107,7 +107,6 @@ class Work:
             weakref.finalize(self, os.close, self._waited)
 
     def start(self) -> None:
-        """Measures from here on."""
         self._began = self._now()
 
     def take(self) -> np.ndarray:
@@ -214,7 +213,6 @@ class Runner:
         Returns:
             (batch, True if the episode ended). (None, False): it was dropped. (None, True): the environment failed, and
             the episode could not be replayed in a new one.
-
         Raises: BadData: an observation, action, reward or advantage is not finite; one line that says which.
         """
         return alone(self.steps(n_steps), self.actor, stop) or (None, False)
@@ -262,12 +260,8 @@ class Runner:
         last_val = 0.0 if terminated else float(val[t])
         adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, self.config.gamma, self.config.lam)
         self._require_finite((), (), (), adv)
-        batch = {
-            "obs": self._obs[:t].copy(),
-            "act": act,
-            "adv": adv,
-            "ret": adv + val[:t],  # TD(lambda) returns: less noisy targets than Monte Carlo returns
-        }
+        ret = adv + val[:t]  # TD(lambda) returns: less noisy targets than Monte Carlo returns
+        batch = {"obs": self._obs[:t].copy(), "act": act, "adv": adv, "ret": ret}
         if self.config.overlap:
             batch["logp"] = self.actor.logp(self._scaled[:t], act)
         return batch
@@ -342,9 +336,6 @@ def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
     return {
         "obs": np.empty((0, spec.obs_dim), spec.obs_dtype),
         "act": np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32),
-        "adv": none,
-        "ret": none,
-        "ep_ret": np.empty(0),
-        "ep_len": np.empty(0, np.int64),
-        "work": np.empty((0, 4)),
-    }
+        "adv": none, "ret": none,
+        "ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 4)),
+    }  # fmt: skip

@@ -54,7 +54,6 @@ class Seeds(ExperimentGrid):
     """A grid that is announced in one line."""
 
     def print(self) -> None:
-        """Prints the seeds."""
         seeds = self.vals[self.keys.index("seed")]
         print(f"{len(seeds)} runs: --seed {' '.join(map(str, seeds))}", flush=True)
 

@@ -29,7 +29,6 @@ class Training:
         """Makes the learners, which divide the threads, and loads the checkpoint of a resumed run.
 
         Args: params: as policies.actor.init_params returns them; copied. group: the learners that share a batch.
-
         Raises: ValueError: one line: device or checkpoint cannot be used. ImportError: the framework is not installed.
         """
         self.config, self.spec, self.group = config, spec, group

@@ -14,13 +14,12 @@ Both classes have the same methods. `set` takes the outputs for a batch, which t
   ``backward`` does.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 
-Array = np.ndarray
-LOG_2PI = math.log(2.0 * math.pi)
+from policies.actor import LOG_2PI
+from policies.mlp import Array
 
 
 class Gaussian:

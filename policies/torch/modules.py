@@ -97,7 +97,6 @@ def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
     """The module of a network, "policy" or "value".
 
     Args: seed: of torch's random numbers in the user's function: buffers, which are not sent, are the same everywhere.
-
     Raises: ValueError: one line: the user's function cannot be found, fails, or returns something else than it should.
     """
     if not spec.network:

@@ -34,12 +34,12 @@ def stop(pid):
     wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
-def stop_at_second_transfer(receive_bulk):
-    """In place of TagSpace.receive_bulk: this process is stopped while version 2 arrives."""
+def stop_at_second_transfer(bulk):
+    """In place of TagSpace.bulk: this process is stopped while version 2 arrives."""
     transfers = []
 
-    def receive_or_stop(self, block, rank):
-        transfers.append(receive_bulk(self, block, rank))
+    def receive_or_stop(self, sends, block, rank):
+        transfers.append(bulk(self, sends, block, rank))
         if len(transfers) == 2:
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(0.5)  # the main thread receives it
@@ -219,7 +219,7 @@ elif "stopped" in sys.argv:
         assert scheme.versions == dict.fromkeys(range(2), sent + 4), scheme.versions
     else:
         if rank == 1 and "midway" in sys.argv:
-            mpi_messages.TagSpace.receive_bulk = stop_at_second_transfer(mpi_messages.TagSpace.receive_bulk)
+            mpi_messages.TagSpace.bulk = stop_at_second_transfer(mpi_messages.TagSpace.bulk)
         scheme.init_on_receiver(model=mine)
         scheme.connect()
     mpi_util.all_sum(0)

@@ -283,16 +283,10 @@ def test_nothing_is_imported_from_the_current_directory(tmp_path):
 
 
 def test_who_has_not_the_key_gets_no_further_than_the_handshake(scheme):
-    wakeup, key = os.eventfd(0), scheme._address.key
+    key = scheme._address.key
     for wrong in (bytes(32), key[:-1] + bytes([key[-1] ^ 1])):
-        stranger = connected(scheme._address)
-        socket.send_fds(stranger, [frame(Kind.HELLO, wrong, 0, NAME)], [wakeup])
-        assert heard(stranger) == b""
+        assert heard(connected(scheme._address, frame(Kind.HELLO, wrong, 0, NAME))) == b""
         wait_for(lambda: "does not have the key" in scheme._sender.publisher.turned_away)
-        scheme._sender.publisher.turned_away = ""
-    os.close(wakeup)
-    assert heard(connected(scheme._address, frame(Kind.HELLO, key, 0, NAME))) == b""  # without an eventfd
-    wait_for(lambda: scheme._sender.publisher.turned_away)
     with pytest.raises(SyncTimeoutError, match=r"worker 0 has not connected.*turned away: process \d+: it does not"):
         scheme._connected = True
         scheme.send(timeout=0.1)
@@ -338,12 +332,14 @@ def test_a_silent_stranger_is_turned_away_in_time(scheme, monkeypatch):
     assert "sent nothing within 0.1 s" in scheme._sender.publisher.turned_away
 
 
-def test_a_file_in_place_of_the_eventfd_is_refused(scheme):
+def test_a_descriptor_that_comes_with_a_message_is_not_kept(scheme):
     stranger, (reading, writing) = connected(scheme._address), os.pipe()
     socket.send_fds(stranger, [frame(Kind.HELLO, scheme._address.key, 0, NAME)], [writing])
-    assert heard(stranger) == b"" and "no eventfd" in scheme._sender.publisher.turned_away
-    for fd in (reading, writing):
-        os.close(fd)
+    wait_for(lambda: scheme._sender.workers[0].connection)
+    os.close(writing)
+    assert os.read(reading, 1) == b""  # nobody else has its other end
+    os.close(reading)
+    stranger.close()
 
 
 # ---- a worker or a sender that has the key, and sends what it should not
@@ -454,7 +450,6 @@ def test_any_frame_is_a_message_or_one_clear_error(cases):
 @slow_too
 def test_any_handshake_ends_at_once(scheme, cases):
     address, publisher, worker = scheme._address, scheme._sender.publisher, scheme._sender.workers[0]
-    wakeup = os.eventfd(0)
 
     @fuzz(cases // 2, rng=SEEDS)
     def to_the_sender(rng):
@@ -462,12 +457,11 @@ def test_any_handshake_ends_at_once(scheme, cases):
         messages = rng.sample([spoilt(rng), spoilt(rng), hello], rng.randint(1, 3))
         with connected(address) as stranger, contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
             for message in messages:
-                socket.send_fds(stranger, [message], [wakeup] if rng.random() < 0.5 else [])
+                stranger.send(message)
             stranger.shutdown(socket.SHUT_WR)
             assert heard(stranger) == b""
         assert worker.connection is None
 
-    os.close(wakeup)
     wait_for(lambda: not publisher._guests)
     listener, here = new_socket(), Address("\0mpi_util-test-" + secrets.token_hex(8), bytes(32), os.getpid())
     listener.bind(here.name)

@@ -263,9 +263,10 @@ class Extra(torch.nn.Module):
 
 
 @pytest.mark.parametrize("what", ["model", "state_dict"])
-def test_extra_state_stays_where_it_is(what):
+def test_extra_state_stays_where_it_is_and_is_named(what):
     net, mine = Extra("the sender's"), Extra("the worker's")
-    with local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
+    named = pytest.warns(UserWarning, match="'policy': parameters and buffers are sent, but '_extra_state' is not$")
+    with named, local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
         scheme.send(net if what == "model" else net.state_dict())
         assert torch.equal(mine.layer.weight, net.layer.weight) and mine.state == "the worker's"
 

@@ -657,7 +657,6 @@ def test_an_update_that_comes_again_is_not_applied_again():
         publisher, worker = scheme._sender.publisher, scheme._sender.workers[0]
         for section in publisher._sections:
             publisher._send(worker, section)
-            worker.connection.wake()
         assert scheme.send(arrays(3.0)) == 3 and applied == [1, 2, 3]
 
 
