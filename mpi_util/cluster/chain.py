@@ -13,6 +13,7 @@ import numpy as np
 
 from ..arrays.layout import Layout
 from ..collectives.barrier import add_in_agreement, add_through_rank_0
+from ..errors import MpiUtilError
 from ..host.segments import align
 from .forwarding import tag_of_call, wait_for
 
@@ -49,7 +50,12 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     if not channel.agree(reduction.op, write, lambda shared: [all(shared)] * channel.size):
         return add_through_rank_0(channel, reduction)
     if channel.leads:
-        _Chain(channel, reduction, dict(zip(here, rows)), result).run()
+        try:
+            _Chain(channel, reduction, dict(zip(here, rows)), result).run()
+        except Exception as error:  # of another rank: those of this machine hear of it; else all
+            known = isinstance(error, MpiUtilError) and error.silent
+            channel.messages.fail(reduction.op, error, channel.below if known else range(channel.size))
+            raise
         for k in channel.below:
             channel.messages.send(k, None)
     else:
