@@ -65,7 +65,8 @@ class Display:
         """Prints `text`, above the panel if there is one, unless it is empty."""
         if text and self.panel:
             fill = functools.partial(textwrap.fill, width=columns(), break_long_words=False, break_on_hyphens=False)
-            text = "\n".join(map(fill, text.split("\n")))
+            # an indented line is a command, to be copied whole
+            text = "\n".join(line if line.startswith("  ") else fill(line) for line in text.split("\n"))
             _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}")
         elif text:
             _write(f"{text}\n")

@@ -137,9 +137,9 @@ def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     record.begin(rows=0)
     record.announce(0, 0, False)
     again = f"{python_command()} ../repository/train.py --resume '{tmp_path}/a run'"
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first == f"Hopper-v4: ppo, seed 0, 2 processes, results in {tmp_path}/a run"
-    assert second == f"{ends}; Ctrl-C saves and stops; to continue: {again}"
+    assert (second, third) == (f"{ends}; Ctrl-C saves and stops; to continue:", f"  {again}")
     record.finish("stopped", 3, 4000)
     stopped, play, more = capsys.readouterr().out.splitlines()
     assert stopped == "stopped: 3 iterations, 4,000 steps in 0:00; weights in policy.safetensors"
