@@ -133,7 +133,8 @@ def start_ranks(
         return "child"
     identity.forget_launcher()
     nested = int(os.environ.get(DEPTH, "0")) > 0
-    cluster = None if n == 1 and _no_hosts_are_named(hosts, hostfile) else hosts_module(hosts, hostfile, nested)
+    named = hosts or hostfile or os.environ.get(HOSTS)  # Slurm's hosts are not for a single rank
+    cluster = hosts_module(hosts, hostfile, nested) if n != 1 or named else None
     if n == 1 and not max_restarts and not cluster:
         return "child"
     from . import fork
@@ -146,15 +147,10 @@ def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = N
     """How many ranks the hosts of `mpi_fork` have room for; 0: none are named. In a rank, the number of ranks."""
     if under_launcher() or state(Role).job:  # also of a single rank; a hostfile need not be on every host
         return identity.nworkers()
-    if _no_hosts_are_named(hosts, hostfile):
+    if not (hosts or hostfile or os.environ.get(HOSTS)):
         return 0
     cluster = hosts_module(hosts, hostfile)
     return cluster.find(hosts, hostfile).n_slots if cluster else 0
-
-
-def _no_hosts_are_named(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> bool:
-    """False where the program or its user names hosts; those that Slurm has given are not for a single rank."""
-    return not (hosts or hostfile or os.environ.get(HOSTS))
 
 
 def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> ModuleType | None:
