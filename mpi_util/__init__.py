@@ -38,9 +38,7 @@ from .host.cores import usable_cores
 from .ranks.console import Phases, msg, print0, steps_sec, timeit
 from .ranks.failure import during, fail
 from .ranks.records import saved
-from .ranks.seeding import rank_seed, set_global_seeds, stream
 from .ranks.signals import StopRequest
-from .ranks.watchdog import watchdog
 
 if TYPE_CHECKING:
     from .arrays.adapters.tensorflow_setup import setup_tensorflow_for_mpi
@@ -50,6 +48,8 @@ if TYPE_CHECKING:
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork, nslots
+    from .ranks.seeding import rank_seed, set_global_seeds, stream
+    from .ranks.watchdog import watchdog
 
 __version__ = "0.1.0"
 
@@ -78,6 +78,8 @@ _LOADED_WHEN_READ = {
     "collectives.reduce": ["all_mean", "all_sum"],
     "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
     "launch.api": ["mpi_fork", "nslots"],
+    "ranks.seeding": ["rank_seed", "set_global_seeds", "stream"],  # with NumPy, which the doctor may find missing
+    "ranks.watchdog": ["watchdog"],
     "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}
