@@ -132,9 +132,8 @@ def start_ranks(
         _become_rank(role, n, max_restarts)
         return "child"
     identity.forget_launcher()
-    nested = int(os.environ.get(DEPTH, "0")) > 0
     named = hosts or hostfile or os.environ.get(HOSTS)  # Slurm's hosts are not for a single rank
-    cluster = hosts_module(hosts, hostfile, nested) if n != 1 or named else None
+    cluster = hosts_module(hosts, hostfile, nested=os.environ.get(DEPTH, "0") != "0") if n != 1 or named else None
     if n == 1 and not max_restarts and not cluster:
         return "child"
     from . import fork

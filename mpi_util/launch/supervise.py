@@ -26,7 +26,7 @@ from .banners import STDERR, STDOUT, OutputThread, RankLines
 from .monitor import FOLDER_VARIABLES, ProcessMonitor
 from .verdict import Death, Evidence, Verdict, describe_signal, failed_record, judge
 
-_LAUNCHER_PATIENCE_S = 1.5  # a launcher that has not ended the job so long after it broke is not going to
+_LAUNCHER_PATIENCE_S, _SOON_S = 1.5, 0.5  # a launcher that takes longer to end a broken job is not going to
 _DRAIN_S, _LOOK_S = 1.0, 0.05
 _NOTICE_S = 5.0  # after a signal, or the last rank's end, until the user learns why the job has not ended
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -145,7 +145,8 @@ class Job:
             return
         self._mark_broken()
         if "shm" not in self.monitor.record(rank):
-            self._broken_at = -math.inf  # above mpi_fork: the launcher waits for its MPI_Init, for ever
+            # above mpi_fork: the launcher ends soon and knows the status, or waits for this rank's MPI_Init, for ever
+            self._broken_at = min(self._broken_at, time.monotonic() + _SOON_S - _LAUNCHER_PATIENCE_S)
 
     def _mark_broken(self) -> None:
         self._broken_at = min(self._broken_at, time.monotonic())
