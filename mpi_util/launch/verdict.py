@@ -180,7 +180,7 @@ def _first_death(evidence: Evidence) -> Failure | None:
     if several:  # 255: hydra's, for a rank on another host
         codes_of_killed += [255, signal.SIGTERM, 128 + signal.SIGTERM, _CUT_OFF_CODE]
     for rank in own or (killed if evidence.launcher_code in codes_of_killed else []) or above:
-        return Failure(codes[rank] or evidence.launcher_code, who=f"rank {rank}")
+        return Failure(code if (code := codes[rank]) is not None else evidence.launcher_code, who=f"rank {rank}")
     return Failure(0, who=_HELPER) if evidence.given_up else Failure(evidence.launcher_code, who="the job")
 
 
