@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Weights:
         # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self.named = {alias: self.slots[name] for alias, name in self.aliases.items()} | self.slots
-        self.left_out = [name for name, _ in getattr(found, "stateful", ())]  # a torch module's extra states
+        self.left_out: list[str] | None = None  # names of a torch module's extra states
         self._copier = ModelCopier(Layout(), [])  # that of the last layout
 
     @classmethod
@@ -43,7 +44,10 @@ class Weights:
             thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
         if isinstance(thing, dict) and any(map(_is_extra, thing)):
             thing = {key: value for key, value in thing.items() if not _is_extra(key)}
-        return derived(adapters.slots(thing, read_only=True), cls)
+        weights = derived(adapters.slots(thing, read_only=True), cls)
+        if weights.left_out is None:
+            weights.left_out = [*_extra_states(thing)]
+        return weights
 
     def layout(self) -> Layout:
         """The layout in which these weights travel."""
@@ -81,6 +85,14 @@ class Weights:
                 pairs.append(check(name, slot, entries.get(tied.get(name, ""))))
         self._copier = ModelCopier(layout, pairs)
         return self._copier
+
+
+def _extra_states(thing: Any) -> Iterator[str]:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.nn.Module):
+        for name, part in thing.named_modules():
+            if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
+                yield f"{name}._extra_state".lstrip(".")
 
 
 def _is_extra(key: Any) -> bool:

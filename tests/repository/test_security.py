@@ -199,7 +199,7 @@ def test_another_user_cannot_open_what_a_job_shares():
             assert [pipe.recv(), pipe.recv()] == ["refused"] * 2
     finally:
         segment.close()
-        job.close()
+        job.monitor.close()
 
 
 def test_permissions_of_shared_memory_and_of_the_jobs_folder():
@@ -212,7 +212,7 @@ def test_permissions_of_shared_memory_and_of_the_jobs_folder():
     finally:
         os.umask(before)
         segment.close()
-        job.close()
+        job.monitor.close()
 
 
 @needs_root
