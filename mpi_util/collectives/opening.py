@@ -84,8 +84,7 @@ def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
         error = LaunchError(f"the ranks {where}, and the folder mpi_util/cluster, which serves them then, is missing")
         error.silent = rank > 0
         raise error from None
-    kind: type[Channel] = module.ClusterChannel
-    return kind
+    return module.ClusterChannel  # type: ignore[no-any-return]
 
 
 def _close(channel: Channel) -> None:

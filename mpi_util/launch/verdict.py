@@ -168,7 +168,8 @@ def _first_death(evidence: Evidence) -> Failure | None:
     unseen = -int(hydra[1]) if hydra else None
     deaths = {rank: code for rank, code in evidence.deaths.items() if not evidence.ended_in_order(rank)}
     codes = {rank: unseen if code is None else code for rank, code in deaths.items()}
-    above = [rank for rank in codes if "shm" not in read_record(evidence.folder / f"rank-{rank}")]  # mpi_fork
+    records = {rank: read_record(evidence.folder / f"rank-{rank}") for rank in codes}
+    above = [rank for rank, record in records.items() if record and "shm" not in record]  # mpi_fork
     if not (evidence.launcher_code or evidence.given_up or above or any(codes.values())):
         return None
     several = bool(evidence.hosts)
