@@ -145,7 +145,7 @@ class Job:
             return
         self._mark_broken()
         if "shm" not in self.monitor.record(rank):
-            # above mpi_fork: the launcher ends soon and knows the status, or waits for this rank's MPI_Init, for ever
+            # above mpi_fork: the launcher ends soon, with the status, or waits for this rank's MPI_Init for ever
             self._broken_at = min(self._broken_at, time.monotonic() + _SOON_S - _LAUNCHER_PATIENCE_S)
 
     def _mark_broken(self) -> None:

@@ -168,19 +168,17 @@ def _first_death(evidence: Evidence) -> Failure | None:
     unseen = -int(hydra[1]) if hydra else None
     deaths = {rank: code for rank, code in evidence.deaths.items() if not evidence.ended_in_order(rank)}
     codes = {rank: unseen if code is None else code for rank, code in deaths.items()}
-    records = {rank: read_record(evidence.folder / f"rank-{rank}") for rank in codes}
-    above = [rank for rank, record in records.items() if record and "shm" not in record]  # mpi_fork
-    if not (evidence.launcher_code or evidence.given_up or above or any(codes.values())):
+    above_fork = [k for k in codes if (noted := read_record(evidence.folder / f"rank-{k}")) and "shm" not in noted]
+    if not (evidence.launcher_code or evidence.given_up or above_fork or any(codes.values())):
         return None
     several = bool(evidence.hosts)
     by_launcher = (-signal.SIGKILL, *[-signal.SIGTERM] * (several or evidence.given_up))
     cut_off = _CUT_OFF_CODE if _CUT_OFF in evidence.banners else None
     own = [rank for rank, code in codes.items() if code not in (None, cut_off, *by_launcher)]
     killed = [rank for rank, code in codes.items() if code in by_launcher]
-    codes_of_killed = [*_KILLED_CODES]
-    if several:  # 255: hydra's, for a rank on another host
-        codes_of_killed += [255, signal.SIGTERM, 128 + signal.SIGTERM, _CUT_OFF_CODE]
-    for rank in own or (killed if evidence.launcher_code in codes_of_killed else []) or above:
+    on_hosts = (255, signal.SIGTERM, 128 + signal.SIGTERM, _CUT_OFF_CODE)  # 255: hydra's, for a rank on another host
+    codes_of_killed = (*_KILLED_CODES, *on_hosts * several)
+    for rank in own or (killed if evidence.launcher_code in codes_of_killed else []) or above_fork:
         return Failure(code if (code := codes[rank]) is not None else evidence.launcher_code, who=f"rank {rank}")
     return Failure(0, who=_HELPER) if evidence.given_up else Failure(evidence.launcher_code, who="the job")
 

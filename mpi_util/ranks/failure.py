@@ -288,6 +288,8 @@ def _end_together() -> None:
     _record_end()
     if end.status and several:
         _record(end)
+    elif end.status and mpi:  # such as a rank of no job that was refused: Open MPI leaves its files then
+        reap.remove_files(os.getpid())
     together = mpi and mine.leave and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
     if end.status and (together or not several):
         _record(end._replace(in_order=True), again=several)

@@ -80,10 +80,10 @@ if how.endswith("compute"):
 if how == "lock":  # held, as by a rank that is stopped within deal
     numbers = mpi_util.deal(4)
     if mpi_util.rank == who:
-        fcntl.flock(numbers._counter._lock, fcntl.LOCK_EX)
+        fcntl.flock(numbers._counter._file, fcntl.LOCK_EX)
     mpi_util.all_sum(1)
     if mpi_util.rank == who:
         time.sleep(4)
-        fcntl.flock(numbers._counter._lock, fcntl.LOCK_UN)
+        fcntl.flock(numbers._counter._file, fcntl.LOCK_UN)
     list(numbers)
 mpi_util.rank0_accum_batches({"x": np.zeros(3)})
