@@ -90,7 +90,7 @@ def test_names_that_load_tensorflow():
     program += "del sys.modules['mpi_util']\nfrom mpi_util import *\nfrom mpi_util_spinup.mpi_tf import *\n"
     program += "print(MpiAdamOptimizer.__name__, tf_config)"
     done = run([sys.executable, "-c", program], 60)
-    assert done.out.startswith("False\nMpiAdamOptimizer ") and "parallelism" in done.out, done.err
+    assert done.out.startswith("False\nMpiAdamOptimizer ") and "gpu_options" in done.out, done.err
 
 
 @pytest.mark.parametrize("kind", METHODS)
