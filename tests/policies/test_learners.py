@@ -293,15 +293,18 @@ def test_arrays_of_another_shape_are_refused(backend, spec):
     assert_same_bits([rank0.state(), before])
 
 
+NO_SUCH_DEVICE = "TensorFlow has no such device here; it has: cpu"
+
+
 @pytest.mark.parametrize(
     "backend, device, line",
     [
         ("numpy", "cuda", "NumPy computes on the cpu; --framework torch uses other devices"),
         ("torch", "cuda:7", "CUDA"),
         ("torch", "gpu", "Expected one of cpu, cuda"),
-        ("tf", "cuda:7", "TensorFlow has no such device here; it has: cpu"),
-        ("tf", "gpu:7", "TensorFlow has no such device here; it has: cpu"),
-        ("tf", "xpu", "TensorFlow has no such device here; it has: cpu"),
+        pytest.param("tf", "cuda:7", NO_SUCH_DEVICE, marks=pytest.mark.tensorflow),
+        pytest.param("tf", "gpu:7", NO_SUCH_DEVICE, marks=pytest.mark.tensorflow),
+        pytest.param("tf", "xpu", NO_SUCH_DEVICE, marks=pytest.mark.tensorflow),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(backend, device, line):
