@@ -170,15 +170,15 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
                 _note_alignment(copier, *(alignment for _, alignment in of_ranks[:2]))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
                 return paired(sources, (i, channel.version + 1))
-        return [(None, None)] * channel.size
+        return [(None, (-1, 0))] * channel.size
 
-    source, found = channel.agree(op, models.choices, decide)
-    if found is None:
+    source, (chosen, version) = channel.agree(op, models.choices, decide)
+    if chosen < 0:
         _compare(op, channel, models)  # raises the error that names the first array that differs
-    block, version = channel.spread(op, source), int(found[1])
+    block = channel.spread(op, source)
     if channel.rank:
-        models.copiers[found[0]].write(block)
-    return version
+        models.copiers[chosen].write(block)
+    return int(version)
 
 
 def _compare(op: str, channel: Channel, models: _Models) -> None:
