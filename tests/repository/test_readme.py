@@ -149,7 +149,13 @@ PRINTS = {  # besides that the status is 0
 ELSEWHERE = {  # run by a test of their own, with what they need
     "README.md In your program", "docs/adopting.md Eight steps",
 }  # fmt: skip
-SHORTER = {"1_000_000": "2_048"}  # steps
+# steps and trials; and where train.py lies
+SHORTER = {
+    "1_000_000": "2_048",
+    '"2e5"': '"2048"',
+    "n_trials=20": "n_trials=2",
+    '"train.py"': repr(str(ROOT / "train.py")),
+}
 NEEDS = {
     "docs/weight_sync.md In torchrl's collectors": pytest.mark.torchrl,
     "docs/sb3.md": pytest.mark.sb3,
