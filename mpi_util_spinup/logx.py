@@ -58,7 +58,8 @@ class Logger:
 
         Args:
             output_dir: the folder, created if missing; None: a new one in the system's folder for temporary files.
-            output_fname, exp_name: name of the table in it, and of the experiment, for config.json.
+            output_fname: name of the table in it.
+            exp_name: of the experiment, for config.json.
             show: called with each row, on rank 0, instead of printing it. Then only warnings are printed.
             keep_rows: number of rows of the existing table after which to append; a line names those that are missing
                 or damaged. None: a new run; an earlier one's files are renamed, such as progress.txt.1.

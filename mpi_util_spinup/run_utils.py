@@ -37,7 +37,7 @@ def call_experiment(
         seed: in that name too, and an argument of the function.
         thunk: any function, which cloudpickle takes to the subprocess.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
-        data_dir, datestamp: for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` unless that is given.
+        data_dir: with `datestamp` for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` if none is given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
     Returns its Result; raises what `ExperimentGrid.run` does.
     """
@@ -148,7 +148,7 @@ class ExperimentGrid:
 
         Args:
             thunk: as for `call_experiment`, or the name of the parameter whose values are such functions.
-            data_dir, datestamp: as for `setup_logger_kwargs`.
+            data_dir: with `datestamp` as for `setup_logger_kwargs`.
             num_cpu: number of ranks of each run; "auto": the cores of this process, divided by `max_parallel`.
             max_parallel: number of runs at once. If it is more than one, each prints to output.txt in its folder.
             redo: also run what has succeeded before.

@@ -116,8 +116,8 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
 
     A graph is a program, which may also read and write files when it is run: load your own.
 
-    Args: trust: unpickle model_info.pkl, and so run whatever code is in it, if there is no model_info.json, as in
-        Spinning Up's folders. Raises UsageError: it would be needed.
+    With `trust` it unpickles model_info.pkl, and so runs whatever code is in it, if there is no model_info.json, as in
+    Spinning Up's folders; without it, that is a UsageError.
     Returns the tensors of the loaded graph, by the keys of the `inputs` and `outputs` of `setup_tf_saver`.
     """
     info = Path(fpath, "model_info.json")

@@ -79,7 +79,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
 
     Args:
-        model, graph: as in `rank0_bcast_wts`.
+        model: and graph, as in `rank0_bcast_wts`.
         label: printed with the checksum, tagged with the rank, if it is not empty; it may take the place of `graph`.
     """
     if isinstance(graph, str):
