@@ -37,7 +37,7 @@ def call_experiment(
         seed: in that name too, and an argument of the function.
         thunk: any function, which cloudpickle takes to the subprocess.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
-        data_dir: with `datestamp` for `setup_logger_kwargs`, whose result is passed as `logger_kwargs` if none is given.
+        data_dir: with `datestamp` for `setup_logger_kwargs`, whose result is `logger_kwargs` if none are given.
         kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
     Returns its Result; raises what `ExperimentGrid.run` does.
     """
