@@ -25,7 +25,7 @@ one version at a time, and may skip some. Its way to a receiver, and who wakes w
     receiver     wakes, takes the section's lock (shared), copies the values, answers ACK
     sender       wakes by the answer on its socket; `send` returns when the last worker has answered
 
-Between machines nobody is woken: both sides look at MPI with growing pauses, up to 10 ms.
+Between machines no rank is woken: both sides look at MPI with growing pauses, up to 10 ms.
 """
 
 from .mpi import MPIWeightSyncScheme

@@ -139,7 +139,7 @@ class RankPublisher(Publisher):
         if kind is Kind.HELLO:
             _, index, name = items
             self._links[rank] = WorkerLink(self._tags, rank)
-            with contextlib.suppress(ProtocolError):  # it is refused, and has been told
+            with contextlib.suppress(ProtocolError):  # it is refused, and knows it
                 self._admit(self._links[rank], index, name)
         elif kind is Kind.ENDED and (link is not None or worker.state is State.ABSENT):
             self._disconnect(worker, why := f"rank {rank} has ended")

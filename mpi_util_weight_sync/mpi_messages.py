@@ -3,7 +3,7 @@
 They are those of connection.py. A receiver that is ready asks (FETCH), and gets the newest version, or the next one as
 soon as there is one: UPDATE, then its bytes. So nothing large is sent to a rank that does not look for it.
 
-Nobody is woken, because only MPI knows what has come: both sides look, with the pauses of `wait_until`.
+No rank is woken, because only MPI knows what has come: both sides look, with the pauses of `wait_until`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from .sections import Content, Section
 ADDRESS, TO_RECEIVER, TO_SENDER, BULK = range(4)  # tags of a scheme
 _TAGS = 4
 _EAGER_BYTES = 3 << 10  # every MPI sends a message of that size at once, even if the sender does not call MPI again
-_PART_BYTES = 1 << 20  # MPI moves bytes only while it is tested, and the pauses of a wait begin anew with each part
+_PART_BYTES = 1 << 20  # MPI moves bytes only while it is tested, and the pauses of a wait begin again with each part
 
 _comms: weakref.WeakKeyDictionary[Channel, tuple[Any, Iterator[int]]] = weakref.WeakKeyDictionary()
 _requests: list[Any] = []  # of all schemes: MPI uses their memory until they are done
@@ -40,7 +40,7 @@ def unfinished(requests: list[Any] = _requests) -> int:
 
 
 def _keep(requests: list[Any]) -> list[Any]:
-    """Returns requests, and keeps them until they are done: nobody needs to wait for them."""
+    """Returns requests, and keeps them until they are done: no rank needs to wait for them."""
     unfinished()
     with _testing:
         _requests.extend(requests)

@@ -181,7 +181,7 @@ class Publisher:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
 
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
-        """A section that nobody reads, and that only some of `workers` will read: these want the newest."""
+        """A section that no reader has open, and that only some of `workers` will read: these want the newest."""
         for section in self._sections:
             if section.holds(nbytes) and self._readers(section) <= workers and section.claim():
                 return section

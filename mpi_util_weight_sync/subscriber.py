@@ -25,7 +25,7 @@ class Update(NamedTuple):
 
 
 class Subscriber:
-    """Connects to the publisher at `address`. WorkerLeftError: nobody listens there, or another process does.
+    """Connects to the publisher at `address`. WorkerLeftError: no process listens there, or another process does.
 
     Args: link: the `SenderLink` to a publisher on another machine. It is both the connection and the reader.
     """

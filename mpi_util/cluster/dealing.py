@@ -61,7 +61,7 @@ class ClusterCounter(Counter):
                 self.close_round(message.recv())
 
     def _answer(self, asking: int, dealt: Round, n_ranks: int) -> None:
-        """Rank 0 sends numbers to a rank of another machine, on which so many ranks share them."""
+        """Rank 0 sends numbers to a rank of another machine, on which several ranks share them."""
         found: range | str
         try:
             with self.lock_threads:

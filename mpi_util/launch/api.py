@@ -205,7 +205,7 @@ def _open_stdin(path: str) -> None:
     flags = os.O_RDWR | os.O_NOCTTY if stat.S_ISCHR(mode) else os.O_RDONLY | os.O_NONBLOCK  # a FIFO may have no writer
     fd = os.open(path, flags)
     os.set_blocking(fd, True)
-    if stat.S_ISREG(mode):  # opened anew it begins at its first byte
+    if stat.S_ISREG(mode):  # opened again it begins at its first byte
         with open(path.replace("/fd/", "/fdinfo/")) as info:
             os.lseek(fd, int(info.readline().split()[1]), os.SEEK_SET)
     os.dup2(fd, 0)
