@@ -13,7 +13,6 @@ import numpy as np
 
 from ..arrays.layout import Layout
 from ..collectives.barrier import add_in_agreement, add_through_rank_0
-from ..errors import MpiUtilError
 from ..host.segments import align
 from .forwarding import tag_of_call, wait_for
 
@@ -52,9 +51,8 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     if channel.leads:
         try:
             _Chain(channel, reduction, dict(zip(here, rows)), result).run()
-        except Exception as error:  # of another rank: those of this machine hear of it; else all
-            known = isinstance(error, MpiUtilError) and error.silent
-            channel.messages.fail(reduction.op, error, channel.below if known else range(channel.size))
+        except Exception as error:
+            channel.notify_waiting(reduction.op, error)
             raise
         for k in channel.below:
             channel.messages.send(k, None)

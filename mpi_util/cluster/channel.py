@@ -158,7 +158,7 @@ class ClusterChannel(Channel):
                     own = own._replace(address=self.messages.receive(self.above, op))
                 super().collect(op, own, arrays)
         except Exception as error:
-            self._notify_waiting(op, error)
+            self.notify_waiting(op, error)
             raise
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Any]:
@@ -175,7 +175,7 @@ class ClusterChannel(Channel):
                 source = source._replace(address=self.messages.receive(self.above, op))
             return super().spread(op, source)
         except Exception as error:
-            self._notify_waiting(op, error)
+            self.notify_waiting(op, error)
             raise
 
     def _receive_block(self, nbytes: int) -> BlockSource:
@@ -187,7 +187,7 @@ class ClusterChannel(Channel):
             self.messages.send(k, address)
         return BlockSource(nbytes, None, block, () if address else self.below)
 
-    def _notify_waiting(self, op: str, error: Exception) -> None:
+    def notify_waiting(self, op: str, error: Exception) -> None:
         """A leader fails in the middle of a call: the ranks that may wait for it raise the error too."""
         if self.leads:
             self.messages.fail(op, error, [*self.below, 0, *self.others])

@@ -90,8 +90,7 @@ def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
 def _close(channel: Channel) -> None:
     """Collective: the user's communicator is freed."""
     channel.close()
-    if channel in state(_Open):
-        state(_Open).remove(channel)
+    state(_Open)[:] = [each for each in state(_Open) if each is not channel]
 
 
 def _prepare_rank(world: Channel) -> None:

@@ -137,8 +137,7 @@ class RankLines:
 
     def release(self, ended: bool = False) -> bytes:
         """What was held back, as in `BannerFilter`; and at the end the lines that were cut short."""
-        cut = [rank for rank in self._lines if ended and self._lines[rank]]
-        found = b"".join(self._take(rank, b"\n") for rank in cut)
+        found = b"".join(self._take(rank, b"\n") for rank in self._lines if ended and self._lines[rank])
         return found + b"".join(self._tagged(rank, each.release(ended)) for rank, each in self._filters.items())
 
     def _add(self, piece: bytes) -> bytes:

@@ -2,9 +2,9 @@
 
     python [flags] runner.py (script | folder | zip | -m module | -c command) [arguments]
 
-An atexit function cannot know the status of `sys.exit(3)`; this file sees it, and calls `on_end`. All else is as if
-the interpreter ran the program itself: `__main__`, sys.argv, sys.path, sys.orig_argv, tracebacks, the order in which
-the process ends. It is a script that imports nothing of this package and nothing that takes time to import.
+An atexit function cannot know the status of `sys.exit(3)`; this file sees it, and calls `on_end`. It is the outermost
+frame of the stack; all else is as if the interpreter ran the program: `__main__`, sys.argv, sys.path, tracebacks,
+the order in which the process ends. It imports nothing of this package and nothing that takes time to import.
 """
 
 import os
@@ -68,11 +68,15 @@ def set_first_path(path: str, always: bool = False) -> None:
 
 
 def code_of_script(path: str) -> "CodeType":
-    """Compiles a script, or loads a .pyc; tells `__main__` where it is from."""
+    """Compiles a script, or loads a .pyc; tells `__main__` where it is from. SystemExit 2: it cannot be opened."""
     loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
     vars(sys.modules["__main__"]).update(__file__=path, __cached__=None, __loader__=loader)
     code = loader.get_code("__main__") if isinstance(loader, SourcelessFileLoader) else None
-    return code or compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    try:
+        return code or compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.exit(2)
 
 
 def code_of_command(source: str) -> "CodeType":

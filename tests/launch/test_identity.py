@@ -1,6 +1,7 @@
 """Variables of a launcher that are another's, or left over; ranks that never come to mpi_fork."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -240,6 +241,20 @@ def test_a_rank_that_ends_above_mpi_fork(run_ranks, tmp_path, how, status, text)
     assert len(ours) == 1 and ours[0].startswith("mpi_util: rank 1 ") and text in ours[0], done.err
     assert "(above mpi_fork); all 3 ranks were stopped" in ours[0]
     assert done.err.count("Traceback") == (how == "import")
+
+
+@pytest.mark.parametrize(("code", "status"), [("4", 4), ("0", 1), ("'no luck'", 1)])
+def test_all_ranks_end_at_once_above_mpi_fork(tmp_path, mpi, code, status):
+    """So soon that the waiting process sees none of them alive: the launcher knows the status."""
+    lines = [
+        "import os, sys",
+        f"if 'MPI_UTIL_JOB' in os.environ: sys.exit({code})",
+        "import mpi_util; mpi_util.mpi_fork(2)",
+    ]
+    (tmp_path / "program.py").write_text("\n".join(lines))
+    done = run([sys.executable, tmp_path / "program.py"], TIMEOUT_S, CLEAN_ENVIRONMENT | mpi_environment(mpi))
+    assert done.status == status, done.err
+    assert re.fullmatch(r"mpi_util: rank \d .* \(above mpi_fork\); all 2 ranks were stopped", done.err.splitlines()[-1])
 
 
 @pytest.mark.parametrize("n", ["0", "'3'", "2.5"])

@@ -172,3 +172,9 @@ def test_a_rank_sees_the_command_line_of_its_parent(tmp_path, mpi, how):
     if how[0] == "-OBm":  # which becomes -OB -m
         parent[1][1:2] = ["-OB", "-m"]
     assert rank == parent and Path(rank[2]).name in (tmp_path.name, "folder"), done.err
+
+
+def test_a_script_that_cannot_be_opened_again(tmp_path):
+    (tmp_path / "program.py").write_text("import os, mpi_util\nos.remove('program.py')\nmpi_util.mpi_fork(2)\n")
+    done = run([sys.executable, "program.py"], TIMEOUT_S, cwd=tmp_path)
+    assert done.status == 2 and "can't open file" in done.err and "Traceback" not in done.err
