@@ -279,7 +279,9 @@ class _Iteration:
                 if rollout.is_open:
                     raise UsageError("rollouts: the body of the loop has ended without rollout.gather(rows)")
         finally:
-            self._where.close()  # where the body has left the loop
+            self._where.close()
+            if not self.over:  # the body has left the loop
+                self._put_back()
 
     def add(self, number: int, rows: Any) -> Any:
         """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""
