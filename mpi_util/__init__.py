@@ -35,7 +35,7 @@ from .errors import (
 
 # isort: on
 from .host.cores import usable_cores
-from .ranks.console import Phases, msg, print0, steps_sec, timeit
+from .ranks.console import Phases, msg, on_rank0, print0, steps_sec, timeit
 from .ranks.failure import during, fail
 from .ranks.records import saved
 from .ranks.signals import StopRequest
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork, nslots
-    from .ranks.seeding import rank_seed, set_global_seeds, stream
+    from .ranks.seeding import rank_seed, seed_of, set_global_seeds, stream
     from .ranks.watchdog import watchdog
 
 __version__ = "0.1.0"
@@ -62,10 +62,11 @@ tf_config: Any  # a tf.compat.v1.ConfigProto
 __all__ = [
     "BatchError", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases", "RankLeftError",
     "RankMismatchError", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError", "WorkerError",
-    "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum", "deal",
-    "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nslots", "nworkers", "print0", "rank",
-    "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed", "restarts", "saved", "set_global_seeds",
-    "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
+    "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum", "deal", "during",
+    "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nslots", "nworkers", "on_rank0", "print0", "rank",
+    "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed", "restarts", "saved", "seed_of",
+    "set_global_seeds", "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores",
+    "watchdog",
 ]  # fmt: skip
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
@@ -78,7 +79,7 @@ _LOADED_WHEN_READ = {
     "collectives.reduce": ["all_mean", "all_sum"],
     "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
     "launch.api": ["mpi_fork", "nslots"],
-    "ranks.seeding": ["rank_seed", "set_global_seeds", "stream"],  # with NumPy, which the doctor may find missing
+    "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing
     "ranks.watchdog": ["watchdog"],
     "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }

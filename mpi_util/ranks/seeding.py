@@ -33,7 +33,12 @@ def rank_seed(seed: int) -> int:
 
     Args: seed: of the run, 0 or more.
     """
-    return int(stream(seed, rank()).generate_state(1)[0] >> 1)
+    return seed_of(seed, rank())
+
+
+def seed_of(seed: int, *key: int) -> int:
+    """A seed, 0 to 2**31 - 1, for what takes no `stream`, of the same arguments. Not collective."""
+    return int(stream(seed, *key).generate_state(1)[0] >> 1)
 
 
 def stream(seed: int, *key: int) -> np.random.SeedSequence:
