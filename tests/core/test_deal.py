@@ -148,15 +148,14 @@ def test_another_machine_asks_seldom_and_hears_of_the_end(tmp_path, mpi):
 def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):
     dealt = mpi_util.deal(5)
 
-    class ClosedWhileReading:
-        size = module._SLOT.size
+    class ClosedWhileWriting:
+        size, unpack_from = module._DEALT.size, module._DEALT.unpack_from
 
         @staticmethod
-        def unpack_from(*where):
-            found = struct.unpack_from("qqqqq", *where)
+        def pack_into(*what):
             dealt.close()  # as a signal handler, or rank 0 beside another rank, does
-            return found
+            struct.pack_into("qqqqqq", *what)
 
-    monkeypatch.setattr(module, "_SLOT", ClosedWhileReading)
+    monkeypatch.setattr(module, "_DEALT", ClosedWhileWriting)
     assert next(iter(dealt)) == 0
     assert dealt.closed and list(dealt) == []
