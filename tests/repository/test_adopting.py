@@ -71,7 +71,7 @@ def update(lstm, head, sequences, batch):
 """,
     "Normalise observations 1": """
 def act(agent, obs):
-    return int(np.random.random() < right((obs - scale["mean"]) / np.sqrt(scale["var"] + 1e-8)))
+    return int(np.random.random() < right((obs - scale.mean) / np.sqrt(scale.var + 1e-8)))
 """,
     "Evaluation on all ranks 1": """
 def evaluate(seed):
