@@ -45,7 +45,7 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "same_bits": Program(
-        "the smallest program with bit-identical results: `deal`, `stream`, `index=`",
+        "what `collect` does, call by call: `deal`, `stream`, `index=`",
         "yes",
         "--episodes 16",
         "--episodes 50",
@@ -58,13 +58,13 @@ PROGRAMS = {
         "--total_steps",
     ),
     "cross_entropy": Program(
-        "NumPy alone; only returns are sent, rank 0 draws the weights again",
+        "NumPy alone; `collect`; only seeds and returns are sent, rank 0 draws the weights again",
         "yes",
         "--candidates 16 --elite 4 --episodes 1",
         "--candidates 50 --episodes 1",
     ),
     "keras_reinforce": Program(
-        "Keras 3 on TensorFlow; trajectories as Python objects (`rank0_gather`)",
+        "Keras 3 on TensorFlow; `collect` brings trajectories as Python objects",
         "yes",
         "--episodes 16",
         "--episodes 50",
@@ -76,7 +76,10 @@ PROGRAMS = {
         "--num_envs 20 --num_steps 50",
     ),
     "gpu_on_rank0": Program(
-        "the update on rank 0's GPU, no other process opens it", "yes", "--episodes 8", "--episodes 50"
+        "`collect`, and the update on rank 0's GPU, which no other process opens",
+        "yes",
+        "--episodes 8",
+        "--episodes 50",
     ),
 }
 STEPS = {ENV: 8 * 1000, SLEEPING: 50 * 20}  # of gather_ppo_torch, in an iteration

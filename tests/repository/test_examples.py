@@ -146,8 +146,9 @@ def code(text: str) -> list[str]:
 
 def adopting() -> tuple[list[str], list[str]]:
     """The diffs of docs/cleanrl.md, and the lines of code in the recipes, which are those of programs."""
-    pages = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("cleanrl", "adopting", "pitfalls", "gpu")}
-    recipes = pages["adopting"].partition("\n## The quick way")[2] + pages["gpu"]
+    names = ("cleanrl", "eight_steps", "pitfalls", "gpu")
+    pages = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in names}
+    recipes = pages["eight_steps"].partition("\n## The quick way")[2].partition("\n## Trajectories")[0] + pages["gpu"]
     recipes += pages["pitfalls"].partition("\n## Normalisers")[2].partition("\n## Logging")[0]
     plain = "\n".join(re.findall(r"```python\n(.*?)```", recipes, re.DOTALL))
     return re.findall(r"```diff\n(.*?)```", pages["cleanrl"], re.DOTALL), plain.splitlines()
