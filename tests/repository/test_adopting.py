@@ -145,6 +145,21 @@ def test_a_recipe_prints_the_same_on_one_and_three_ranks(recipe, tmp_path):
         assert len(alone.splitlines()) > ITERATIONS
 
 
+def test_the_quick_way(tmp_path):
+    text = fenced(sections("eight_steps.md")["The quick way, and what it gives up"], "python")
+    seed, gather = text.partition("batch =")[::2]
+    program = f"""{side(START, "+")}
+import torch
+from types import SimpleNamespace
+args = SimpleNamespace(seed=1, num_envs=8)
+{seed}
+own = {{"x": torch.rand(n_own)}}
+batch ={gather}
+mpi_util.print0(batch["x"].unique().shape, torch.equal(batch["x"][:n_own], own["x"]))
+"""
+    assert start(program, 3, tmp_path / "3") == "torch.Size([8]) True\n"
+
+
 def test_a_run_continues_from_its_checkpoint(tmp_path):
     text = side(START, "+") + YOURS + PLAY + NEEDS["Checkpoints"] + fenced(RECIPES["Checkpoints"], "python") + CHECKSUM
     whole = start(text, 3, tmp_path / "whole")
