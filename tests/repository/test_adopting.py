@@ -1,11 +1,11 @@
 """The programs of docs/adopting.md, before and after, and the recipes run, the same on one rank and on three."""
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, run
+from pages import fenced, sections, side
 
 # What the pages call the reader's own.
 YOURS = """
@@ -87,21 +87,6 @@ def init(project):
 def log(row):
     print("wandb.log", flush=True)
 """
-
-
-def sections(page: str) -> dict[str, str]:
-    """The text of each section of a page, by its title."""
-    _, *parts = re.split(r"^## (.*)\n", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2]))
-
-
-def fenced(text: str, language: str) -> str:
-    return "\n\n".join(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL))
-
-
-def side(diff: str, sign: str) -> str:
-    """The program before ("-") or after ("+") a diff."""
-    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[:1] in (sign, " ", ""))
 
 
 ADOPTING, RECIPES = sections("adopting.md"), sections("recipes.md")

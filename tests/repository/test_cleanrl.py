@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from conftest import ROOT, run
-from test_adopting import fenced, sections, side
+from pages import fenced, sections, side
 
 # {0}, {1}, ... are the pieces of the page's diffs.
 PROGRAM = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
-from test_adopting import fenced, sections, side
+from pages import fenced, sections, side
 
 from mpi_util_spinup.logx import load_weights
 
