@@ -57,16 +57,16 @@ class Agent(nn.Module):
 @torch.no_grad()
 def play(number: int, seed: int) -> Iterator[dict[str, Any]]:  # +
     """Yields in each iteration the rows of the next steps, and the returns of the episodes that ended in them."""
-    envs = own[number] = make_envs()  # +
+    env = envs[number] = make_env()  # +
     # over: its next step only resets it (Gymnasium's AutoresetMode.NEXT_STEP)
-    obs, over = envs.reset(seed=seed)[0], np.zeros(1, bool)  # +
+    obs, over = env.reset(seed=seed)[0], np.zeros(1, bool)  # +
     while True:
         steps: list[tuple[np.ndarray, ...]] = []
         finished: list[float] = []
         for _ in range(args.num_steps):
             dist, value = agent(torch.as_tensor(obs, dtype=torch.float32))
             act = dist.sample()
-            next_obs, rew, terminated, truncated, info = envs.step(act.numpy())
+            next_obs, rew, terminated, truncated, info = env.step(act.numpy())
             steps.append((obs, act.numpy(), dist.log_prob(act).numpy(), value.numpy(), rew, terminated, over))
             obs, over = next_obs, terminated | truncated
             finished += info["episode"]["r"][over].tolist() if over.any() else []
@@ -99,25 +99,25 @@ def update(batch: dict[str, torch.Tensor]) -> None:
             optimizer.step()
 
 
-def make_envs() -> Any:
+def make_env() -> Any:
     """A vector environment of one."""
-    envs: Any = gym.make_vec(args.env, num_envs=1, vectorization_mode="sync")
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(gym.wrappers.vector.FlattenObservation(envs))
-    envs = gym.wrappers.vector.NormalizeObservation(envs)
-    discrete = isinstance(envs.single_action_space, gym.spaces.Discrete)
-    return envs if discrete else gym.wrappers.vector.ClipAction(envs)
+    env: Any = gym.make_vec(args.env, num_envs=1, vectorization_mode="sync")
+    env = gym.wrappers.vector.RecordEpisodeStatistics(gym.wrappers.vector.FlattenObservation(env))
+    env = gym.wrappers.vector.NormalizeObservation(env)
+    discrete = isinstance(env.single_action_space, gym.spaces.Discrete)
+    return env if discrete else gym.wrappers.vector.ClipAction(env)
 
 
 torch.manual_seed(args.seed)
-own: dict[int, Any] = {}  # +  this rank's environments, by their numbers
-envs = make_envs()
-space, n_obs = envs.single_action_space, envs.single_observation_space.shape[0]
+envs: dict[int, Any] = {}  # +  this rank's, by their numbers
+env = make_env()
+space, n_obs = env.single_action_space, env.single_observation_space.shape[0]
 discrete = isinstance(space, gym.spaces.Discrete)
 agent = Agent(n_obs, int(space.n) if discrete else space.shape[0], discrete)
 optimizer = torch.optim.Adam(agent.parameters(), lr=LR, eps=1e-5)
 for iteration in range(args.iterations):
     batch = mpi_util.collect(play, envs=args.num_envs, weights=agent, seed=args.seed)  # +
-    mpi_util.merge_moments(own)  # +  all environments normalise with the mean and deviation of all their samples
+    mpi_util.merge_moments(envs)  # +  all environments normalise with the mean and deviation of all their samples
     if batch is None:  # +  this is not rank 0
         continue  # +
     returns = batch.pop("returns")

@@ -2,7 +2,7 @@
 
 import re
 
-from launching import ROOT
+from conftest import ROOT
 
 
 def sections(page: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ class Args:
     num_steps: int = 32
     num_iterations: int = 3
     track: bool = True
+    anneal_lr: bool = True
     save_model: bool = True
 {1}
 
@@ -52,7 +53,7 @@ if __name__ == "__main__":
     global_step = 0
 {6}
 {7}
-        lr = args.num_iterations
+        if args.anneal_lr:
 {8}
         optimizer.param_groups[0]["lr"] = 1e-3 * frac
         for step in range(args.num_steps):

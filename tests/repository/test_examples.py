@@ -147,7 +147,9 @@ def adopting() -> tuple[list[str], list[str]]:
     pages = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("cleanrl", "pitfalls", "gpu")}
     of_programs = pages["pitfalls"].partition("\n## Normalisers")[2].partition("\n## Logging")[0] + pages["gpu"]
     plain = "\n".join(re.findall(r"```python\n(.*?)```", of_programs, re.DOTALL))
-    return fenced(sections("cleanrl.md")["A rollout that is a function"], "diff").strip().split("\n\n"), plain.splitlines()
+    return fenced(sections("cleanrl.md")["A rollout that is a function"], "diff").strip().split(
+        "\n\n"
+    ), plain.splitlines()
 
 
 def before() -> str:
