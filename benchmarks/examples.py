@@ -5,8 +5,7 @@
     python -m benchmarks.examples --table            # the rows of the table in examples/README.md, from the results
 
 Seconds per whole iteration (weights, rollout, gather, update), the first one left out: from the arrival of the
-first line "iteration ..." to that of the last. The programs that deal episodes do bit-identical work on any number of
-ranks; in vector_envs.py it is the same number of steps.
+first line "iteration ..." to that of the last. The programs do bit-identical work on any number of ranks.
 """
 
 import argparse
@@ -51,7 +50,7 @@ PROGRAMS = {
         "--episodes 50",
     ),
     "gather_ppo_torch": Program(
-        "PPO in one file in the style of CleanRL; stop and totals over all ranks; a normaliser",
+        "PPO in one file; `collect`; stop and totals over all ranks; a normaliser",
         "yes",
         "--episodes 8 --minibatch_size 500",
         "--episodes 50 --minibatch_size 500 --epochs 2",
@@ -70,8 +69,8 @@ PROGRAMS = {
         "--episodes 50",
     ),
     "vector_envs": Program(
-        "vector environments, `share`; the quick way: `rank_seed`, `merge_moments`",
-        "no",
+        "environments that continue: a generator for `collect`; normalising wrappers: `merge_moments`",
+        "yes",
         "--num_envs 8 --num_steps 1000",
         "--num_envs 20 --num_steps 50",
     ),

@@ -1,11 +1,11 @@
 """The programs of docs/adopting.md, before and after, and the recipes run, the same on one rank and on three."""
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, run
+from pages import blocks, fenced, sections, side
 
 # What the pages call the reader's own.
 YOURS = """
@@ -93,27 +93,12 @@ def log(row):
 """
 
 
-def sections(page: str) -> dict[str, str]:
-    """The text of each section of a page, by its title."""
-    _, *parts = re.split(r"^## (.*)\n", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2]))
-
-
-def fenced(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-
-
-def side(diff: str, sign: str) -> str:
-    """The program before ("-") or after ("+") a diff."""
-    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[:1] in (sign, " ", ""))
-
-
-SHAPES = {title: fenced(text, "diff")[0] for title, text in sections("adopting.md").items() if "```diff" in text}
+SHAPES = {title: fenced(text, "diff") for title, text in sections("adopting.md").items() if "```diff" in text}
 START = SHAPES.pop("Start N processes")
 RECIPES = {
     f"{title} {n}": side(START, "+") + YOURS + PLAY + NEEDS.get(f"{title} {n}", "") + code + CHECKSUM
     for title, text in sections("recipes.md").items()
-    for n, code in enumerate(fenced(text, "python"), 1)
+    for n, code in enumerate(blocks(text, "python"), 1)
 }
 
 
@@ -147,6 +132,21 @@ def test_a_recipe_prints_the_same_on_one_and_three_ranks(recipe, tmp_path):
     alone, three = (start(text, n, tmp_path / str(n)) for n in (1, 3))
     assert alone == three
     assert len(alone.splitlines()) > ITERATIONS or "update(" not in text.partition(PLAY)[2]
+
+
+def test_the_quick_way(tmp_path):
+    text = fenced(sections("eight_steps.md")["The quick way, and what it gives up"], "python")
+    seed, gather = text.partition("batch =")[::2]
+    program = f"""{side(START, "+")}
+import torch
+from types import SimpleNamespace
+args = SimpleNamespace(seed=1, num_envs=8)
+{seed}
+own = {{"x": torch.rand(n_own)}}
+batch ={gather}
+mpi_util.print0(batch["x"].unique().shape, torch.equal(batch["x"][:n_own], own["x"]))
+"""
+    assert start(program, 3, tmp_path / "3") == "torch.Size([8]) True\n"
 
 
 def test_a_run_continues_from_its_checkpoint(tmp_path):
