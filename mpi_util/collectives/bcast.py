@@ -40,10 +40,9 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
             statistics too) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of such, of NumPy
             arrays, tensors, variables, and plain objects; the same names, dtypes and shapes on every rank. A number in
             a dict or list is replaced by one of its type; one in a tuple cannot be. Numbers in automatic layer names
-            (`dense_3`) do not matter. Of an object, such as a normaliser, those attributes are sent that are numbers,
-            arrays, tensors, models, dicts and lists of them, or objects of nothing else: keep elsewhere what is a
-            rank's own. Strings, lists of numbers, generators, environments (with `reset` and `step`) and optimizers in
-            it stay as they are. A running mean becomes rank 0's; `merge_moments` merges those of all ranks instead.
+            (`dense_3`) do not matter. Of a plain object those attributes are sent that are numbers, arrays, tensors or
+            models, or that hold nothing but numbers, arrays and tensors (dicts, and objects such as a normaliser's). A
+            running mean becomes rank 0's; `merge_moments` merges those of all ranks instead.
         graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
             state), and nothing is added to it; where the ranks' differ, because rank 0 alone has an optimizer, the
             trainable ones. None: the session's own; other models have none.
