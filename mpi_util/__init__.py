@@ -35,7 +35,7 @@ from .errors import (
 
 # isort: on
 from .host.cores import usable_cores
-from .ranks.console import Phases, msg, print0, steps_sec, timeit
+from .ranks.console import Phases, msg, on_rank0, print0, steps_sec, timeit
 from .ranks.failure import during, fail
 from .ranks.records import saved
 from .ranks.signals import StopRequest
@@ -43,12 +43,13 @@ from .ranks.signals import StopRequest
 if TYPE_CHECKING:
     from .arrays.adapters.tensorflow_setup import setup_tensorflow_for_mpi
     from .collectives.bcast import all_avg_wts, bcast, chksum, rank0_bcast_wts
+    from .collectives.collecting import Collected, Rollout, collect, rollouts
     from .collectives.deal import deal, share
     from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
     from .launch.api import mpi_fork, nslots
-    from .ranks.seeding import rank_seed, set_global_seeds, stream
+    from .ranks.seeding import rank_seed, seed_of, set_global_seeds, stream
     from .ranks.watchdog import watchdog
 
 __version__ = "0.1.0"
@@ -57,28 +58,31 @@ rank: int
 nworkers: int
 restarts: int  # how often mpi_fork has started this program again after a failure
 last_saved: Any  # what `saved` was given last before that, or None
+collected: "Collected"  # what collect and rollouts have brought to rank 0 so far
 tf_config: Any  # a tf.compat.v1.ConfigProto
 
 __all__ = [
-    "BatchError", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases", "RankLeftError",
-    "RankMismatchError", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError", "WorkerError",
-    "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum", "deal",
-    "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nslots", "nworkers", "print0", "rank",
-    "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed", "restarts", "saved", "set_global_seeds",
-    "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
+    "BatchError", "Collected", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases",
+    "RankLeftError", "RankMismatchError", "Rollout", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError",
+    "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum",
+    "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nslots",
+    "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed",
+    "restarts", "rollouts", "saved", "seed_of", "set_global_seeds", "setup_tensorflow_for_mpi", "share", "steps_sec",
+    "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
 _LOADED_WHEN_READ = {
     "collectives.bcast": ["all_avg_wts", "bcast", "chksum", "rank0_bcast_wts"],
+    "collectives.collecting": ["Collected", "Rollout", "collect", "rollouts"],
     "collectives.deal": ["deal", "share"],
     "collectives.gather": ["all_accum_batches", "rank0_accum_batches", "rank0_gather"],
     "collectives.moments": ["merge_moments"],
     "collectives.reduce": ["all_mean", "all_sum"],
     "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
     "launch.api": ["mpi_fork", "nslots"],
-    "ranks.seeding": ["rank_seed", "set_global_seeds", "stream"],  # with NumPy, which the doctor may find missing
+    "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing
     "ranks.watchdog": ["watchdog"],
     "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }
@@ -86,7 +90,7 @@ _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for na
 # What these functions return is right whenever it is read: before and after MPI starts, or without it.
 _CALLED_WHEN_READ = {
     "rank": "ranks.identity", "nworkers": "ranks.identity", "restarts": "ranks.records", "last_saved": "ranks.records",
-    "tf_config": "arrays.adapters.tensorflow_setup",
+    "collected": "collectives.collecting", "tf_config": "arrays.adapters.tensorflow_setup",
 }  # fmt: skip
 
 

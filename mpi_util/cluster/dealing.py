@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _QUESTION_TAG = 2  # of a rank that requests numbers from rank 0
 _CLOSED_TAG = 3  # of rank 0, which notifies other machines that it has closed a round
+_ENDED_TAG = 4  # of a rank whose episode has ended
 _WATCHED = 4  # rounds of which they may still have numbers
 
 
@@ -24,18 +25,25 @@ class ClusterCounter(Counter):
 
     def __init__(self, channel: "Channel"):
         super().__init__(channel)
-        self._has_all = 0 in self.here
+        self.guesses = 0 in self.here  # this machine begins with all numbers
+        self._questions: list[tuple[int, Round, int]] = []  # that rank 0 cannot answer yet
         self._others = [k for k in range(channel.size) if k not in self.here]
         self._watched: list[int] = []
         self._notices: list[Any] = []
         if channel.rank == 0:
             state(Background).append(self.serve)
 
-    def _first(self, n: int) -> range:
-        return range(n if self._has_all else 0)
+    def _first(self, dealt: Round) -> range:
+        return super()._first(dealt) if self.guesses else range(0)
 
-    def _more(self, dealt: Round) -> range:
-        return ALL_DEALT if self._has_all else self._request(dealt)
+    def _more(self, dealt: Round, number: int, ended: int, rows: int) -> range | None:
+        return super()._more(dealt, number, ended, rows) if self.guesses else self._request(dealt)
+
+    def end(self, dealt: Round, rows: int) -> None:
+        if self.guesses:
+            return super().end(dealt, rows)
+        messages = self.channel.messages
+        messages.wait(messages.comm.isend((dealt, rows), 0, _ENDED_TAG).Test)
 
     def _request(self, dealt: Round) -> range:
         messages = self.channel.messages
@@ -50,24 +58,32 @@ class ClusterCounter(Counter):
         """Rank 0 answers other machines, and notifies them of rounds that are closed; these note that."""
         comm = self.channel.comm
         if self.channel.rank == 0:
+            while message := comm.improbe(tag=_ENDED_TAG):
+                super().end(*message.recv())
+            questions, self._questions = self._questions, []
             while message := comm.improbe(tag=_QUESTION_TAG):
-                self._answer(*message.recv())
+                questions.append(message.recv())
+            for question in questions:
+                self._answer(*question)
             for round_number in filter(self.is_closed, [*self._watched]):
                 self._watched.remove(round_number)
                 self._notices += [comm.isend(round_number, k, _CLOSED_TAG) for k in self._others]
             self._notices = [request for request in self._notices if not request.Test()]
-        elif not self._has_all:
+        elif not self.guesses:
             while message := comm.improbe(0, _CLOSED_TAG):
                 self.close_round(message.recv())
 
     def _answer(self, asking: int, dealt: Round, n_ranks: int) -> None:
         """Rank 0 sends numbers to a rank of another machine, on which several ranks share them."""
-        found: range | str
+        found: range | str | None
         try:
             with self.lock_threads:
                 found = self.take_some(dealt, lambda left: max(1, left * n_ranks // (2 * self.channel.size)))
         except RankMismatchError as error:
             found = str(error)
+        if found is None:
+            self._questions.append((asking, dealt, n_ranks))
+            return
         self.channel.messages.send(asking, found)
         if dealt[0] not in self._watched:
             self._watched = [*self._watched[1 - _WATCHED :], dealt[0]]

@@ -1,14 +1,17 @@
 """Divides numbered work among the ranks: dealt to the rank that is free, or in equal shares; in each rank's process."""
 
 import collections
+import contextlib
 import fcntl
 import itertools
+import math
 import mmap
 import operator
 import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ..errors import RankMismatchError, UsageError
 from ..host.segments import Segment, Ticket, attach
@@ -19,15 +22,37 @@ from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 from .channel import Channel, channel_of
 
-# number of the round, how many it deals, the next to deal, the end of these, the round if it was closed
-_SLOT = struct.Struct("qqqqq")
-_DEALT, _CLOSED = struct.Struct("qqqq"), struct.Struct("q")  # its parts: the last one is written without the lock
+# number of the round, how many it deals, the next to deal, the end of these, how many episodes have ended and their
+# rows, the round if it was closed
+_SLOT = struct.Struct("qqqqqqq")
+_DEALT, _CLOSED = struct.Struct("qqqqqq"), struct.Struct("q")  # its parts: the last one is written without the lock
 _ROUNDS = 64  # rounds that may be under way at once: after as many a slot is used again
 _NONE_YET = -1
 
 ALL_DEALT = range(-1, -1)
 
-Round = tuple[int, int]  # its number, how many numbers it deals
+
+class Round(NamedTuple):
+    """What is dealt.
+
+    Attributes:
+        number: of the round.
+        n: how many numbers; by_rows: instead, numbers of episodes until those that have ended have so many rows.
+        mean: rows of an episode in an earlier round, for a first guess; 0: there was none.
+    """
+
+    number: int
+    n: int
+    by_rows: bool = False
+    mean: float = 0.0
+
+    def needed(self, under_way: int, ended: int, rows: int) -> int:
+        """How many more episodes to begin if those under way get as many rows as others did; 0 or less: none yet.
+
+        Args: rows: of the `ended` ones.
+        """
+        mean = (rows + self.mean) / max(1, ended + (self.mean > 0))
+        return math.ceil((self.n - rows) / mean) - under_way if mean else 1
 
 
 def share(n: int) -> range:
@@ -74,10 +99,16 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
             too, which each rank runs a different number of times, so numbers of that inner deal were lost.
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
-    n, channel = _count("deal", n), channel_of(comm)
-    if comm is None or channel.size > 1:  # else a rank deals to itself
+    n = _count("deal", n)
+    return deal_on(channel_of(comm), n)
+
+
+def deal_on(channel: Channel, n: int, by_rows: bool = False, mean: float = 0.0) -> "Deal":
+    """`deal` on a channel. Args: by_rows, mean: as of `Round`; the caller then reports each episode to `Deal.end`."""
+    if channel.whole or channel.size > 1:  # else a rank deals to itself
         state(_Made)[threading.get_ident()] += 1
-    return Deal(channel.states.of(channel.counter_kind or Counter), n)
+    counter = channel.states.of(channel.counter_kind or Counter)
+    return Deal(counter, Round(next(counter.rounds), n, by_rows, mean))
 
 
 class _Made(collections.Counter[int]):
@@ -91,9 +122,8 @@ class Deal:
         taken: the numbers that this rank has got so far: the `index` of what it made of them.
     """
 
-    def __init__(self, counter: "Counter", n: int):
-        self._counter, self._n = counter, n
-        self._round = next(counter.rounds)
+    def __init__(self, counter: "Counter", dealt: Round):
+        self._counter, self._dealt = counter, dealt
         self.taken: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
@@ -108,20 +138,24 @@ class Deal:
                 )
             threads.use_one_core()  # each time, as there may have been a gather
             self.serve()
-            if (number := self._counter.take((self._round, self._n))) is None:
+            if (number := self._counter.take(self._dealt)) is None:
                 return
             self.taken.append(number)
             n_made = here, made[here]
             yield number
 
+    def end(self, rows: int) -> None:
+        """An episode of a round by rows has ended, with so many."""
+        self._counter.end(self._dealt, rows)
+
     def close(self) -> None:
         """Deals nothing more in this round, on any rank. Rank 0 calls it; a signal handler may: it takes no lock."""
-        self._counter.close_round(self._round)
+        self._counter.close_round(self._dealt.number)
 
     @property
     def closed(self) -> bool:
         """True once the round was closed: at once on rank 0's machine, elsewhere at the next number or `serve`."""
-        return self._counter.is_closed(self._round)
+        return self._counter.is_closed(self._dealt.number)
 
     def serve(self) -> None:
         """Call it now and then within an episode: rank 0 then answers other machines, and those learn of `close`."""
@@ -133,17 +167,19 @@ class Counter:
 
     It lies in memory that the ranks of a machine share, under a file lock, which the kernel gives back when its holder
     is killed. On several machines each has a counter, of a subclass (`Channel.counter_kind`). On machines other than
-    rank 0's it begins with nothing and gets its numbers from rank 0, by overriding `_first` and `_more`.
+    rank 0's it begins with nothing and gets its numbers from rank 0, by overriding `_first`, `_more` and `end`.
 
     Attributes:
         rounds: gives this rank's next round its number. here: the ranks that share this counter.
+        guesses: in a round by rows it says how many more episodes to begin, as it learns of all that end.
         lock_threads: what keeps other ranks away does not keep away this rank's other threads.
     """
 
     def __init__(self, channel: Channel):
         self.channel, self.rounds, self.lock_threads = channel, itertools.count(), threading.RLock()
+        self.guesses = True
         self.here = [k for k, lowest in enumerate(channel.machine) if lowest == channel.machine[channel.rank]]
-        slots = _SLOT.pack(_NONE_YET, 0, 0, 0, _NONE_YET) * _ROUNDS
+        slots = _SLOT.pack(_NONE_YET, 0, 0, 0, 0, 0, _NONE_YET) * _ROUNDS
         self._slots: mmap.mmap | bytearray = bytearray(slots)
         self._file: int | None = None  # which is locked
         self._segment: Segment | None = None
@@ -165,44 +201,74 @@ class Counter:
     def take(self, dealt: Round) -> int | None:
         """The next number of a round; None: all are dealt. RankMismatchError: another rank deals another number."""
         failure.enter("deal")
-        with self.lock_threads:
-            found = self.take_some(dealt)
+
+        def take_one() -> tuple[range] | None:
+            self.serve()
+            with self.lock_threads:
+                found = self.take_some(dealt)
+            return None if found is None else (found,)
+
+        (found,) = wait_until(take_one, None, state(Watchdog))
         return found.start if found else None
 
-    def take_some(self, dealt: Round, how_many: Callable[[int], int] = lambda left: 1) -> range:
-        """The next numbers of a round. Args: how_many: number that are left here -> number to take, at least 1."""
-        round_number, n = dealt
-        start = round_number % _ROUNDS * _SLOT.size
+    def take_some(self, dealt: Round, how_many: Callable[[int], int] = lambda left: 1) -> range | None:
+        """The next numbers of a round; None: none yet, as the episodes under way may be enough.
+
+        Args: how_many: number that are left here -> number to take, at least 1.
+        """
+        with self._locked(dealt.number) as start:
+            found, n, number, end, ended, rows = _DEALT.unpack_from(self._slots, start)
+            if found > dealt.number or self.is_closed(dealt.number):
+                return ALL_DEALT
+            if found < dealt.number:
+                first = self._first(dealt)
+                n, number, end, ended, rows = dealt.n, first.start, first.stop, 0, 0
+            if n != dealt.n:
+                raise RankMismatchError(
+                    f"deal: this rank deals {dealt.n} numbers and another one {n}; give the same on every rank"
+                )
+            if number == end != ALL_DEALT.stop:
+                more = self._more(dealt, number, ended, rows)
+                if more is None:
+                    return None
+                number, end = more.start, more.stop
+            taken = range(number, min(end, number + how_many(end - number)))
+            following = max(number, taken.stop)
+            end = following if self.guesses and dealt.by_rows else end  # it is guessed again
+            _DEALT.pack_into(self._slots, start, dealt.number, n, following, end, ended, rows)
+            return taken
+
+    def end(self, dealt: Round, rows: int) -> None:
+        """An episode has ended, with so many rows."""
+        with self.lock_threads, self._locked(dealt.number) as start:
+            *found, ended, all_rows = _DEALT.unpack_from(self._slots, start)
+            if found[0] == dealt.number:
+                _DEALT.pack_into(self._slots, start, *found, ended + 1, all_rows + rows)
+
+    def _first(self, dealt: Round) -> range:
+        """The numbers that are here when a round begins."""
+        return range(0 if dealt.by_rows else dealt.n)
+
+    def _more(self, dealt: Round, number: int, ended: int, rows: int) -> range | None:
+        """More numbers for the ranks that share this counter, once it has none left. Called with the lock held.
+
+        Args: number: the next one. ended, rows: of the episodes that have ended. Returns: None: none yet.
+        """
+        if not dealt.by_rows or rows >= dealt.n:
+            return ALL_DEALT
+        needed = dealt.needed(number - ended, ended, rows)
+        return range(number, number + needed) if needed > 0 else None
+
+    @contextlib.contextmanager
+    def _locked(self, round_number: int) -> Iterator[int]:
+        """No other rank deals meanwhile. Gives the place of the round's slot."""
         if self._file is not None:
             wait_until(self._try_lock, None, state(Watchdog))  # a holder may be stopped
         try:
-            found, found_n, number, end, closed = _SLOT.unpack_from(self._slots, start)
-            if found > round_number or closed == round_number:
-                return ALL_DEALT
-            if found < round_number:
-                first = self._first(n)
-                found_n, number, end = n, first.start, first.stop
-            if found_n != n:
-                raise RankMismatchError(
-                    f"deal: this rank deals {n} numbers and another one {found_n}; give the same on every rank"
-                )
-            if number == end != ALL_DEALT.stop:
-                more = self._more(dealt)
-                number, end = more.start, more.stop
-            taken = range(number, min(end, number + how_many(end - number)))
-            _DEALT.pack_into(self._slots, start, round_number, n, max(number, taken.stop), end)
-            return taken
+            yield round_number % _ROUNDS * _SLOT.size
         finally:
             if self._file is not None:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _first(self, n: int) -> range:
-        """The numbers that are here when a round of `n` begins."""
-        return range(n)
-
-    def _more(self, dealt: Round) -> range:
-        """More numbers for the ranks that share this counter, once it has none left. Called with the lock held."""
-        return ALL_DEALT
 
     def _try_lock(self) -> bool:
         try:

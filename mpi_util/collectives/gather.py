@@ -60,7 +60,7 @@ def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -
         BatchError: on every rank: a leaf is an array of objects, a list holds arrays or dicts, segments of one rank
             differ, or an index is used twice.
     """
-    return _to_rank0(channel_of(comm), "rank0_accum_batches", batch, index)
+    return to_rank0(channel_of(comm), "rank0_accum_batches", batch, index)
 
 
 @overload
@@ -88,7 +88,7 @@ def rank0_gather(obj: Any, *, index: Index = None, comm: Comm = None) -> list[An
     batch: Any = tree.Objects([obj])
     if index is not None:
         batch = [tree.Objects([item]) for item in obj] if isinstance(obj, Sequence) else obj
-    gathered = _to_rank0(channel := channel_of(comm), "rank0_gather", batch, index)
+    gathered = to_rank0(channel := channel_of(comm), "rank0_gather", batch, index)
     return list(gathered) if channel.rank == 0 else [obj] if index is None else list(obj)
 
 
@@ -108,7 +108,7 @@ def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> 
     return _to_all(channel_of(comm), "all_accum_batches", batch, index)
 
 
-def _to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
+def to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
     """Joins on rank 0, which then has all cores: the others have nothing to do until its next collective call."""
     gathered = _gather(channel, op, Rows(op, channel.rank, batch, index))
     if channel.whole and channel.rank == 0:

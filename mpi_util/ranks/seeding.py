@@ -3,6 +3,8 @@
 import operator
 import random
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +35,15 @@ def rank_seed(seed: int) -> int:
 
     Args: seed: of the run, 0 or more.
     """
-    return int(stream(seed, rank()).generate_state(1)[0] >> 1)
+    return seed_of(seed, rank())
+
+
+def seed_of(seed: int, *key: int) -> int:
+    """A seed for (seed, key), 0 to 2**31 - 1, the same on every rank and machine. Not collective.
+
+    For what takes a whole number: `torch.manual_seed`, `env.reset(seed=...)`. Args: as `stream`.
+    """
+    return int(stream(seed, *key).generate_state(1)[0] >> 1)
 
 
 def stream(seed: int, *key: int) -> np.random.SeedSequence:
@@ -44,6 +54,29 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
     Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
     """
     return np.random.SeedSequence(_number("stream", seed), spawn_key=key)
+
+
+def keep_random_states(then: int) -> Callable[[], None]:
+    """The function returned puts the states of `random`, `numpy.random` and torch back to what they are now.
+
+    Args: then: with it that function seeds TensorFlow, whose state cannot be read, and torch if it was not loaded yet.
+    """
+    kept: list[tuple[Callable[[Any], object], Any]] = [
+        (random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()),
+    ]  # fmt: skip
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        kept.append((torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_initialized():
+            kept.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+
+    def put_back() -> None:
+        if torch is None or "tensorflow" in sys.modules:
+            set_global_seeds(then)
+        for put, value in kept:
+            put(value)
+
+    return put_back
 
 
 def _number(call: str, seed: int) -> int:

@@ -1,0 +1,379 @@
+"""`collect` and `rollouts`: an iteration's rollouts, divided among the ranks and gathered; in each rank's process.
+
+Both do the same for each iteration (`_Iteration`): send the weights, deal the numbers of the rollouts, seed each one by
+its number, gather the rows in the order of the numbers, and put the random states back. So rank 0 goes on with what a
+single process would have, whoever has played what.
+"""
+
+import bisect
+import collections
+import contextlib
+import inspect
+import itertools
+import operator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from types import GeneratorType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import tree
+from ..errors import BatchError, UsageError
+from ..ranks import failure
+from ..ranks.identity import Comm
+from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
+from ..ranks.state import state
+from .bcast import rank0_bcast_wts
+from .channel import Channel, channel_of
+from .deal import Deal, deal_on, share
+from .gather import to_rank0
+
+PHASE = "rollout"
+_GIVEN = ("rng", "seed", "number", "iteration")  # arguments of `play`
+
+
+class Collected(NamedTuple):
+    """What `collect` and `rollouts` have brought to rank 0 since the program began, the same on every rank.
+
+    Attributes:
+        rollouts: episodes, or segments of environments that continue. steps: their rows.
+        unused_rollouts, unused_steps: of episodes that were played, but with `steps=` were not needed.
+    """
+
+    rollouts: int = 0
+    steps: int = 0
+    unused_rollouts: int = 0
+    unused_steps: int = 0
+
+
+class _Total:
+    collected = Collected()
+
+
+def collected() -> Collected:
+    """The totals of this process; of calls with `phase="rollout"`, the default. Not collective."""
+    return state(_Total).collected
+
+
+class Rollout:
+    """An episode, or a segment of a numbered environment that continues, as `rollouts` gives it to a loop's body.
+
+    Attributes:
+        number: each of 0, 1, ... is played once in an iteration, on one of the ranks.
+        iteration: from the iterable that `rollouts` was given.
+        seed: 0 to 2**31 - 1, by (seed, iteration, number), such as for env.reset(seed=...).
+        kept: for the body to keep something in: of a numbered environment it is there again in the next iteration.
+    """
+
+    number: int
+    iteration: int
+    seed: int
+    kept: Any = None
+    is_open = False
+
+    def start(self, of: "_Iteration", number: int) -> None:
+        """It is played from now on."""
+        self._of, self.number, self.iteration, self.is_open = of, number, of.number, True
+        self.seed = seed_of(*of.loop.stream_key, of.number, number)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A new generator, by (seed, iteration, number)."""
+        return np.random.default_rng(stream(*self._of.loop.stream_key, self.iteration, self.number))
+
+    def gather(self, rows: Any) -> Any:
+        """Takes the rows of this rollout; to be called once in the loop's body, where the rollout ends.
+
+        Collective with the last rollout of each rank: waits until all ranks have gathered theirs.
+
+        Args: rows: as `collect` takes them from `play`. Returns: as `collect`; None also on rank 0, until its last one.
+        """
+        if not self.is_open:
+            raise UsageError("Rollout.gather: called a second time for the same rollout")
+        self.is_open = False
+        return self._of.add(self.number, rows)
+
+
+def collect(
+    play: Callable[..., Any], *, episodes: int | None = None, steps: int | None = None, envs: int | None = None,
+    weights: Any = None, seed: int, iteration: int | None = None, phase: str = PHASE, comm: Comm = None,
+) -> Any:  # fmt: skip
+    """Collective: plays rollouts on all ranks, and joins their rows on rank 0: the same bits at any number of ranks.
+
+        batch = mpi_util.collect(play, episodes=40, weights=agent, seed=1)
+        if batch is None:
+            continue  # the other ranks
+
+    Before each rollout it seeds `random`, `numpy.random`, torch and TensorFlow by (seed, iteration, number), and
+    afterwards puts the random states back. (TensorFlow's cannot be read: it is seeded by (seed, iteration).)
+
+    Args:
+        play: plays one rollout and returns its rows: a nested dict or tuple of arrays and tensors, whose first axis is
+            rows, numbers (a row each), and lists, which are joined; other objects are listed, one for each rollout. It
+            is called with those of these arguments that it names: `seed` (0 to 2**31 - 1), `rng` (a
+            numpy.random.Generator), `number`, `iteration`.
+        episodes: how many. A rank that is free takes the next number.
+        steps: instead, episodes 0, 1, ... until they have so many rows together (the longest array of each counts).
+            Episodes that were begun and are not needed then are dropped.
+        envs: instead, one segment of each environment 0 .. envs - 1, which is always the same rank's; there may be
+            fewer than ranks. `play` is a generator function, which is started once for each number and yields a segment
+            in each iteration, so its local variables are there in the next one.
+        weights: what `rank0_bcast_wts` sends first; None: nothing.
+        seed: of the run, 0 or more.
+        iteration: None: how many calls with this phase and seed came before.
+        phase: names the work in reports of errors, and with `seed` the random numbers.
+        comm: communicator; None: all ranks.
+
+    Returns:
+        Rank 0: the rows of all rollouts in the order of their numbers, as `rank0_accum_batches` joins them. Others:
+        None.
+
+    Raises:
+        UsageError: arguments that make no sense. RankMismatchError, BatchError, WeightsError: as
+            `rank0_accum_batches` and `rank0_bcast_wts`.
+    """
+    loop = _kept_loop("collect", comm, phase)
+    loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
+    asks, batch = _names_asked(play), None
+    if loop.play is not play:
+        loop.play, loop.kept = play, {}
+    for rollout in _Iteration(loop, iteration):
+        batch = rollout.gather(_rows_of(play, asks, rollout))
+    return batch
+
+
+def rollouts(
+    iterations: Iterable[int] | None = None, *, episodes: int | None = None, steps: int | None = None,
+    envs: int | None = None, weights: Any = None, seed: int, total_steps: int | None = None, phase: str = PHASE,
+    comm: Comm = None,
+) -> Iterator[Rollout]:  # fmt: skip
+    """Collective: `collect` for a program whose rollout is the body of a loop. Every rank makes the same loop.
+
+        for rollout in mpi_util.rollouts(range(100), episodes=40, weights=agent, seed=1):
+            obs, _ = env.reset(seed=rollout.seed)
+            ...
+            batch = rollout.gather({"obs": observes, "act": actions})
+            if batch is None:
+                continue  # this iteration is not over, or this is another rank
+            ...  # update; `break` here ends the loop on all ranks
+
+    The body runs for each rollout of each iteration that this rank has; rank 0 has one at least.
+
+    Args:
+        iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is
+            numbered as by `collect`, for a loop within the program's own: after it, `if mpi_util.rank: continue`.
+        total_steps: ends the loop once the iterations have so many rows together.
+        envs: how many; what the body keeps of an environment goes into `Rollout.kept`.
+        episodes, steps, weights, seed, phase, comm: as `collect`.
+
+    Raises: as `collect`; UsageError also if the body ends without `Rollout.gather`.
+    """
+    loop = _kept_loop("rollouts", comm, phase) if iterations is None else _Loop("rollouts", comm, phase)
+    loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
+    return iter(_Iteration(loop, None)) if iterations is None else _run(loop, iterations, total_steps)
+
+
+def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> Iterator[Rollout]:
+    steps = 0
+    for i in iterations:
+        if (total_steps is not None and steps >= total_steps) or not loop.goes_on():
+            return
+        of = _Iteration(loop, i)
+        try:
+            yield from of
+        except GeneratorExit:  # the body has left the loop
+            if of.over:
+                loop.goes_on(False)  # what the other ranks ask next
+            raise
+        steps += of.collected.steps
+
+
+class _Loop:
+    """What lasts from one iteration to the next.
+
+    Attributes:
+        n: of each kind: how many. next: for each seed the number of the next iteration, if nobody gives one.
+        kept: the rollouts of numbered environments; in `collect` they are played by `play`.
+        mean: rows of an episode in the iteration before; 0: there was none.
+    """
+
+    def __init__(self, call: str, comm: Comm, phase: str):
+        self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
+        self.kept: dict[int, Rollout] = {}
+        self.play: Any = None
+        self.mean, self.next = 0.0, collections.Counter[int]()
+
+    def set(self, weights: Any, seed: int, **n: int | None) -> None:
+        """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
+        self.weights, self.seed, self.n = weights, seed, n
+        self.stream_key = seed, zlib.crc32(self.phase.encode())
+        stream(*self.stream_key)
+        given = [name for name, value in n.items() if value is not None]
+        if len(given) != 1:
+            raise UsageError(f"{self.call}: give one of {', '.join(n)}; got {' and '.join(given) or 'none'}")
+        value: Any = n[given[0]]
+        if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{self.call}: {given[0]} is a whole number of at least 1; got {value!r}")
+
+    def goes_on(self, wish: bool = True) -> bool:
+        """Collective: rank 0's wish, on every rank."""
+        answer: bool = self.channel.agree(self.call, lambda: None, lambda _: [wish] * self.channel.size)
+        return answer
+
+    def deal(self) -> Deal | None:
+        """Collective: the numbers of the next iteration; None: each rank has its environments."""
+        if (steps := self.n["steps"]) is not None:
+            return deal_on(self.channel, steps, by_rows=True, mean=self.mean)
+        return None if self.n["episodes"] is None else deal_on(self.channel, self.n["episodes"])
+
+
+class _KeptLoops(dict[str, _Loop]):
+    """By phase, the loops that a program makes itself, around `collect`."""
+
+    def __init__(self, channel: Channel):
+        super().__init__()
+
+
+def _kept_loop(call: str, comm: Comm, phase: str) -> _Loop:
+    return channel_of(comm).states.of(_KeptLoops).setdefault(phase, _Loop(call, comm, phase))
+
+
+class _Iteration:
+    """Collective: one iteration; iterate over it for this rank's rollouts.
+
+    Attributes:
+        number: of the iteration. over: all ranks have gathered. collected: then, what they have brought.
+        batch: then, on rank 0, the rows.
+    """
+
+    over, collected, batch = False, Collected(), None
+
+    def __init__(self, loop: _Loop, number: int | None):
+        """Args: number: None: the next one."""
+        self.loop, self.number = loop, loop.next[loop.seed] if number is None else operator.index(number)
+        loop.next[loop.seed] = self.number + 1
+        self._deal, is_root = loop.deal(), loop.channel.rank == 0
+        self._numbers = iter(share(loop.n["envs"] or 0) if self._deal is None else self._deal)
+        self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
+        # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
+        self._following = next(self._numbers, None) if is_root else None
+        if loop.weights is None:
+            loop.goes_on()
+        else:
+            rank0_bcast_wts(loop.weights, comm=loop.comm)
+        self._following = self._following if is_root else next(self._numbers, None)
+        self._where = contextlib.ExitStack()
+        self._put_back = keep_random_states(seed_of(*loop.stream_key, self.number))
+
+    def __iter__(self) -> Iterator[Rollout]:
+        if self._following is None:
+            self._finish()
+        try:
+            while (number := self._following) is not None:
+                rollout = Rollout() if self._deal else self.loop.kept.setdefault(number, Rollout())
+                rollout.start(self, number)
+                set_global_seeds(rollout.seed)
+                self._where.enter_context(failure.during(self.loop.phase, episode=number))
+                yield rollout
+                if rollout.is_open:
+                    raise UsageError("rollouts: the body of the loop has ended without rollout.gather(rows)")
+        finally:
+            self._where.close()
+            if not self.over:  # the body has left the loop
+                self._put_back()
+
+    def add(self, number: int, rows: Any) -> Any:
+        """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""
+        self._where.close()
+        rows = _listed(rows)
+        n = max((_n_rows(leaf) for _, leaf in tree.walk(rows)), default=0)
+        if self._deal and self.loop.n["steps"]:
+            if not n:
+                raise BatchError(f"{self.loop.call}: steps= needs rows, and episode {number} has none")
+            self._deal.end(n)
+        self._following = next(self._numbers, None)
+        # a program that has rollouts to come may use the same arrays for them
+        self._found.append((number, rows if self._following is None else _copied(rows), n))
+        if self._following is None:
+            self._finish()
+        return self.batch
+
+    def _finish(self) -> None:
+        """Collective: the rows come to rank 0."""
+        loop, channel = self.loop, self.loop.channel
+
+        def decide(of_ranks: list[list[tuple[int, int]]]) -> list[tuple[int, Collected]]:
+            return [_count(sorted(itertools.chain(*of_ranks)), loop.n["steps"])] * channel.size
+
+        last, self.collected = channel.agree(loop.call, lambda: [(i, n) for i, _, n in self._found], decide)
+        loop.mean = self.collected.steps / self.collected.rollouts
+        if loop.phase == PHASE:
+            total = state(_Total)
+            total.collected = Collected(*map(operator.add, total.collected, self.collected))
+        used = {i: rows for i, rows, _ in self._found if i <= last}
+        batch = to_rank0(channel, loop.call, [*used.values()], [*used])
+        self.batch, self.over = None if channel.rank else batch, True
+        self._put_back()
+
+
+def _count(sizes: list[tuple[int, int]], wanted: int | None) -> tuple[int, Collected]:
+    """The last number that is used, and what that makes. Args: sizes: (number, rows), in order. wanted: rows."""
+    ends = [*itertools.accumulate(rows for _, rows in sizes)]
+    n = len(sizes) if wanted is None else bisect.bisect_left(ends, wanted) + 1
+    return sizes[n - 1][0], Collected(n, ends[n - 1], len(sizes) - n, ends[-1] - ends[n - 1])
+
+
+def _names_asked(play: Callable[..., Any]) -> list[str]:
+    """Those of the arguments of `play` that `collect` gives."""
+    parameters = inspect.signature(play).parameters
+    for name, parameter in parameters.items():
+        if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind < parameter.VAR_POSITIONAL:
+            raise UsageError(
+                f"collect: play asks for '{name}', but is given {', '.join(_GIVEN)}; give it the rest by a function: "
+                f"lambda seed: play({name}, seed)"
+            )
+    bound = getattr(play, "keywords", {})  # of a functools.partial
+    return [name for name in parameters if name in _GIVEN and name not in bound]
+
+
+def _rows_of(play: Callable[..., Any], asks: list[str], rollout: Rollout) -> Any:
+    """The rows of a rollout: what `play` returns, or what the generator that it has returned yields next."""
+    if not isinstance(rollout.kept, GeneratorType):
+        rows = play(**{name: getattr(rollout, name) for name in asks})
+        if not isinstance(rows, GeneratorType):
+            if rows is None:
+                raise UsageError("collect: play has returned None; it returns the rows of its rollout, such as a dict")
+            return rows
+        rollout.kept = rows
+    for rows in rollout.kept:
+        return rows
+    raise UsageError("collect: the generator of play has ended; it yields rows in every iteration: while True: ...")
+
+
+def _listed(node: Any) -> Any:
+    """The rows in the form that is gathered: what is no array, tensor or number is in lists of Python objects."""
+    if isinstance(node, dict):
+        copy = node.copy()
+        copy.update({key: _listed(item) for key, item in node.items()})
+        return copy
+    if isinstance(node, tuple):
+        items = [_listed(item) for item in node]
+        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
+    is_number = isinstance(node, (bool, int, float, complex)) or (hasattr(node, "dtype") and hasattr(node, "shape"))
+    return node if is_number else tree.Objects(node if isinstance(node, list) else [node])
+
+
+def _n_rows(leaf: Any) -> int:
+    return len(leaf) if isinstance(leaf, list) or getattr(leaf, "shape", None) else 1
+
+
+def _copied(rows: Any) -> Any:
+    """The same rows in memory of their own, where what they are in can be written."""
+    leaves = dict(tree.walk(rows))
+    for path, leaf in leaves.items():
+        if isinstance(leaf, (np.ndarray, list)):
+            leaves[path] = leaf.copy() if isinstance(leaf, np.ndarray) else tree.Objects(leaf)
+        elif hasattr(leaf, "clone"):
+            leaves[path] = leaf.detach().clone()
+    return tree.rebuild(rows, leaves)
