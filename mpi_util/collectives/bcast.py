@@ -12,7 +12,7 @@ from ..arrays import tree
 from ..arrays.adapters import sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
-from ..ranks import failure
+from ..ranks import failure, threads
 from ..ranks.console import msg
 from ..ranks.identity import Comm
 from ..ranks.state import state
@@ -184,6 +184,7 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
             if len({signature for signature, _ in of_ranks}) == 1:
                 copier = models.copiers[i]
                 _note_alignment(copier, *(alignment for _, alignment in of_ranks[:2]))
+                threads.note_model(max(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
                 return paired(sources, (i, channel.version + 1, ask))
         return [(None, (-1, 0, False))] * channel.size
