@@ -101,7 +101,10 @@ class _Chain:
                 if j + 1 < len(self._hops):
                     self._requests.append(channel.comm.Isend(total, self._hops[j + 1][0], self._tag))
                 else:
-                    self._finish(total, self._results[p])
+                    if self._reduction.divisor:
+                        np.divide(total, self._reduction.divisor, self._results[p])
+                    else:
+                        np.copyto(self._results[p], total)
                     self._requests.append(channel.between.Ibcast(self._results[p], root))
             wait_for(channel, self._requests)
 
@@ -116,12 +119,6 @@ class _Chain:
         for row in others:
             np.add(total, row, out=total)
         return total
-
-    def _finish(self, total: np.ndarray, result: np.ndarray) -> None:
-        if self._reduction.divisor:
-            np.divide(total, self._reduction.divisor, result)
-        else:
-            np.copyto(result, total)
 
     def _await_next(self) -> None:
         """Begins to receive the next part to which this leader adds, if there is one more."""

@@ -170,22 +170,19 @@ class ClusterChannel(Channel):
             if self.rank == 0:
                 forwarding.broadcast(self, source.block)
             elif self.leads:
-                source = self._receive_block(source.nbytes)
+                with self.spoiled_on_failure([]):
+                    nbytes, below = source.nbytes, self.below
+                    block, address = self.lease(nbytes) if below else (private(nbytes), None)
+                    forwarding.broadcast(self, block)
+                for k in below:
+                    self.messages.send(k, address)
+                source = BlockSource(nbytes, None, block, () if address else below)
             elif self.above:
                 source = source._replace(address=self.messages.receive(self.above, op))
             return super().spread(op, source)
         except Exception as error:
             self.notify_waiting(op, error)
             raise
-
-    def _receive_block(self, nbytes: int) -> BlockSource:
-        """The leader of another machine receives rank 0's bytes for its machine."""
-        with self.spoiled_on_failure([]):
-            block, address = self.lease(nbytes) if self.below else (private(nbytes), None)
-            forwarding.broadcast(self, block)
-        for k in self.below:
-            self.messages.send(k, address)
-        return BlockSource(nbytes, None, block, () if address else self.below)
 
     def notify_waiting(self, op: str, error: Exception) -> None:
         """A leader fails in the middle of a call: the ranks that may wait for it raise the error too."""

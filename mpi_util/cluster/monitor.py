@@ -164,7 +164,11 @@ class ClusterMonitor(ProcessMonitor):
             if "process" in message:
                 self._answer(message)
             elif "record" in message:
-                self._copy(each, message["record"], message["text"])
+                text = message["text"]
+                if message["record"].startswith("failed"):
+                    record = json.loads(text)
+                    text = json.dumps(record | {"time": each.here(record["time"])})
+                (self.folder / os.path.basename(message["record"])).write_text(text)
             elif "died" in message:
                 death = Death(*message["died"])
                 self._on_death(death._replace(time=each.here(death.time), host=each.name))
@@ -175,9 +179,3 @@ class ClusterMonitor(ProcessMonitor):
         if each.done:
             with contextlib.suppress(KeyError):
                 self.selector.unregister(each.output)
-
-    def _copy(self, each: remote.Remote, name: str, text: str) -> None:
-        if name.startswith("failed"):
-            record = json.loads(text)
-            text = json.dumps(record | {"time": each.here(record["time"])})
-        (self.folder / os.path.basename(name)).write_text(text)

@@ -49,7 +49,8 @@ class Remote:
         os.set_blocking(self._input, False)
         self._lines, self._unsent = agent.JsonLineReader(self.output), b""
         self._heard, self._beat = time.monotonic(), 0.0
-        self._offset, self._trip_s = 0.0, float("inf")  # of its clock; of the shortest trip there and back
+        self._offset = 0.0  # of its clock from this one's, known from the shortest trip there and back
+        self._trip_s = float("inf")
         self.say(**start)
 
     def receive(self) -> list[dict[str, Any]]:
@@ -63,7 +64,10 @@ class Remote:
         self._heard = time.monotonic()
         for message in messages:
             if "beat" in message:
-                self._clock(message)
+                now, self.stopped = time.time(), message["stopped"]
+                if 0 <= now - message["beat"] < self._trip_s:
+                    self._trip_s = now - message["beat"]
+                    self._offset = message["time"] - (message["beat"] + now) / 2
             self.done = self.done or "done" in message
         return messages
 
@@ -72,14 +76,6 @@ class Remote:
         self.lost = self.lost or ("" if self.done else why)
         self.done = True
         return []
-
-    def _clock(self, message: dict[str, Any]) -> None:
-        """Learns how far its clock is from this one's, from the shortest trip."""
-        now = time.time()
-        self.stopped = message["stopped"]
-        if 0 <= now - message["beat"] < self._trip_s:
-            self._trip_s = now - message["beat"]
-            self._offset = message["time"] - (message["beat"] + now) / 2
 
     def here(self, at: float) -> float:
         """A time of its clock, by this host's clock."""

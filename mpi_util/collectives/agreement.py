@@ -16,6 +16,7 @@ from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, ope
 
 if TYPE_CHECKING:
     from .barrier import SharedBarrier
+    from .peers import Peers
 
 Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
@@ -37,8 +38,8 @@ class Agreement:
 
     barrier: "SharedBarrier | None" = None
 
-    def __init__(self, rank: int, size: int):
-        self.rank, self.size, self.messages = rank, size, Messages(rank, size)
+    def __init__(self, rank: int, size: int, comm: Any, peers: "Peers | None"):
+        self.rank, self.size, self.messages = rank, size, Messages(rank, size, comm, peers)
         self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()

@@ -3,14 +3,8 @@
 It runs in the process of each rank. A call begins with an agreement (`agree`, agreement.py); then the bytes move, by
 `collect`, `spread` or `add_up`. `Channel` is for ranks that share one machine, and so memory that all of them map.
 
-Where ranks lie on several machines opening.py makes a subclass instead, cluster/channel.py. It overrides:
-
-- `_receive_calls`, `_send_replies`, `_ask` (rank 0, rank 0, the others): how contributions reach rank 0, and answers
-  the ranks. Each call is answered once, and rank 0 learns of each rank that failed, left or is in another call.
-- `collect_targets`, `collect`: on return, rank 0's block holds every piece of every rank at its place.
-- `spread_sources`, `spread`: every rank gets a block with rank 0's bytes.
-- `add_up`: the same bits as here, so rows are combined in rank order, whichever machine they come from.
-- `counter_kind`: the class of the counter that `deal` uses.
+Where ranks lie on several machines opening.py makes a subclass instead, cluster/channel.py. It overrides the methods
+that move bytes, and how contributions reach rank 0 and answers the ranks (`_receive_calls`, `_send_replies`, `_ask`).
 """
 
 from collections.abc import Callable, Sequence
@@ -67,18 +61,17 @@ class Channel(Agreement):
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
 
     def __init__(self, comm: Any = None, peers: "Peers | None" = None):
-        super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1)
         self.comm: Any = None
-        self.machine = peers.machine if peers else [0]
+        self.machine = [0]
+        if peers:
+            self.comm, request = comm.Idup()
+            wait_until(request.Test)
+            self.peers, self.machine = peers, peers.machine
+        super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1, self.comm, peers)
         self.pool, self.attached = Pool(), Attached()
         self._shares = self.machine.count(self.machine[self.rank]) > 1  # there are others on its machine
         self.states = States(self)
         self.version = 0
-        if peers:
-            self.comm, request = comm.Idup()
-            wait_until(request.Test)
-            self.peers = peers
-            self.messages.connect(self.comm, peers)
 
     def lease(self, nbytes: int) -> tuple[np.ndarray, BlockAddress | None]:
         """A block, uint8, that the other ranks of this machine can map; where that fails, private memory, and None.
@@ -191,11 +184,14 @@ def write_rows(block: Any, arrays: Sequence[np.ndarray], starts: Sequence[int]) 
 
 
 class Kept:
-    """The channels of this process that live as long as it does, and where others are kept."""
+    """The channels of this process."""
 
     alone: Channel | None = None
     world: Channel | None = None
     keyval: int | None = None  # the attribute under which a user's communicator keeps its channel until it is freed
+
+    def __init__(self) -> None:
+        self.open: list[Channel] = []  # those with more than one rank
 
 
 def channel_of(comm: Comm = None) -> Channel:

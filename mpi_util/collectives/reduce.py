@@ -16,7 +16,6 @@ from ..arrays.layout import Layout
 from ..errors import BatchError, MpiUtilError
 from ..ranks.identity import Comm
 from .channel import channel_of
-from .mismatch import check_same
 
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
@@ -76,7 +75,8 @@ def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], co
             raise MpiUtilError(f"{name}: {error}") from None
         return {"x": array.astype(dtype)}
 
-    return adapter_for(x).from_numbers(average(name, make, comm=comm, divide=divide)["x"], x)
+    total: Any = average(name, make, comm=comm, divide=divide)["x"]
+    return adapter_for(x).from_numbers(total, x)
 
 
 def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: bool = True) -> Arrays:
@@ -133,10 +133,6 @@ class Reduction:
     def layout(self) -> Layout:
         """Of a row: the arrays of each dtype lie together."""
         return _layout_of(self.op, self.description)[1]
-
-    def check(self, descriptions: Sequence[Description]) -> None:
-        """Raises the RankMismatchError that says how the ranks' arrays differ, if they do."""
-        check_same(self.op, descriptions)
 
     def write(self, row: np.ndarray) -> None:
         there = (array for array in self.arrays.values() if array is not None)

@@ -31,8 +31,9 @@ _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
 # Nothing is made there. Files of MPI are removed that this job's own processes had open, or that no process has.
 _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
-_TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
-_MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
+_MPI_FILE = re.compile(
+    r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+|/tmp/hydra_hwloc_xmlfile_[^\s/]+"  # noqa: S108
+)
 _PR_SET_PDEATHSIG = 1
 _KILL_PATIENCE_S, _KILL_PAUSE_S = 5.0, 0.005
 _MOST_SCANS = 2000  # a chain took up to 80 on a busy machine; not a time, which also passes while this process waits
@@ -171,7 +172,7 @@ def end_job(job_dir: str) -> None:
     with contextlib.suppress(OSError):
         begun = min((path.stat().st_ctime for path in Path(job_dir).glob("alive-*")), default=math.inf)
         unused = map(str, unused_files(begun))
-        _remove(path for path in unused if not all(made) or _TOPOLOGY.fullmatch(path))
+        _remove(path for path in unused if not all(made) or path.startswith(_TMP))
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
@@ -184,7 +185,7 @@ def _remove(paths: Iterable[str]) -> None:
 def mapped_segments(pid: int) -> set[str]:
     """The names of MPI's shared memory files in /dev/shm that this process maps."""
     try:
-        return set(_MPI_SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text()))
+        return {os.path.basename(path) for path in _MPI_FILE.findall(Path(f"/proc/{pid}/maps").read_text())}
     except OSError:
         return set()
 
@@ -194,15 +195,11 @@ def unused_files(since: float = 0.0) -> list[Path]:
     found = []
     for path in (*Path(_SHM).glob("*"), *Path(_TMP).glob("hydra_*")):
         with contextlib.suppress(OSError):
-            if _is_of_mpi(str(path)) and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
+            if _MPI_FILE.fullmatch(str(path)) and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
                 found.append(path)
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if found else []
     used = {path for pid in pids for path in _mpi_files(pid)}
     return [path for path in found if str(path) not in used]
-
-
-def _is_of_mpi(path: str) -> bool:
-    return (_MPI_SEGMENTS.fullmatch(path) or _TOPOLOGY.fullmatch(path)) is not None
 
 
 def remove_files(pid: int) -> None:
@@ -217,7 +214,7 @@ def _mpi_files(pid: int) -> set[str]:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it has just been closed
                 links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return set(filter(_is_of_mpi, links))
+    return set(filter(_MPI_FILE.fullmatch, links))
 
 
 if __name__ == "__main__":
