@@ -21,7 +21,6 @@ from ..collectives.agreement import Answer, Contribution, UnreadableReply
 from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
-from ..collectives.reduce import Reduction
 from ..errors import MpiUtilError
 from ..host.segments import private
 from . import chain, forwarding
@@ -57,6 +56,7 @@ class ClusterChannel(Channel):
     """
 
     counter_kind = ClusterCounter
+    add_up = chain.add_up
 
     def __init__(self, comm: Any, peers: Peers):
         from mpi4py import MPI
@@ -188,9 +188,6 @@ class ClusterChannel(Channel):
         """A leader fails in the middle of a call: the ranks that may wait for it raise the error too."""
         if self.leads:
             self.messages.fail(op, error, [*self.below, 0, *self.others])
-
-    def add_up(self, reduction: Reduction) -> np.ndarray:
-        return chain.add_up(self, reduction)
 
     def close(self) -> None:
         if self.between:

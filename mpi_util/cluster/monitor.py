@@ -167,11 +167,11 @@ class ClusterMonitor(ProcessMonitor):
                 text = message["text"]
                 if message["record"].startswith("failed"):
                     record = json.loads(text)
-                    text = json.dumps(record | {"time": each.here(record["time"])})
+                    text = json.dumps(record | {"time": record["time"] - each.offset_s})
                 (self.folder / os.path.basename(message["record"])).write_text(text)
             elif "died" in message:
                 death = Death(*message["died"])
-                self._on_death(death._replace(time=each.here(death.time), host=each.name))
+                self._on_death(death._replace(time=death.time - each.offset_s, host=each.name))
             elif "unready" in message:
                 self.refused = message["unready"]
             elif "wrong" in message:

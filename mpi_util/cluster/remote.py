@@ -34,6 +34,7 @@ class Remote:
     Attributes:
         lost: why the host cannot be reached; "": it can. stopped: the lowest rank there is stopped.
         done: the agent has ended what was there, or the host is lost.
+        offset_s: how far its clock is ahead of this one's, by the shortest trip there and back.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
@@ -49,7 +50,7 @@ class Remote:
         os.set_blocking(self._input, False)
         self._lines, self._unsent = agent.JsonLineReader(self.output), b""
         self._heard, self._beat = time.monotonic(), 0.0
-        self._offset = 0.0  # of its clock from this one's, known from the shortest trip there and back
+        self.offset_s = 0.0
         self._trip_s = float("inf")
         self.say(**start)
 
@@ -67,7 +68,7 @@ class Remote:
                 now, self.stopped = time.time(), message["stopped"]
                 if 0 <= now - message["beat"] < self._trip_s:
                     self._trip_s = now - message["beat"]
-                    self._offset = message["time"] - (message["beat"] + now) / 2
+                    self.offset_s = message["time"] - (message["beat"] + now) / 2
             self.done = self.done or "done" in message
         return messages
 
@@ -76,10 +77,6 @@ class Remote:
         self.lost = self.lost or ("" if self.done else why)
         self.done = True
         return []
-
-    def here(self, at: float) -> float:
-        """A time of its clock, by this host's clock."""
-        return at - self._offset
 
     def look(self) -> None:
         """Sends a heartbeat when one is due; treats the host as lost if it has sent none for `SILENCE_S`."""

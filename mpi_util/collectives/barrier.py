@@ -165,7 +165,10 @@ def _sizes(n: int, room: int) -> list[int]:
 
 
 def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
-    """Collective: `Channel.add_up`."""
+    """Collective: the arrays of all ranks, added up in rank order, as a block of the reduction's layout.
+
+    The block is the same on every rank, and is to be read before the next call.
+    """
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
         total = add_in_agreement(channel, reduction)

@@ -18,10 +18,10 @@ from ..ranks.console import print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import States, state
 from .agreement import Agreement, Answer
+from .barrier import add_up
 
 if TYPE_CHECKING:
     from .peers import Peers
-    from .reduce import Reduction
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
@@ -59,6 +59,7 @@ class Channel(Agreement):
 
     peers: "Peers"  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
+    add_up = add_up
 
     def __init__(self, comm: Any = None, peers: "Peers | None" = None):
         self.comm: Any = None
@@ -150,15 +151,6 @@ class Channel(Agreement):
             if source.block is None:
                 part[:] = self.messages.receive(self.above, op)
         return block
-
-    def add_up(self, reduction: "Reduction") -> np.ndarray:
-        """Collective: the arrays of all ranks, added up in rank order, as a block of the reduction's layout.
-
-        The block is the same on every rank, and is to be read before the next call.
-        """
-        from .barrier import add_up  # which most programs do not need
-
-        return add_up(self, reduction)
 
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
