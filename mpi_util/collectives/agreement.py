@@ -4,12 +4,14 @@ Each rank sends rank 0 what it contributes; rank 0 checks it, decides, and answe
 are found here, so that all of them raise the error and none is left waiting.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
 from ..ranks import failure, threads
 from ..ranks.identity import world
+from ..ranks.state import state
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
 
 if TYPE_CHECKING:
@@ -41,10 +43,15 @@ class Agreement:
         self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()
+        self._pid = os.getpid() if size > 1 else 0
+        self._failure = state(failure.FailureState)
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
-        failure.enter(op)  # raises an error in a process that a rank has started
+        if os.getpid() == self._pid:
+            self._failure.call = op
+        else:
+            failure.enter(op)  # raises an error in a process that a rank has started
         self.messages.calls += 1
         if self.whole and self.rank == 0:
             threads.use_one_core()

@@ -184,10 +184,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 def mapped_segments(pid: int) -> set[str]:
     """The names of MPI's shared memory files in /dev/shm that this process maps."""
-    try:
-        return {os.path.basename(path) for path in _MPI_FILE.findall(Path(f"/proc/{pid}/maps").read_text())}
-    except OSError:
-        return set()
+    return {os.path.basename(path) for path in _mpi_files(pid) if path.startswith(_SHM)}
 
 
 def unused_files(since: float = 0.0) -> list[Path]:
@@ -209,12 +206,13 @@ def remove_files(pid: int) -> None:
 
 def _mpi_files(pid: int) -> set[str]:
     """The files of MPI that this process maps or has open: hydra's proxy has its description of the machine open."""
-    links = [f"{_SHM}/{name}" for name in mapped_segments(pid)]
+    names = ""
     with contextlib.suppress(OSError):
+        names = Path(f"/proc/{pid}/maps").read_text()
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it has just been closed
-                links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return set(filter(_MPI_FILE.fullmatch, links))
+                names += "\n" + os.readlink(f"/proc/{pid}/fd/{fd}")
+    return set(_MPI_FILE.findall(names))
 
 
 if __name__ == "__main__":
