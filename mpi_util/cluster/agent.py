@@ -5,8 +5,6 @@ the launcher's own process on its host, which starts the ranks. Both sides send 
 receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -86,7 +84,7 @@ def machine() -> str:
 class Agent:
     """The process on the host, until its end. Args: ranks: that will be here. reader: of the parent's messages."""
 
-    def __init__(self, folder: Path, ranks: list[int], reader: JsonLineReader):
+    def __init__(self, folder: Path, ranks: list[int], reader: "JsonLineReader"):
         self._folder, self._lowest = folder, min(ranks, default=-1)
         self._monitor = ProcessMonitor(folder, ranks, self._died)
         self._reader = reader

@@ -32,7 +32,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     here, size = channel.here, align(reduction.layout.nbytes)
     nbytes = (len(here) + 1) * size
     if channel.leads:
-        block, address = channel.lease(nbytes)
+        block, address = channel.lease(nbytes, channel.below)
         for k in channel.below:
             channel.messages.send(k, address)
         shared = address is not None or not channel.below

@@ -22,7 +22,6 @@ from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
 from ..errors import MpiUtilError
-from ..host.segments import private
 from . import chain, forwarding
 from .dealing import ClusterCounter
 
@@ -148,7 +147,7 @@ class ClusterChannel(Channel):
                     super().collect(op, own, arrays)
                     receiver.finish()
             elif self.leads:
-                block, address = self.lease(target.nbytes) if target.writers else (private(target.nbytes), None)
+                block, address = self.lease(target.nbytes, target.writers)
                 for k in target.writers:
                     self.messages.send(k, address)
                 super().collect(op, own._replace(block=block, writers=target.writers), arrays)
@@ -172,7 +171,7 @@ class ClusterChannel(Channel):
             elif self.leads:
                 with self.spoiled_on_failure([]):
                     nbytes, below = source.nbytes, self.below
-                    block, address = self.lease(nbytes) if below else (private(nbytes), None)
+                    block, address = self.lease(nbytes, below)
                     forwarding.broadcast(self, block)
                 for k in below:
                     self.messages.send(k, address)

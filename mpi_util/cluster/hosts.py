@@ -3,8 +3,6 @@
 Runs in the process that calls `mpi_fork` or `nslots`.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -48,7 +46,7 @@ class Hosts(NamedTuple):
         return {name: [*range(*pair)] for name, pair in zip(self.slots, itertools.pairwise(ends)) if pair[0] < pair[1]}
 
     def open_monitor(
-        self, find: Callable[[], Hosts], environment: dict[str, str], script: str, folder: Path, ranks: Sequence[int],
+        self, find: "Callable[[], Hosts]", environment: dict[str, str], script: str, folder: Path, ranks: Sequence[int],
         on_death: Callable[[Death], object],
     ) -> ClusterMonitor:  # fmt: skip
         """A monitor of a job on these hosts; at a restart on those that `find` gives, but for those that fail."""

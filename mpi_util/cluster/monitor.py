@@ -4,8 +4,6 @@ This machine's ranks are watched as without other hosts. Those of each other hos
 reports is handled as what happens here, and the records of its ranks are copied into the job's folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -49,7 +47,7 @@ class ClusterMonitor(ProcessMonitor):
     """
 
     def __init__(
-        self, folder: Path, ranks: Sequence[int], on_death: Callable[[Death], object], hosts: Hosts,
+        self, folder: Path, ranks: Sequence[int], on_death: Callable[[Death], object], hosts: "Hosts",
         environment: dict[str, str], script: str,
     ):  # fmt: skip
         by_host = hosts.ranks_by_host(len(ranks))

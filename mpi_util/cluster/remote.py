@@ -3,8 +3,6 @@
 See agent.py for the messages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -13,10 +13,10 @@ from ..ranks import failure, threads
 from ..ranks.identity import world
 from ..ranks.state import state
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
+from .peers import Peers
 
 if TYPE_CHECKING:
     from .barrier import SharedBarrier
-    from .peers import Peers
 
 Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
@@ -38,7 +38,7 @@ class Agreement:
 
     barrier: "SharedBarrier | None" = None
 
-    def __init__(self, rank: int, size: int, comm: Any, peers: "Peers | None"):
+    def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         self.rank, self.size, self.messages = rank, size, Messages(rank, size, comm, peers)
         self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
         everyone = world()

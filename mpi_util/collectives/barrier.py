@@ -230,7 +230,7 @@ def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[
     check_same(reduction.op, [description for _, description in contributed])
     room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
     sizes = _sizes(channel.size, room)
-    memory, address = channel.lease(sum(sizes))
+    memory, address = channel.lease(sum(sizes), channel.below)
     memory[: sum(sizes[:3])] = 0
     return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
 

@@ -8,7 +8,7 @@ that move bytes, and how contributions reach rank 0 and answers the ranks (`_rec
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from ..ranks.identity import Comm
 from ..ranks.state import States, state
 from .agreement import Agreement, Answer
 from .barrier import add_up
-
-if TYPE_CHECKING:
-    from .peers import Peers
+from .peers import Peers
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
@@ -57,11 +55,11 @@ class Channel(Agreement):
         pool, attached: shared memory that this rank owns, and that it maps.
     """
 
-    peers: "Peers"  # only with more than one rank
+    peers: Peers  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
     add_up = add_up
 
-    def __init__(self, comm: Any = None, peers: "Peers | None" = None):
+    def __init__(self, comm: Any = None, peers: Peers | None = None):
         self.comm: Any = None
         self.machine = [0]
         if peers:
@@ -70,16 +68,15 @@ class Channel(Agreement):
             self.peers, self.machine = peers, peers.machine
         super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1, self.comm, peers)
         self.pool, self.attached = Pool(), Attached()
-        self._shares = self.machine.count(self.machine[self.rank]) > 1  # there are others on its machine
         self.states = States(self)
         self.version = 0
 
-    def lease(self, nbytes: int) -> tuple[np.ndarray, BlockAddress | None]:
-        """A block, uint8, that the other ranks of this machine can map; where that fails, private memory, and None.
+    def lease(self, nbytes: int, users: Sequence[int]) -> tuple[np.ndarray, BlockAddress | None]:
+        """A block, uint8, that those ranks of this machine can map; where that fails, private memory, and None.
 
         For rank 0, while it decides: then no other rank uses what was leased in the call before.
         """
-        if self._shares and nbytes:
+        if users and nbytes:
             try:
                 return self.pool.lease(nbytes)
             except OSError as error:
@@ -93,7 +90,7 @@ class Channel(Agreement):
         Args: nbytes: size of the block. pieces: for each rank the places of its arrays in the block.
         """
         writers = tuple(k for k in range(1, self.size) if any(n for _, n in pieces[k]))
-        block, address = self.lease(nbytes) if writers else (private(nbytes), None)
+        block, address = self.lease(nbytes, writers)
         starts = [[start for start, _ in own] for own in pieces]
         return [RowTarget(starts[0], None, block, writers), *(RowTarget(each, address) for each in starts[1:])]
 
@@ -131,7 +128,7 @@ class Channel(Agreement):
 
         Args: nbytes: size of the block. fill: writes the bytes into the block, uint8.
         """
-        block, address = self.lease(nbytes)
+        block, address = self.lease(nbytes, self.below)
         fill(block)
         others = [BlockSource(nbytes, address)] * (self.size - 1)
         return [BlockSource(nbytes, None, block, () if address else self.below), *others]

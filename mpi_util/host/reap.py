@@ -5,8 +5,6 @@ is never touched. Run as a program, with the folder as its argument, this file i
 on its standard input, and does what the parent would have done if the parent is killed (kill -9).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -4,8 +4,6 @@ A failed job ends with one line that names the rank; the dozen lines that mpiexe
 better is known.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

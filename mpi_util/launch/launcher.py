@@ -4,8 +4,6 @@ Also in the agents of other hosts and in doctor. Nothing here imports mpi4py: im
 that has started MPI leaks its environment into its children. So a process of its own is asked (`_PROBE`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

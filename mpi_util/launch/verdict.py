@@ -3,8 +3,6 @@
 Runs in the waiting parent, once per job, on what it has seen (`Evidence`); pure functions, but for the ranks' records.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import signal
