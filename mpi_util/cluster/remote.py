@@ -126,7 +126,8 @@ def connect(
     root = str(Path(agent.__file__).parents[2])
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
     start = dict(cwd=os.getcwd(), python=sys.executable, root=root, job=job, script=script, environment=kept)
-    here = [name for name in by_host if is_here(name)]
+    own = socket.gethostname()
+    here = [name for name in by_host if name in ("localhost", "127.0.0.1", own, own.partition(".")[0])]
     machines = {agent.machine(): name for name in here[:1]}
     wrong = {name: f"it is {here[0]}, by another name" for name in here[1:]}
     remotes, used = dict[str, Remote](), dict[str, Remote]()
@@ -145,12 +146,6 @@ def connect(
     finally:  # also where Ctrl-C comes meanwhile
         for name in remotes.keys() - used.keys():
             remotes[name].close()
-
-
-def is_here(name: str) -> bool:
-    """True for a name that surely means this machine; others are asked."""
-    own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])
 
 
 def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) -> dict[str, str]:
