@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.agreement import Answer, Contribution, UnreadableReply
+from ..collectives.agreement import Answer, Contribution, opened_reply
 from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
@@ -115,10 +115,7 @@ class ClusterChannel(Channel):
         joined = Joined({k: first.setdefault(message, message) for k, message in found.items()})
         replies: Joined = super()._ask(op, packed(CALL, (*self.call_id(op), joined)))
         self.messages.post_all({k: replies[k] for k in self.below})
-        try:
-            return opened(replies[self.rank])[1][1]
-        except Exception as error:  # an object of the program in it cannot be made here
-            raise UnreadableReply from error
+        return opened_reply(replies[self.rank])[1][1]
 
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Any]:
         here = [own if its == 0 else [] for its, own in zip(self.machine, pieces)]

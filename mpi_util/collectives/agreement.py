@@ -22,8 +22,15 @@ Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
 
 
-class UnreadableReply(Exception):
+class _UnreadableReply(Exception):
     """Rank 0's answer has come, and an object of the program in it cannot be made here; its cause says why."""
+
+
+def opened_reply(message: Message) -> tuple[int, Any]:
+    try:
+        return opened(message)
+    except Exception as error:  # of a class of the program
+        raise _UnreadableReply from error
 
 
 class Agreement:
@@ -86,7 +93,7 @@ class Agreement:
                 answer: Answer = self._ask(op, mine)
                 return answer
             return self._decide(self._receive_calls(op, mine, awaited), decide)
-        except UnreadableReply as error:  # the call has not failed: the others have their answers
+        except _UnreadableReply as error:  # the call has not failed: the others have their answers
             raise error.__cause__ or error from None
         except Exception as error:
             self.fail_all(portable(op, 0, error), awaited)
@@ -150,10 +157,7 @@ class Agreement:
             raise messages.left_error(op, 0)
         while True:  # what a call that failed or was interrupted has left is dropped
             _, message = messages.next([self.above], [0])
-            try:
-                kind, payload = opened(message)
-            except Exception as error:  # of a class of the program
-                raise UnreadableReply from error
+            kind, payload = opened_reply(message)
             if kind == REPLY and payload[0] == messages.calls:
                 return payload[1]
             if kind == ERROR:

@@ -22,7 +22,7 @@ from typing import Any
 
 JOB_VARIABLE = "MPI_UTIL_JOB"
 
-STAT_PARENT, STAT_FLAGS, STAT_ENVIRONMENT_END, STAT_EXIT_STATUS = 4, 9, 51, 52  # of /proc/<pid>/stat
+STAT_PARENT, STAT_FLAGS, STAT_MEMORY, STAT_ENVIRONMENT_END, STAT_EXIT_STATUS = 4, 9, 23, 51, 52  # of /proc/<pid>/stat
 # linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code; _IOWR(0xFF, 11, that struct)
 _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 64, 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 _KILL_PATIENCE_S, _KILL_PAUSE_S = 5.0, 0.005
 _MOST_SCANS = 2000  # a chain took up to 80 on a busy machine; not a time, which also passes while this process waits
 _EXEC_PATIENCE_S = 1.0
-_KERNEL_THREAD, _EXITING = 0x200000, 0x4  # PF_KTHREAD, PF_EXITING of linux/sched.h: these have no environment
+_EXITING = 0x4  # PF_EXITING of linux/sched.h
 
 
 def belongs(pid: int, job_dir: str) -> bool:
@@ -46,18 +46,15 @@ def belongs(pid: int, job_dir: str) -> bool:
     """
     proc, deadline = Path(f"/proc/{pid}"), time.monotonic() + _EXEC_PATIENCE_S
     try:
-        while not (shown := (proc / "environ").read_bytes()) and _is_in_exec(pid) and time.monotonic() < deadline:
+        while not (shown := (proc / "environ").read_bytes()) and time.monotonic() < deadline:
+            if not stat_field(pid, STAT_MEMORY) or stat_field(pid, STAT_ENVIRONMENT_END):
+                break  # it has ended, or is the kernel's; or its environment is really empty
             time.sleep(_KILL_PAUSE_S)
         shown = shown or (proc / "environ").read_bytes()
         named = f"{JOB_VARIABLE}={job_dir}".encode() in shown.split(b"\0")
         return named and f"\nUid:\t{os.getuid()}\t" in (proc / "status").read_text()
     except OSError:
         return False
-
-
-def _is_in_exec(pid: int) -> bool:
-    flags = stat_field(pid, STAT_FLAGS) or 0
-    return not flags & _KERNEL_THREAD and not _is_ending(pid) and not stat_field(pid, STAT_ENVIRONMENT_END)
 
 
 def _is_ending(pid: int) -> bool:
