@@ -12,16 +12,16 @@ machines:
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.agreement import Answer, Contribution, opened_reply
+from ..collectives.agreement import opened_reply
 from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
-from ..errors import MpiUtilError
 from . import chain, forwarding
 from .dealing import ClusterCounter
 
@@ -71,17 +71,6 @@ class ClusterChannel(Channel):
         self.below = self.here[1:] if self.leads else []
         self.others = {k: ranks for k, ranks in machines.items() if k}
         self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
-        self._spoiled = False
-
-    def agree(
-        self, op: str, contribute: Callable[[], Contribution], decide: Callable[[list[Contribution]], Sequence[Answer]]
-    ) -> Answer:
-        def checked() -> Contribution:
-            if self._spoiled:
-                raise MpiUtilError(f"{op}: a call between machines was interrupted; the program must be started again")
-            return contribute()
-
-        return super().agree(op, checked, decide)
 
     @contextlib.contextmanager
     def spoiled_on_failure(self, requests: list[Any]) -> Iterator[None]:
@@ -90,7 +79,7 @@ class ClusterChannel(Channel):
             with forwarding.kept_on_failure(requests):
                 yield
         except BaseException:
-            self._spoiled = True
+            self.unusable = "a call between machines was interrupted; the program must be started again"
             raise
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
@@ -124,10 +113,7 @@ class ClusterChannel(Channel):
         for leader, ranks in self.others.items():
             image, end = images.setdefault(leader, []), 0
             for k in ranks:
-                starts = []
-                for _, n in pieces[k]:
-                    starts.append(end)
-                    end += n
+                *starts, end = itertools.accumulate((n for _, n in pieces[k]), initial=end)
                 targets[k] = MachineTarget(RowTarget(starts))
                 image += pieces[k]
             writers = tuple(k for k in ranks if k != leader and any(n for _, n in pieces[k]))

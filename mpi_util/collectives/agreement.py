@@ -41,9 +41,11 @@ class Agreement:
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
         barrier: the page on which ranks add up gradients (barrier.py), once there is one.
+        unusable: why no call can be made any more; "": all is well.
     """
 
     barrier: "SharedBarrier | None" = None
+    unusable = ""
 
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         self.rank, self.size, self.messages = rank, size, Messages(rank, size, comm, peers)
@@ -82,6 +84,8 @@ class Agreement:
         self.enter(op)
         own_error: Exception | None = None
         try:
+            if self.unusable:
+                raise MpiUtilError(f"{op}: {self.unusable}")
             mine = packed(CALL, (*self.call_id(op), contribute()))
         except Exception as error:
             own_error, shown = error, portable(op, self.rank, error, name_rank=True)
