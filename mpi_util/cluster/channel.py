@@ -14,7 +14,7 @@ machines:
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,20 +28,6 @@ from .dealing import ClusterCounter
 
 class Joined(dict[int, Message]):
     """The messages of all ranks of a machine, to or from its leader; equal ones are one object, which is sent once."""
-
-
-class MachineTarget(NamedTuple):
-    """Rank 0's answer in a gather."""
-
-    own: RowTarget  # where this rank puts its rows, in the block of its leader; for ranks of rank 0's machine as there
-    nbytes: int = 0  # for the leader of another machine: size of its block
-    writers: tuple[int, ...] = ()  # for such a leader: the other ranks of its machine that have any rows
-    pieces: Mapping[int, Sequence[Piece]] = {}  # for rank 0: of each other leader's block
-
-    @property
-    def block(self) -> np.ndarray | None:
-        """On rank 0: where all rows come together."""
-        return self.own.block
 
 
 class ClusterChannel(Channel):
@@ -108,13 +94,13 @@ class ClusterChannel(Channel):
 
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Any]:
         here = [own if its == 0 else [] for its, own in zip(self.machine, pieces)]
-        targets = [MachineTarget(own) for own in super().collect_targets(nbytes, here)]
+        targets = [*super().collect_targets(nbytes, here)]
         images: dict[int, list[Piece]] = {}
         for leader, ranks in self.others.items():
             image, end = images.setdefault(leader, []), 0
             for k in ranks:
                 *starts, end = itertools.accumulate((n for _, n in pieces[k]), initial=end)
-                targets[k] = MachineTarget(RowTarget(starts))
+                targets[k] = RowTarget(starts)
                 image += pieces[k]
             writers = tuple(k for k in ranks if k != leader and any(n for _, n in pieces[k]))
             targets[leader] = targets[leader]._replace(nbytes=end, writers=writers)
@@ -122,23 +108,22 @@ class ClusterChannel(Channel):
         return targets
 
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
-        own = target.own
         try:
             if self.rank == 0:
-                receiver = forwarding.Receiver(self, own.block, target.pieces)
+                receiver = forwarding.Receiver(self, target.block, target.pieces)
                 with forwarding.kept_on_failure(receiver.coming):
-                    super().collect(op, own, arrays)
+                    super().collect(op, target, arrays)
                     receiver.finish()
             elif self.leads:
                 block, address = self.lease(target.nbytes, target.writers)
                 for k in target.writers:
                     self.messages.send(k, address)
-                super().collect(op, own._replace(block=block, writers=target.writers), arrays)
+                super().collect(op, target._replace(block=block), arrays)
                 forwarding.send(self, block)
             else:
                 if self.above and any(array.nbytes for array in arrays):
-                    own = own._replace(address=self.messages.receive(self.above, op))
-                super().collect(op, own, arrays)
+                    target = target._replace(address=self.messages.receive(self.above, op))
+                super().collect(op, target, arrays)
         except Exception as error:
             self.notify_waiting(op, error)
             raise

@@ -7,7 +7,7 @@ Where ranks lie on several machines opening.py makes a subclass instead, cluster
 that move bytes, and how contributions reach rank 0 and answers the ranks (`_receive_calls`, `_send_replies`, `_ask`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,9 @@ class RowTarget(NamedTuple):
     address: BlockAddress | None = None  # of the block; None: there is no shared memory, so the rows are sent by MPI
     block: np.ndarray | None = None  # on rank 0: uint8
     writers: tuple[int, ...] = ()  # on rank 0: the other ranks that have any rows
+    # where there are several machines, each leader has a block, which it sends to rank 0
+    nbytes: int = 0  # on another leader: size of its block; `writers` are then ranks of its machine
+    pieces: "Mapping[int, Sequence[Piece]]" = {}  # on rank 0: by leader, where in its own block the bytes belong
 
 
 class BlockSource(NamedTuple):
