@@ -136,7 +136,8 @@ class Messages:
             self._wake(left)  # what these have not taken may leave no room for a message, and they sleep
             return not left
 
-        self.wait(all_have_left, lambda seconds: self.peers.pipe.sleep(min(seconds, PAUSE_S)))
+        if sent:
+            self.wait(all_have_left, lambda seconds: self.peers.pipe.sleep(min(seconds, PAUSE_S)))
 
     def _wake(self, ranks: Iterable[int]) -> None:
         for k in ranks:
