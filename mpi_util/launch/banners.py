@@ -104,11 +104,13 @@ class BannerFilter:
 class RankLines:
     """Splits an output of the launcher, in which each piece begins with its rank, into whole lines of each rank.
 
-    Args: hosts: of each rank; {}: all are on this machine. tag, folder: as Job's `tag` and `log_dir`.
+    Args: tag, folder, output: as `mpi_fork`'s; "" is no folder. hosts: of each rank; {}: all are on this machine.
+    target: STDOUT or STDERR; of the first, ranks that are not shown have their files alone.
     """
 
-    def __init__(self, hosts: Mapping[int, str], tag: bool, folder: str):
+    def __init__(self, tag: bool, folder: str, output: str, hosts: Mapping[int, str], target: int):
         self._hosts, self._tag, self._folder = hosts, tag, folder
+        self._rank0_only = output == "rank0" and target == STDOUT
         self._rank = -1  # whose piece has come last; -1: the launcher's own words
         self._mark = b""  # the beginning of a mark whose rest has not arrived
         self._lines: dict[int, bytes] = {}  # of each rank, the line whose end has not arrived
@@ -145,11 +147,12 @@ class RankLines:
         found = b""
         for part in piece.splitlines(True):
             rank, line = self._rank, self._lines.pop(self._rank, b"") + part
-            if line.endswith(b"\n"):
+            if line.endswith((b"\n", b"\r")):  # \r: of a progress bar
                 found += self._tagged(rank, self._filters.setdefault(rank, BannerFilter()).feed(line))
-                self._rank = -1
             else:
                 self._lines[rank] = line
+            if line.endswith(b"\n"):
+                self._rank = -1
         return found
 
     def _tagged(self, rank: int, lines: bytes) -> bytes:
@@ -162,6 +165,8 @@ class RankLines:
             except OSError as error:  # a full disk: the job continues, and its output has to be read
                 print_line(f"mpi_util: log_dir: {error}; nothing more is written there")
                 self._folder = ""
+        if rank and self._rank0_only:
+            return b""
         if not self._tag:
             return lines
         host = self._hosts.get(rank)
