@@ -5,8 +5,7 @@
     python -m benchmarks.examples --table            # the rows of the table in examples/README.md, from the results
 
 Seconds per whole iteration (weights, rollout, gather, update), the first one left out: from the arrival of the
-first line "iteration ..." to that of the last. The programs that deal episodes do bit-identical work on any number of
-ranks; in vector_envs.py it is the same number of steps.
+first line "iteration ..." to that of the last. The programs do bit-identical work on any number of ranks.
 """
 
 import argparse
@@ -45,38 +44,41 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "same_bits": Program(
-        "the smallest program with bit-identical results: `deal`, `stream`, `index=`",
+        "what `collect` does, call by call: `deal`, `stream`, `index=`",
         "yes",
         "--episodes 16",
         "--episodes 50",
     ),
     "gather_ppo_torch": Program(
-        "PPO in one file in the style of CleanRL; stop and totals over all ranks; a normaliser",
+        "PPO in one file; `collect`; stop and totals over all ranks; a normaliser",
         "yes",
         "--episodes 8 --minibatch_size 500",
         "--episodes 50 --minibatch_size 500 --epochs 2",
         "--total_steps",
     ),
     "cross_entropy": Program(
-        "NumPy alone; only returns are sent, rank 0 draws the weights again",
+        "NumPy alone; `collect`; only seeds and returns are sent, rank 0 draws the weights again",
         "yes",
         "--candidates 16 --elite 4 --episodes 1",
         "--candidates 50 --episodes 1",
     ),
     "keras_reinforce": Program(
-        "Keras 3 on TensorFlow; trajectories as Python objects (`rank0_gather`)",
+        "Keras 3 on TensorFlow; `collect` brings trajectories as Python objects",
         "yes",
         "--episodes 16",
         "--episodes 50",
     ),
     "vector_envs": Program(
-        "vector environments, `share`; the quick way: `rank_seed`, `merge_moments`",
-        "no",
+        "environments that continue: a generator for `collect`; normalising wrappers: `merge_moments`",
+        "yes",
         "--num_envs 8 --num_steps 1000",
         "--num_envs 20 --num_steps 50",
     ),
     "gpu_on_rank0": Program(
-        "the update on rank 0's GPU, no other process opens it", "yes", "--episodes 8", "--episodes 50"
+        "`collect`, and the update on rank 0's GPU, which no other process opens",
+        "yes",
+        "--episodes 8",
+        "--episodes 50",
     ),
 }
 STEPS = {ENV: 8 * 1000, SLEEPING: 50 * 20}  # of gather_ppo_torch, in an iteration

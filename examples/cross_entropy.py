@@ -4,8 +4,8 @@
     mpiexec -n 4 python examples/cross_entropy.py --env CartPole-v1
 
 Each candidate is a set of weights drawn from a normal distribution, which is then fitted to the best ones (de Boer et
-al., 2005, "A Tutorial on the Cross-Entropy Method"). A rank that is free takes the next candidate, and only its return
-is sent: rank 0 draws the weights of the best again from the same random stream. So the gather stays small however
+al., 2005, "A Tutorial on the Cross-Entropy Method"). A rank that is free takes the next candidate, and sends only its
+seed and its return: rank 0 draws the weights of the best again from their seeds. So the gather stays small however
 large the network is, and results are bit-identical on any number of ranks. Lines marked `# +` need mpi_util.
 """
 
@@ -38,11 +38,6 @@ n_weights = (n_obs + 1) * HIDDEN + (HIDDEN + 1) * n_act
 policy = {"mean": np.zeros(n_weights), "std": np.ones(n_weights)}
 
 
-def candidate_rng(iteration: int, i: int) -> np.random.Generator:
-    """The random generator of candidate i: the same on every rank."""
-    return np.random.default_rng(mpi_util.stream(args.seed, iteration, i))  # +
-
-
 def draw(rng: np.random.Generator) -> np.ndarray:
     """The weights of one candidate, shape (n_weights,)."""
     return rng.normal(policy["mean"], policy["std"])
@@ -59,8 +54,9 @@ def act(weights: np.ndarray, obs: np.ndarray) -> Any:
     return low + (high - low) * (np.tanh(scores) + 1) / 2
 
 
-def mean_return(rng: np.random.Generator) -> float:
-    """Draws a candidate and evaluates it."""
+def evaluate(seed: int) -> dict[str, Any]:
+    """Draws a candidate. Returns its seed and the mean return of its episodes."""
+    rng = np.random.default_rng(seed)
     weights, rewards = draw(rng), []
     for _ in range(args.episodes):
         obs, _ = env.reset(seed=int(rng.integers(2**31)))
@@ -69,18 +65,16 @@ def mean_return(rng: np.random.Generator) -> float:
             obs, rew, terminated, truncated, _ = env.step(act(weights, obs))
             rewards.append(float(rew))
             over = terminated or truncated
-    return sum(rewards) / int(args.episodes)
+    return {"seeds": seed, "returns": sum(rewards) / args.episodes}
 
 
 for iteration in range(args.iterations):
-    mpi_util.rank0_bcast_wts(policy)  # +
-    candidates = mpi_util.deal(args.candidates)  # +
-    mine = [mean_return(candidate_rng(iteration, i)) for i in candidates]
-    returns = mpi_util.rank0_accum_batches(mine, index=candidates.taken)  # +
-    if mpi_util.rank:  # +
+    batch = mpi_util.collect(evaluate, episodes=args.candidates, weights=policy, seed=args.seed)  # +
+    if batch is None:  # +
         continue  # +
+    returns = batch["returns"]
     best = returns.argsort(kind="stable")[-args.elite :]
-    elite = np.array([draw(candidate_rng(iteration, i)) for i in best])
+    elite = np.array([draw(np.random.default_rng(seed)) for seed in batch["seeds"][best]])
     # the extra deviation fades out; without it the first lucky candidates would end the search (Szita, Lorincz, 2006)
     extra_std = EXTRA_STD * (1 - iteration / args.iterations)
     policy["mean"][:], policy["std"][:] = elite.mean(axis=0), elite.std(axis=0) + extra_std

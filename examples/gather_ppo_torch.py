@@ -87,9 +87,8 @@ class Agent(nn.Module):
 
 
 @torch.no_grad()
-def collect(env: Any, agent: Agent, seed: int) -> dict[str, Any]:  # +
+def play(seed: int) -> dict[str, Any]:  # +  of the episode: it is then the same on any rank
     """Plays one episode. Returns its rows, tensors whose first axis is steps, and the sum of its rewards."""
-    torch.manual_seed(seed)  # +  a seed for each episode: it is then the same on any rank
     obs, terminated, truncated = torch.as_tensor(env.reset(seed=seed)[0], dtype=torch.float32), False, False  # +
     rows: dict[str, list[torch.Tensor]] = {"obs": [], "act": [], "logp": [], "value": [], "rew": []}
     while not (terminated or truncated):
@@ -133,11 +132,6 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, batch: dict[str, torc
             optimizer.step()
 
 
-def seed_of(*key: int) -> int:  # +
-    """A seed for what `key` names: an episode (iteration, i), or an iteration's update (iteration,)."""  # +
-    return int(mpi_util.stream(args.seed, *key).generate_state(1)[0])  # +
-
-
 torch.manual_seed(args.seed)
 env: Any = gym.wrappers.FlattenObservation(gym.make(args.env))
 if isinstance(env.action_space, gym.spaces.Box):
@@ -147,14 +141,10 @@ optimizer = torch.optim.Adam(agent.parameters(), lr=args.lr, eps=1e-5)
 total_steps, iteration, stop = 0, 0, False
 while total_steps < args.total_steps and not mpi_util.all_sum(stop):  # +  when one rank stops, all do
     iteration += 1
-    mpi_util.rank0_bcast_wts(agent)  # +
-    episodes = mpi_util.deal(args.episodes)  # +
-    mine = [collect(env, agent, seed_of(iteration, i)) for i in episodes]  # +
-    total_steps += int(mpi_util.all_sum(sum(len(episode["obs"]) for episode in mine)))  # +
-    batch = mpi_util.rank0_accum_batches(mine, index=episodes.taken)  # +
-    if mpi_util.rank:  # +
+    batch = mpi_util.collect(play, episodes=args.episodes, weights=agent, seed=args.seed)  # +
+    total_steps = mpi_util.collected.steps  # +  of all ranks, the same on each
+    if batch is None:  # +  this is not rank 0
         continue  # +
-    torch.manual_seed(seed_of(iteration))  # +  rank 0 has drawn for its own episodes, whose number varies
     update(agent, optimizer, batch)
     agent.learn_scale(batch["obs"])  # from all ranks' rows; normalisers updated on each rank would drift apart
     stop = bool(batch["returns"].mean() >= args.stop_at)

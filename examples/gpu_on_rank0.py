@@ -56,9 +56,8 @@ class Policy(nn.Module):
 
 
 @torch.no_grad()
-def collect(env: Any, actor: Policy, seed: int) -> dict[str, Any]:
+def play(seed: int) -> dict[str, Any]:
     """Plays one episode. Returns its rows, CPU tensors whose first axis is steps, and the sum of its rewards."""
-    torch.manual_seed(seed)
     obs, _ = env.reset(seed=seed)
     observes, actions, rewards, terminated, truncated = [], [], [], False, False
     while not (terminated or truncated):
@@ -93,11 +92,6 @@ def update(
         optimizer.step()
 
 
-def seed_of(iteration: int, i: int) -> int:
-    """The seed of episode i, the same on every rank."""
-    return int(mpi_util.stream(args.seed, iteration, i).generate_state(1)[0])  # +
-
-
 torch.manual_seed(args.seed)
 env: Any = gym.wrappers.FlattenObservation(gym.make(args.env))
 discrete = isinstance(env.action_space, gym.spaces.Discrete)
@@ -112,11 +106,8 @@ learner.load_state_dict(actor.state_dict())
 optimizer = torch.optim.Adam(learner.parameters(), lr=LR)
 
 for iteration in range(args.iterations):
-    mpi_util.rank0_bcast_wts(actor)  # +
-    episodes = mpi_util.deal(args.episodes)  # +
-    mine = [collect(env, actor, seed_of(iteration, i)) for i in episodes]  # +
-    batch = mpi_util.rank0_accum_batches(mine, index=episodes.taken)  # +
-    if mpi_util.rank:  # +
+    batch = mpi_util.collect(play, episodes=args.episodes, weights=actor, seed=args.seed)  # +
+    if batch is None:  # +
         continue  # +
     update(learner, optimizer, *(batch[key].to(device) for key in ("obs", "act", "ret")))
     actor.load_state_dict(learner.state_dict())

@@ -55,10 +55,11 @@ def act(weights: list[np.ndarray], obs: np.ndarray, rng: np.random.Generator) ->
     return (out + STD * rng.normal(size=n_act)).astype(np.float32)
 
 
-def play(weights: list[np.ndarray], rng: np.random.Generator) -> dict[str, list[Any]]:
-    """One episode: a dict of lists, each with an entry for each step."""
+def play(seed: int, rng: np.random.Generator) -> list[dict[str, list[Any]]]:
+    """One episode: a list with its trajectory, a dict of lists, each with an entry for each step."""
     trajectory: dict[str, list[Any]] = {"obs": [], "act": [], "rew": []}
-    obs, _ = env.reset(seed=int(rng.integers(2**31)))
+    weights = model.get_weights()
+    obs, _ = env.reset(seed=seed)
     over = False
     while not over:
         action = act(weights, obs, rng)
@@ -66,7 +67,7 @@ def play(weights: list[np.ndarray], rng: np.random.Generator) -> dict[str, list[
         for key, x in zip(trajectory, (obs, action, float(rew))):
             trajectory[key].append(x)
         obs, over = next_obs, terminated or truncated
-    return trajectory
+    return [trajectory]  # collect joins the lists of all episodes
 
 
 def advantages(trajectories: list[dict[str, list[Any]]]) -> np.ndarray:
@@ -96,12 +97,8 @@ def update(trajectories: list[dict[str, list[Any]]]) -> None:
 
 
 for iteration in range(args.iterations):
-    mpi_util.rank0_bcast_wts(model)  # +
-    weights = model.get_weights()
-    episodes = mpi_util.deal(args.episodes)  # +
-    mine = [play(weights, np.random.default_rng(mpi_util.stream(args.seed, iteration, i))) for i in episodes]  # +
-    trajectories = mpi_util.rank0_gather(mine, index=episodes.taken)  # +
-    if mpi_util.rank:  # +
+    trajectories = mpi_util.collect(play, episodes=args.episodes, weights=model, seed=args.seed)  # +
+    if trajectories is None:  # +
         continue  # +
     update(trajectories)
     returns = [sum(trajectory["rew"]) for trajectory in trajectories]

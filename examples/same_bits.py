@@ -1,13 +1,14 @@
-"""The smallest program with bit-identical results on any number of processes.
+"""A small program with bit-identical results on any number of processes, call by call.
 
     python examples/same_bits.py --nprocs 1
     python examples/same_bits.py --nprocs 3          # prints the same checksum
     mpiexec -n 3 python examples/same_bits.py        # so does this
 
 Random search (Mania et al., arXiv 1803.07055, much shortened): each episode evaluates the linear policy with some noise
-added, and the policy moves towards the noise with above-average returns. Three names make the results identical: `deal`
-gives each episode to a rank that is free, `stream` gives an episode random numbers that depend on its number alone, and
-`index=` puts the episodes back in the order of their numbers. Lines marked `# +` need mpi_util.
+added, and the policy moves towards the noise with above-average returns. This program makes the calls by hand of which
+`mpi_util.collect` is made. Three names make the results identical: `deal` gives each episode to a rank that is free,
+`stream` gives an episode random numbers that depend on its number alone, and `index=` puts the episodes back in the
+order of their numbers. Lines marked `# +` need mpi_util.
 """
 
 import argparse

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import OPEN_MPI, ROOT, mpi_environment, run
@@ -30,61 +31,80 @@ def program(text: str, section: str) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
-STEPS = program(DOCS["adopting.md"], "Eight steps")
+STEPS = program(DOCS["eight_steps.md"], "Eight steps")
+WITH_MARKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+FRONT = re.sub(r"  # \+.*", "", WITH_MARKS)
+RUNS = pytest.mark.parametrize("name", ["README", "eight steps"])
+
+
+class Program(NamedTuple):
+    """A file, and what it prints on one rank."""
+
+    path: Path
+    out: str
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory):
-    """The program of the eight steps, and what it prints on one rank."""
-    path = tmp_path_factory.mktemp("steps") / "program.py"
-    path.write_text(STEPS)
-    done = run([sys.executable, path, 1], 60)
-    assert done.status == 0, done.err
-    return path, done.out
+def programs(tmp_path_factory):
+    """The README's program and that of the eight steps, by name."""
+    found = {}
+    for name, text in {"README": WITH_MARKS, "eight steps": STEPS}.items():
+        path = tmp_path_factory.mktemp("program") / "program.py"
+        path.write_text(text)
+        done = run([sys.executable, path, 1], 60)
+        assert done.status == 0, done.err
+        found[name] = Program(path, done.out)
+    return found
 
 
-def test_the_eight_steps_are_a_program_that_learns(steps):
-    lines = steps[1].splitlines()
+@RUNS
+def test_it_is_a_program_that_learns(programs, name):
+    lines = programs[name].out.splitlines()
     assert len(lines) == 10 and all(line.endswith("of 40 episodes") for line in lines)
     first, last = (float(re.search(r"return ([\d.]+)", line)[1]) for line in (lines[0], lines[-1]))
     assert last > 3 * first
 
 
-def test_the_readme_shows_the_program_of_the_eight_steps():
-    shown = [line.partition("  # +") for line in program(README, "In your program").splitlines()]
-    assert [line for line, _, _ in shown if line] == [line for line in STEPS.splitlines() if line]
-    assert all(("mpi_util" in line) <= bool(mark) for line, mark, _ in shown)
+def test_the_readme_adds_few_lines_and_names_the_calls_that_they_are_made_of():
+    lines = WITH_MARKS.splitlines()
+    marked = [line for line in lines if "  # +" in line]
+    assert 6 <= len(marked) <= 8 and all("  # +" in line for line in lines if "mpi_util" in line)
+    assert README.index("docs/pattern.svg") < README.index(WITH_MARKS) < README.index("\n## ")
+    below = README[README.index(WITH_MARKS) :].partition("```python\n")[2].partition("```")[0].splitlines()
+    calls = [line.partition("  #")[0] for line in below]
+    assert len(calls) == 4 and {line.strip() for line in calls[:3]} < {line.strip() for line in STEPS.splitlines()}
 
 
 @pytest.mark.slow_unless(n=10)
 @pytest.mark.parametrize(
     ("mpi", "n"), [("mpich", 2), ("mpich", 3), ("mpich", 5), ("mpich", 10), ("openmpi", 4)], indirect=["mpi"]
 )
-def test_it_prints_the_same_at_any_number_of_ranks(steps, mpi, n):
-    done = run([sys.executable, steps[0], n], 90, mpi_environment(mpi))
-    assert (done.status, done.out) == (0, steps[1]), done.err
+@RUNS
+def test_it_prints_the_same_at_any_number_of_ranks(programs, name, mpi, n):
+    done = run([sys.executable, programs[name].path, n], 90, mpi_environment(mpi))
+    assert (done.status, done.out) == (0, programs[name].out), done.err
 
 
 @pytest.mark.slow
-def test_it_prints_the_same_however_it_is_started(steps, mpi):
+def test_it_prints_the_same_however_it_is_started(programs, mpi):
+    path, out = programs["README"]
     flags = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
-    command = [MPIEXEC[mpi], *flags, "-n", 3, sys.executable, steps[0], 3]
-    done = run(command, 90, mpi_environment(mpi))
-    assert (done.status, done.out) == (0, steps[1]), done.err
+    done = run([MPIEXEC[mpi], *flags, "-n", 3, sys.executable, path, 3], 90, mpi_environment(mpi))
+    assert (done.status, done.out) == (0, out), done.err
     if mpi == "mpich":
-        done = run([sys.executable, "-m", "IPython", "--no-banner", "-c", f"%run {steps[0]} 3"], 90)
-        assert (done.status, done.out.strip()) == (0, steps[1].strip()), done.err
+        done = run([sys.executable, "-m", "IPython", "--no-banner", "-c", f"%run {path} 3"], 90)
+        assert (done.status, done.out.strip()) == (0, out.strip()), done.err
 
 
 @pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n", [1, 3])
-def test_it_prints_the_same_with_the_smallest_copy(steps, tmp_path, n):
+def test_it_prints_the_same_with_the_smallest_copy(programs, tmp_path, n):
     copy = tmp_path / "vendored"  # a package, so that no installed mpi_util supplies what is missing in the copy
     shutil.copytree(ROOT / "mpi_util", copy / "mpi_util", ignore=shutil.ignore_patterns("__pycache__", *OPTIONAL))
     (copy / "__init__.py").touch()
-    (tmp_path / "program.py").write_text(STEPS.replace("import mpi_util\n", "from vendored import mpi_util\n"))
+    (tmp_path / "program.py").write_text(FRONT.replace("import mpi_util\n", "from vendored import mpi_util\n"))
     done = run([sys.executable, "program.py", n], 60, {"PYTHONPATH": ""}, cwd=tmp_path)
-    assert (done.status, done.out) == (0, steps[1]), done.err
+    assert (done.status, done.out) == (0, programs["README"].out), done.err
     allowed = DOCS["architecture.md"].partition("**You may delete**")[2].partition("\n\n")[0]
     assert all(name in allowed for name in OPTIONAL)
 
@@ -95,7 +115,7 @@ def ending(tmp_path):
 
     def write(lines: str) -> Path:
         path = tmp_path / "program.py"
-        head, loop = STEPS[: STEPS.index("for iteration")], program(DOCS["adopting.md"], "How a run ends")
+        head, loop = FRONT[: FRONT.index("for iteration")], program(DOCS["failures.md"], "How a run ends")
         path.write_text(head + lines + loop.replace("\nfor", "\nmpi_util.print0('looping', flush=True)\nfor"))
         return path
 
@@ -111,23 +131,22 @@ def test_ctrl_c_ends_the_program_in_order(ending):
     assert process.returncode == 130 and re.fullmatch(r"saving after \d+ iterations\n", out)
 
 
-def test_a_rank_that_is_killed_costs_no_iteration(steps, tmp_path):
-    head, loop = STEPS.split("for iteration in range(10):\n")
-    load, save = program(DOCS["adopting.md"], "Restarting after a crash").split("\n\n")
+def test_a_rank_that_is_killed_costs_no_iteration(programs, tmp_path):
+    head, loop = FRONT.split("for iteration in range(10):\n")
+    load, collect, save = program(DOCS["failures.md"], "Restarting after a crash").split("\n\n")
     kill = "    if mpi_util.rank == iteration - 3 == 1 and not mpi_util.restarts: os.kill(os.getpid(), 9)\n"
-    text = "import os\n" + head.replace("else 4)", "else 4, max_restarts=3)") + load + "\n" + kill + loop + save
-    (tmp_path / "program.py").write_text(text)
+    text = "import os\n" + head.replace("else 4)", "else 4, max_restarts=3)") + load + "\n" + kill + collect
+    (tmp_path / "program.py").write_text(text + "\n" + loop.partition("\n")[2] + save)
     done = run([sys.executable, "program.py", 3], 60, cwd=tmp_path)
     assert done.status == 0 and done.err.endswith("all 3 ranks were stopped; restart 1 of 3\n"), done.err
-    assert sorted(set(done.out.splitlines())) == sorted(steps[1].splitlines())
+    assert sorted(set(done.out.splitlines())) == sorted(programs["README"].out.splitlines())
 
 
 def test_an_error_names_its_episode_and_fail_takes_one_line(ending):
-    broken = "def rollout(policy, rng):\n    raise ValueError('the simulation is unstable')\n"
-    done = run([sys.executable, ending(broken), 3], 60)
+    done = run([sys.executable, ending("def play():\n    raise ValueError('the simulation is unstable')\n"), 3], 60)
     assert done.status == 1 and re.search(r"^rank \d \(phase rollout, episode \d+\): uncaught ex", done.err, re.M)
     assert done.err.endswith("(ValueError: the simulation is unstable); all 3 ranks were stopped\n")
-    infinite = "def rollout(policy, rng):\n    return {'tried': np.zeros((1, 4)), 'returns': np.inf}\n"
+    infinite = "def play():\n    return {'tried': np.zeros((1, 4)), 'returns': np.inf}\n"
     done = run([sys.executable, ending(infinite), 3], 60)
     assert done.status == 2 and done.err.startswith("program.py: a return is not finite\n")
     assert "Traceback" not in done.err
@@ -147,7 +166,7 @@ PRINTS = {  # besides that the status is 0
     "docs/weight_sync.md In torchrl's collectors": "100 steps, version 4\n",
 }
 ELSEWHERE = {  # run by a test of their own, with what they need
-    "README.md In your program", "docs/adopting.md Eight steps",
+    "README.md", "docs/eight_steps.md Eight steps",
 }  # fmt: skip
 # steps and trials; and where train.py lies
 SHORTER = {
