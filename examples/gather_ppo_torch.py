@@ -9,7 +9,6 @@ both versions. Results are bit-identical on any number of processes. PPO: Schulm
 """
 
 import argparse
-import os
 import sys
 from typing import Any
 
@@ -30,7 +29,6 @@ parser.add_argument("--lam", type=float, default=0.95, help="of GAE, 0 to 1 (def
 parser.add_argument("--clip", type=float, default=0.2, help="of the probability ratio (default: 0.2)")
 parser.add_argument("--ent_coef", type=float, default=0.0, help="weight of the entropy (default: 0)")
 args = parser.parse_args()
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small are slower on many threads, rank 0's default
 if mpi_util.mpi_fork(args.nprocs) == "parent":  # +  above the heavy imports, which only the ranks need
     sys.exit()  # +
 

@@ -10,7 +10,6 @@ number of processes. Lines marked `# +` need mpi_util.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +24,6 @@ parser.add_argument("--num_envs", type=int, default=8, help="of all ranks togeth
 parser.add_argument("--num_steps", type=int, default=256, help="of each in an iteration (default: 256)")
 parser.add_argument("--iterations", type=int, default=20, help="(default: 20)")
 args = parser.parse_args()
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small are slower on many threads, rank 0's default
 if mpi_util.mpi_fork(args.nprocs) == "parent":  # +
     sys.exit()  # +
 

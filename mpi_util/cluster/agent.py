@@ -5,8 +5,6 @@ the launcher's own process on its host, which starts the ranks. Both sides send 
 receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -14,7 +12,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import selectors
 import signal
 import subprocess
@@ -28,7 +25,7 @@ from ..launch.verdict import Death
 
 BEAT_S, SILENCE_S = 1.0, 8.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_RECORDS = re.compile(r"(rank|failed|ended|saved)-\d+")
+_RECORDS = ("rank-", "failed-", "ended-", "saved-")
 _PACKAGE = Path(__file__).parent.parent
 
 # Runs on the host before anything is known of it, as `python -c`: reads the first message, goes to the program's
@@ -86,7 +83,7 @@ def machine() -> str:
 class Agent:
     """The process on the host, until its end. Args: ranks: that will be here. reader: of the parent's messages."""
 
-    def __init__(self, folder: Path, ranks: list[int], reader: JsonLineReader):
+    def __init__(self, folder: Path, ranks: list[int], reader: "JsonLineReader"):
         self._folder, self._lowest = folder, min(ranks, default=-1)
         self._monitor = ProcessMonitor(folder, ranks, self._died)
         self._reader = reader
@@ -146,7 +143,7 @@ class Agent:
     def _send_records(self) -> None:
         for entry in os.scandir(self._folder):
             with contextlib.suppress(OSError):  # it has just been replaced
-                if _RECORDS.fullmatch(entry.name) and self._written.get(entry.name) != (at := entry.stat().st_mtime):
+                if entry.name.startswith(_RECORDS) and self._written.get(entry.name) != (at := entry.stat().st_mtime):
                     text = Path(entry.path).read_text()
                     self._written[entry.name] = at
                     say(record=entry.name, text=text)

@@ -32,7 +32,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     here, size = channel.here, align(reduction.layout.nbytes)
     nbytes = (len(here) + 1) * size
     if channel.leads:
-        block, address = channel.lease(nbytes)
+        block, address = channel.lease(nbytes, channel.below)
         for k in channel.below:
             channel.messages.send(k, address)
         shared = address is not None or not channel.below
@@ -50,7 +50,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
         return add_through_rank_0(channel, reduction)
     if channel.leads:
         try:
-            _Chain(channel, reduction, dict(zip(here, rows)), result).run()
+            _run(channel, reduction, dict(zip(here, rows)), result)
         except Exception as error:
             channel.notify_waiting(reduction.op, error)
             raise
@@ -70,62 +70,48 @@ def _parts(layout: Layout, row: np.ndarray) -> list[np.ndarray]:
     return found
 
 
-class _Chain:
-    """What one leader does. Args: rows: of each rank of this machine; they are overwritten."""
+def _run(channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.ndarray], result: np.ndarray) -> None:
+    """What one leader does. Args: rows: of each rank of this machine; they are overwritten. result: gets the sum."""
+    tag, requests = tag_of_call(channel), list[Any]()
+    parts_of = {k: _parts(reduction.layout, row) for k, row in rows.items()}
+    results = _parts(reduction.layout, result)
+    # the sum goes along these: ranks of one machine whose numbers follow each other, and their leader
+    neighbours = itertools.groupby(range(channel.size), channel.machine.__getitem__)
+    hops = [(leader, [*ranks]) for leader, ranks in neighbours]
+    own = [j for j, (leader, _) in enumerate(hops) if leader == channel.rank]
+    tasks = [*itertools.product(range(len(results)), own)]  # (part, hop), in the order of all leaders
+    awaited = iter([task for task in tasks if task[1]])
+    coming: deque[tuple[Any, np.ndarray]] = deque()  # (request, part of the sum so far)
+    last = hops[-1][0]
+    root = channel.leaders.index(last)
 
-    def __init__(
-        self, channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.ndarray], result: np.ndarray
-    ):
-        self._channel, self._reduction, self._tag = channel, reduction, tag_of_call(channel)
-        self._rows = {k: _parts(reduction.layout, row) for k, row in rows.items()}
-        self._results = _parts(reduction.layout, result)
-        # the sum goes along these: ranks of one machine whose numbers follow each other, and their leader
-        neighbours = itertools.groupby(range(channel.size), channel.machine.__getitem__)
-        self._hops = [(leader, [*ranks]) for leader, ranks in neighbours]
-        own = [j for j, (leader, _) in enumerate(self._hops) if leader == channel.rank]
-        self._tasks = [*itertools.product(range(len(self._results)), own)]  # (part, hop), in the order of all leaders
-        self._awaited = iter([task for task in self._tasks if task[1]])
-        self._sums: deque[tuple[Any, np.ndarray]] = deque()  # (request, part of the sum)
-        self._requests = list[Any]()
-
-    def run(self) -> None:
-        channel, last = self._channel, self._hops[-1][0]
-        root = channel.leaders.index(last)
-        with channel.spoiled_on_failure(self._requests):
-            if channel.rank != last:
-                self._requests += [channel.between.Ibcast(part, root) for part in self._results]
-            for _ in range(_AHEAD):
-                self._await_next()
-            for p, j in self._tasks:
-                total = self._add_rows(p, j)
-                if j + 1 < len(self._hops):
-                    self._requests.append(channel.comm.Isend(total, self._hops[j + 1][0], self._tag))
-                else:
-                    self._finish(total, self._results[p])
-                    self._requests.append(channel.between.Ibcast(self._results[p], root))
-            wait_for(channel, self._requests)
-
-    def _add_rows(self, p: int, j: int) -> np.ndarray:
-        """Adds part `p` of the ranks of hop `j` to the sum so far. Returns: the sum, in the memory of the first."""
-        total, *others = (self._rows[k][p] for k in self._hops[j][1])
-        if j:
-            request, so_far = self._sums.popleft()
-            wait_for(self._channel, [request])
-            np.add(so_far, total, out=total)
-            self._await_next()
-        for row in others:
-            np.add(total, row, out=total)
-        return total
-
-    def _finish(self, total: np.ndarray, result: np.ndarray) -> None:
-        if self._reduction.divisor:
-            np.divide(total, self._reduction.divisor, result)
-        else:
-            np.copyto(result, total)
-
-    def _await_next(self) -> None:
+    def await_next() -> None:
         """Begins to receive the next part to which this leader adds, if there is one more."""
-        for p, j in itertools.islice(self._awaited, 1):
-            part = np.empty_like(self._results[p])
-            self._requests.append(self._channel.comm.Irecv(part, self._hops[j - 1][0], self._tag))
-            self._sums.append((self._requests[-1], part))
+        for p, j in itertools.islice(awaited, 1):
+            part = np.empty_like(results[p])
+            requests.append(channel.comm.Irecv(part, hops[j - 1][0], tag))
+            coming.append((requests[-1], part))
+
+    with channel.spoiled_on_failure(requests):
+        if channel.rank != last:
+            requests += [channel.between.Ibcast(part, root) for part in results]
+        for _ in range(_AHEAD):
+            await_next()
+        for p, j in tasks:
+            total, *others = (parts_of[k][p] for k in hops[j][1])
+            if j:
+                request, so_far = coming.popleft()
+                wait_for(channel, [request])
+                np.add(so_far, total, out=total)
+                await_next()
+            for row in others:
+                np.add(total, row, out=total)
+            if j + 1 < len(hops):
+                requests.append(channel.comm.Isend(total, hops[j + 1][0], tag))
+                continue
+            if reduction.divisor:
+                np.divide(total, reduction.divisor, results[p])
+            else:
+                np.copyto(results[p], total)
+            requests.append(channel.between.Ibcast(results[p], root))
+        wait_for(channel, requests)

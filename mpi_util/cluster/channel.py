@@ -12,38 +12,22 @@ machines:
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..collectives.agreement import Answer, Contribution, UnreadableReply
+from ..collectives.agreement import opened_reply
 from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
-from ..collectives.reduce import Reduction
-from ..errors import MpiUtilError
-from ..host.segments import private
 from . import chain, forwarding
 from .dealing import ClusterCounter
 
 
 class Joined(dict[int, Message]):
     """The messages of all ranks of a machine, to or from its leader; equal ones are one object, which is sent once."""
-
-
-class MachineTarget(NamedTuple):
-    """Rank 0's answer in a gather."""
-
-    own: RowTarget  # where this rank puts its rows, in the block of its leader; for ranks of rank 0's machine as there
-    nbytes: int = 0  # for the leader of another machine: size of its block
-    writers: tuple[int, ...] = ()  # for such a leader: the other ranks of its machine that have any rows
-    pieces: Mapping[int, Sequence[Piece]] = {}  # for rank 0: of each other leader's block
-
-    @property
-    def block(self) -> np.ndarray | None:
-        """On rank 0: where all rows come together."""
-        return self.own.block
 
 
 class ClusterChannel(Channel):
@@ -57,6 +41,7 @@ class ClusterChannel(Channel):
     """
 
     counter_kind = ClusterCounter
+    add_up = chain.add_up
 
     def __init__(self, comm: Any, peers: Peers):
         from mpi4py import MPI
@@ -72,17 +57,6 @@ class ClusterChannel(Channel):
         self.below = self.here[1:] if self.leads else []
         self.others = {k: ranks for k, ranks in machines.items() if k}
         self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
-        self._spoiled = False
-
-    def agree(
-        self, op: str, contribute: Callable[[], Contribution], decide: Callable[[list[Contribution]], Sequence[Answer]]
-    ) -> Answer:
-        def checked() -> Contribution:
-            if self._spoiled:
-                raise MpiUtilError(f"{op}: a call between machines was interrupted; the program must be started again")
-            return contribute()
-
-        return super().agree(op, checked, decide)
 
     @contextlib.contextmanager
     def spoiled_on_failure(self, requests: list[Any]) -> Iterator[None]:
@@ -91,7 +65,7 @@ class ClusterChannel(Channel):
             with forwarding.kept_on_failure(requests):
                 yield
         except BaseException:
-            self._spoiled = True
+            self.unusable = "a call between machines was interrupted; the program must be started again"
             raise
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
@@ -116,23 +90,17 @@ class ClusterChannel(Channel):
         joined = Joined({k: first.setdefault(message, message) for k, message in found.items()})
         replies: Joined = super()._ask(op, packed(CALL, (*self.call_id(op), joined)))
         self.messages.post_all({k: replies[k] for k in self.below})
-        try:
-            return opened(replies[self.rank])[1][1]
-        except Exception as error:  # an object of the program in it cannot be made here
-            raise UnreadableReply from error
+        return opened_reply(replies[self.rank])[1][1]
 
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Any]:
         here = [own if its == 0 else [] for its, own in zip(self.machine, pieces)]
-        targets = [MachineTarget(own) for own in super().collect_targets(nbytes, here)]
+        targets = [*super().collect_targets(nbytes, here)]
         images: dict[int, list[Piece]] = {}
         for leader, ranks in self.others.items():
             image, end = images.setdefault(leader, []), 0
             for k in ranks:
-                starts = []
-                for _, n in pieces[k]:
-                    starts.append(end)
-                    end += n
-                targets[k] = MachineTarget(RowTarget(starts))
+                *starts, end = itertools.accumulate((n for _, n in pieces[k]), initial=end)
+                targets[k] = RowTarget(starts)
                 image += pieces[k]
             writers = tuple(k for k in ranks if k != leader and any(n for _, n in pieces[k]))
             targets[leader] = targets[leader]._replace(nbytes=end, writers=writers)
@@ -140,23 +108,22 @@ class ClusterChannel(Channel):
         return targets
 
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
-        own = target.own
         try:
             if self.rank == 0:
-                receiver = forwarding.Receiver(self, own.block, target.pieces)
+                receiver = forwarding.Receiver(self, target.block, target.pieces)
                 with forwarding.kept_on_failure(receiver.coming):
-                    super().collect(op, own, arrays)
+                    super().collect(op, target, arrays)
                     receiver.finish()
             elif self.leads:
-                block, address = self.lease(target.nbytes) if target.writers else (private(target.nbytes), None)
+                block, address = self.lease(target.nbytes, target.writers)
                 for k in target.writers:
                     self.messages.send(k, address)
-                super().collect(op, own._replace(block=block, writers=target.writers), arrays)
+                super().collect(op, target._replace(block=block), arrays)
                 forwarding.send(self, block)
             else:
                 if self.above and any(array.nbytes for array in arrays):
-                    own = own._replace(address=self.messages.receive(self.above, op))
-                super().collect(op, own, arrays)
+                    target = target._replace(address=self.messages.receive(self.above, op))
+                super().collect(op, target, arrays)
         except Exception as error:
             self.notify_waiting(op, error)
             raise
@@ -170,7 +137,13 @@ class ClusterChannel(Channel):
             if self.rank == 0:
                 forwarding.broadcast(self, source.block)
             elif self.leads:
-                source = self._receive_block(source.nbytes)
+                with self.spoiled_on_failure([]):
+                    nbytes, below = source.nbytes, self.below
+                    block, address = self.lease(nbytes, below)
+                    forwarding.broadcast(self, block)
+                for k in below:
+                    self.messages.send(k, address)
+                source = BlockSource(nbytes, None, block, () if address else below)
             elif self.above:
                 source = source._replace(address=self.messages.receive(self.above, op))
             return super().spread(op, source)
@@ -178,22 +151,10 @@ class ClusterChannel(Channel):
             self.notify_waiting(op, error)
             raise
 
-    def _receive_block(self, nbytes: int) -> BlockSource:
-        """The leader of another machine receives rank 0's bytes for its machine."""
-        with self.spoiled_on_failure([]):
-            block, address = self.lease(nbytes) if self.below else (private(nbytes), None)
-            forwarding.broadcast(self, block)
-        for k in self.below:
-            self.messages.send(k, address)
-        return BlockSource(nbytes, None, block, () if address else self.below)
-
     def notify_waiting(self, op: str, error: Exception) -> None:
         """A leader fails in the middle of a call: the ranks that may wait for it raise the error too."""
         if self.leads:
             self.messages.fail(op, error, [*self.below, 0, *self.others])
-
-    def add_up(self, reduction: Reduction) -> np.ndarray:
-        return chain.add_up(self, reduction)
 
     def close(self) -> None:
         if self.between:

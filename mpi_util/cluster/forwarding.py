@@ -55,26 +55,22 @@ def tag_of_call(channel: "ClusterChannel") -> int:
 def wait_for(channel: "ClusterChannel", requests: Sequence[Any]) -> None:
     """Waits until these are done. Raises what another rank, which would have to do its part, reports meanwhile."""
 
-    def sleep(seconds: float) -> bool:
-        _raise_report(channel)
+    messages = channel.messages
+
+    def look_and_sleep(seconds: float) -> bool:
+        messages.poll()
+        for source, queue in messages.inbox.items():
+            for kind, payload in [opened(message) for message in queue if message[0] in (DATA, LEAVE)]:
+                if kind == DATA and payload[0] == messages.calls and isinstance(payload[1], MpiUtilError):
+                    raise payload[1]
+                if kind == LEAVE and payload[0]:  # it has ended in a failure
+                    messages.ended[source] = payload
+                    raise messages.left_error(state(failure.FailureState).call, source)
         time.sleep(seconds)
         return False
 
     for request in requests:
-        channel.messages.wait(request.Test, sleep, spin_s=_SPIN_S)
-
-
-def _raise_report(channel: "ClusterChannel") -> None:
-    """Raises an error of this call that another rank has sent, or RankLeftError if one has ended in a failure."""
-    messages = channel.messages
-    messages.poll()
-    for source, queue in [*messages.inbox.items()]:
-        for kind, payload in [opened(message) for message in queue if message[0] in (DATA, LEAVE)]:
-            if kind == DATA and payload[0] == messages.calls and isinstance(payload[1], MpiUtilError):
-                raise payload[1]
-            if kind == LEAVE and payload[0]:
-                messages.ended[source] = payload
-                raise messages.left_error(state(failure.FailureState).call, source)
+        messages.wait(request.Test, look_and_sleep, spin_s=_SPIN_S)
 
 
 def broadcast(channel: "ClusterChannel", block: np.ndarray) -> None:

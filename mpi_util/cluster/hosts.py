@@ -3,8 +3,6 @@
 Runs in the process that calls `mpi_fork` or `nslots`.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -47,11 +45,8 @@ class Hosts(NamedTuple):
         ends = [min(n, max(room, n * room // rooms[-1])) for room in rooms]
         return {name: [*range(*pair)] for name, pair in zip(self.slots, itertools.pairwise(ends)) if pair[0] < pair[1]}
 
-    def without(self, names: set[str]) -> Hosts:
-        return self._replace(slots={name: slots for name, slots in self.slots.items() if name not in names})
-
     def open_monitor(
-        self, find: Callable[[], Hosts], environment: dict[str, str], script: str, folder: Path, ranks: Sequence[int],
+        self, find: "Callable[[], Hosts]", environment: dict[str, str], script: str, folder: Path, ranks: Sequence[int],
         on_death: Callable[[Death], object],
     ) -> ClusterMonitor:  # fmt: skip
         """A monitor of a job on these hosts; at a restart on those that `find` gives, but for those that fail."""
@@ -60,11 +55,12 @@ class Hosts(NamedTuple):
         try:
             return ClusterMonitor(folder, ranks, on_death, hosts, environment, script)
         except HostError as error:
-            if not restart or not (left := hosts.without(set(error.hosts))).slots:
+            left = {name: slots for name, slots in hosts.slots.items() if name not in error.hosts}
+            if not restart or not left:
                 raise
             for name, what in error.hosts.items():
                 print_line(f"mpi_util: restarting without host {name}: {what}")
-            return ClusterMonitor(folder, ranks, on_death, left, environment, script)
+            return ClusterMonitor(folder, ranks, on_death, hosts._replace(slots=left), environment, script)
 
 
 def find(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> Hosts:
@@ -72,18 +68,15 @@ def find(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> Hosts:
     if hosts is not None and hostfile is not None:
         raise LaunchError("mpi_fork: hosts= and hostfile= exclude each other; leave one out")
     if hostfile is not None:
-        return Hosts(_slots(_lines(hostfile), f"{hostfile}"))
+        try:
+            lines = [line.partition("#")[0].strip() for line in Path(hostfile).read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise LaunchError(f"the hostfile cannot be read: {error}") from None
+        return Hosts(_slots([*filter(None, lines)], f"{hostfile}"))
     if hosts is None and not os.environ.get("MPI_UTIL_HOSTS"):
         return _of_slurm()
     what, text = ("MPI_UTIL_HOSTS", os.environ["MPI_UTIL_HOSTS"]) if hosts is None else ("hosts", hosts)
     return Hosts(_slots(text.split(","), what))
-
-
-def _lines(hostfile: str | os.PathLike[str]) -> list[str]:
-    try:
-        return [text for line in Path(hostfile).read_text().splitlines() if (text := line.partition("#")[0].strip())]
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"the hostfile cannot be read: {error}") from None
 
 
 def _slots(texts: list[str], where: str) -> dict[str, int]:

@@ -4,8 +4,6 @@ This machine's ranks are watched as without other hosts. Those of each other hos
 reports is handled as what happens here, and the records of its ranks are copied into the job's folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -49,7 +47,7 @@ class ClusterMonitor(ProcessMonitor):
     """
 
     def __init__(
-        self, folder: Path, ranks: Sequence[int], on_death: Callable[[Death], object], hosts: Hosts,
+        self, folder: Path, ranks: Sequence[int], on_death: Callable[[Death], object], hosts: "Hosts",
         environment: dict[str, str], script: str,
     ):  # fmt: skip
         by_host = hosts.ranks_by_host(len(ranks))
@@ -164,10 +162,14 @@ class ClusterMonitor(ProcessMonitor):
             if "process" in message:
                 self._answer(message)
             elif "record" in message:
-                self._copy(each, message["record"], message["text"])
+                text = message["text"]
+                if message["record"].startswith("failed"):
+                    record = json.loads(text)
+                    text = json.dumps(record | {"time": record["time"] - each.offset_s})
+                (self.folder / os.path.basename(message["record"])).write_text(text)
             elif "died" in message:
                 death = Death(*message["died"])
-                self._on_death(death._replace(time=each.here(death.time), host=each.name))
+                self._on_death(death._replace(time=death.time - each.offset_s, host=each.name))
             elif "unready" in message:
                 self.refused = message["unready"]
             elif "wrong" in message:
@@ -175,9 +177,3 @@ class ClusterMonitor(ProcessMonitor):
         if each.done:
             with contextlib.suppress(KeyError):
                 self.selector.unregister(each.output)
-
-    def _copy(self, each: remote.Remote, name: str, text: str) -> None:
-        if name.startswith("failed"):
-            record = json.loads(text)
-            text = json.dumps(record | {"time": each.here(record["time"])})
-        (self.folder / os.path.basename(name)).write_text(text)

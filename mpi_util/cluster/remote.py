@@ -3,8 +3,6 @@
 See agent.py for the messages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -34,6 +32,7 @@ class Remote:
     Attributes:
         lost: why the host cannot be reached; "": it can. stopped: the lowest rank there is stopped.
         done: the agent has ended what was there, or the host is lost.
+        offset_s: how far its clock is ahead of this one's, by the shortest trip there and back.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
@@ -49,7 +48,8 @@ class Remote:
         os.set_blocking(self._input, False)
         self._lines, self._unsent = agent.JsonLineReader(self.output), b""
         self._heard, self._beat = time.monotonic(), 0.0
-        self._offset, self._trip_s = 0.0, float("inf")  # of its clock; of the shortest trip there and back
+        self.offset_s = 0.0
+        self._trip_s = float("inf")
         self.say(**start)
 
     def receive(self) -> list[dict[str, Any]]:
@@ -63,7 +63,10 @@ class Remote:
         self._heard = time.monotonic()
         for message in messages:
             if "beat" in message:
-                self._clock(message)
+                now, self.stopped = time.time(), message["stopped"]
+                if 0 <= now - message["beat"] < self._trip_s:
+                    self._trip_s = now - message["beat"]
+                    self.offset_s = message["time"] - (message["beat"] + now) / 2
             self.done = self.done or "done" in message
         return messages
 
@@ -72,18 +75,6 @@ class Remote:
         self.lost = self.lost or ("" if self.done else why)
         self.done = True
         return []
-
-    def _clock(self, message: dict[str, Any]) -> None:
-        """Learns how far its clock is from this one's, from the shortest trip."""
-        now = time.time()
-        self.stopped = message["stopped"]
-        if 0 <= now - message["beat"] < self._trip_s:
-            self._trip_s = now - message["beat"]
-            self._offset = message["time"] - (message["beat"] + now) / 2
-
-    def here(self, at: float) -> float:
-        """A time of its clock, by this host's clock."""
-        return at - self._offset
 
     def look(self) -> None:
         """Sends a heartbeat when one is due; treats the host as lost if it has sent none for `SILENCE_S`."""
@@ -135,7 +126,8 @@ def connect(
     root = str(Path(agent.__file__).parents[2])
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
     start = dict(cwd=os.getcwd(), python=sys.executable, root=root, job=job, script=script, environment=kept)
-    here = [name for name in by_host if is_here(name)]
+    own = socket.gethostname()
+    here = [name for name in by_host if name in ("localhost", "127.0.0.1", own, own.partition(".")[0])]
     machines = {agent.machine(): name for name in here[:1]}
     wrong = {name: f"it is {here[0]}, by another name" for name in here[1:]}
     remotes, used = dict[str, Remote](), dict[str, Remote]()
@@ -154,12 +146,6 @@ def connect(
     finally:  # also where Ctrl-C comes meanwhile
         for name in remotes.keys() - used.keys():
             remotes[name].close()
-
-
-def is_here(name: str) -> bool:
-    """True for a name that surely means this machine; others are asked."""
-    own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])
 
 
 def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from ..ranks import failure, threads
 from ..ranks.identity import world
 from ..ranks.state import state
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
+from .peers import Peers
 
 if TYPE_CHECKING:
     from .barrier import SharedBarrier
@@ -21,8 +22,15 @@ Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
 
 
-class UnreadableReply(Exception):
+class _UnreadableReply(Exception):
     """Rank 0's answer has come, and an object of the program in it cannot be made here; its cause says why."""
+
+
+def opened_reply(message: Message) -> tuple[int, Any]:
+    try:
+        return opened(message)
+    except Exception as error:  # of a class of the program
+        raise _UnreadableReply from error
 
 
 class Agreement:
@@ -33,12 +41,14 @@ class Agreement:
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
         barrier: the page on which ranks add up gradients (barrier.py), once there is one.
+        unusable: why no call can be made any more; "": all is well.
     """
 
     barrier: "SharedBarrier | None" = None
+    unusable = ""
 
-    def __init__(self, rank: int, size: int):
-        self.rank, self.size, self.messages = rank, size, Messages(rank, size)
+    def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
+        self.rank, self.size, self.messages = rank, size, Messages(rank, size, comm, peers)
         self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()
@@ -74,6 +84,8 @@ class Agreement:
         self.enter(op)
         own_error: Exception | None = None
         try:
+            if self.unusable:
+                raise MpiUtilError(f"{op}: {self.unusable}")
             mine = packed(CALL, (*self.call_id(op), contribute()))
         except Exception as error:
             own_error, shown = error, portable(op, self.rank, error, name_rank=True)
@@ -85,7 +97,7 @@ class Agreement:
                 answer: Answer = self._ask(op, mine)
                 return answer
             return self._decide(self._receive_calls(op, mine, awaited), decide)
-        except UnreadableReply as error:  # the call has not failed: the others have their answers
+        except _UnreadableReply as error:  # the call has not failed: the others have their answers
             raise error.__cause__ or error from None
         except Exception as error:
             self.fail_all(portable(op, 0, error), awaited)
@@ -149,10 +161,7 @@ class Agreement:
             raise messages.left_error(op, 0)
         while True:  # what a call that failed or was interrupted has left is dropped
             _, message = messages.next([self.above], [0])
-            try:
-                kind, payload = opened(message)
-            except Exception as error:  # of a class of the program
-                raise UnreadableReply from error
+            kind, payload = opened_reply(message)
             if kind == REPLY and payload[0] == messages.calls:
                 return payload[1]
             if kind == ERROR:

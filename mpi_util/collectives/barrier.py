@@ -23,6 +23,7 @@ from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
 from ..host.waiting import WakePipe
 from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, portable
+from .mismatch import check_same
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -164,7 +165,10 @@ def _sizes(n: int, room: int) -> list[int]:
 
 
 def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
-    """Collective: `Channel.add_up`."""
+    """Collective: the arrays of all ranks, added up in rank order, as a block of the reduction's layout.
+
+    The block is the same on every rank, and is to be read before the next call.
+    """
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
         total = add_in_agreement(channel, reduction)
@@ -218,16 +222,15 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
         memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
         if memory is None:
             return None
-        channel.peers.open_all()
         channel.barrier = SharedBarrier(channel, channel.attached.map(memory) if channel.rank else memory, room)
 
 
 def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:
     """Rank 0: for each rank (memory for a page, on others its address; room). None: there is no shared memory."""
-    reduction.check([description for _, description in contributed])
+    check_same(reduction.op, [description for _, description in contributed])
     room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
     sizes = _sizes(channel.size, room)
-    memory, address = channel.lease(sum(sizes))
+    memory, address = channel.lease(sum(sizes), channel.below)
     memory[: sum(sizes[:3])] = 0
     return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
 
@@ -243,7 +246,7 @@ def add_in_agreement(channel: "Channel", reduction: "Reduction") -> np.ndarray |
         return description, row
 
     def decide(contributed: list[tuple[Any, np.ndarray | None]]) -> Sequence[np.ndarray | None]:
-        reduction.check([description for description, _ in contributed])
+        check_same(reduction.op, [description for description, _ in contributed])
         rows = [row for _, row in contributed if row is not None]
         if not rows:
             return [None] * channel.size

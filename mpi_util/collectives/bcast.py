@@ -12,7 +12,7 @@ from ..arrays import tree
 from ..arrays.adapters import sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
-from ..ranks import failure
+from ..ranks import failure, threads
 from ..ranks.console import msg
 from ..ranks.identity import Comm
 from ..ranks.state import state
@@ -40,10 +40,9 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
             statistics too) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of such, of NumPy
             arrays, tensors, variables, and plain objects; the same names, dtypes and shapes on every rank. A number in
             a dict or list is replaced by one of its type; one in a tuple cannot be. Numbers in automatic layer names
-            (`dense_3`) do not matter. Of an object, such as a normaliser, those attributes are sent that are numbers,
-            arrays, tensors, models, dicts and lists of them, or objects of nothing else: keep elsewhere what is a
-            rank's own. Strings, lists of numbers, generators, environments (with `reset` and `step`) and optimizers in
-            it stay as they are. A running mean becomes rank 0's; `merge_moments` merges those of all ranks instead.
+            (`dense_3`) do not matter. Of a plain object those attributes are sent that are numbers, arrays, tensors or
+            models, or that hold nothing but numbers, arrays and tensors (dicts, and objects such as a normaliser's). A
+            running mean becomes rank 0's; `merge_moments` merges those of all ranks instead.
         graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
             state), and nothing is added to it; where the ranks' differ, because rank 0 alone has an optimizer, the
             trainable ones. None: the session's own; other models have none.
@@ -185,6 +184,7 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
             if len({signature for signature, _ in of_ranks}) == 1:
                 copier = models.copiers[i]
                 _note_alignment(copier, *(alignment for _, alignment in of_ranks[:2]))
+                threads.note_model(max(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
                 return paired(sources, (i, channel.version + 1, ask))
         return [(None, (-1, 0, False))] * channel.size

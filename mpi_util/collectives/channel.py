@@ -3,18 +3,12 @@
 It runs in the process of each rank. A call begins with an agreement (`agree`, agreement.py); then the bytes move, by
 `collect`, `spread` or `add_up`. `Channel` is for ranks that share one machine, and so memory that all of them map.
 
-Where ranks lie on several machines opening.py makes a subclass instead, cluster/channel.py. It overrides:
-
-- `_receive_calls`, `_send_replies`, `_ask` (rank 0, rank 0, the others): how contributions reach rank 0, and answers
-  the ranks. Each call is answered once, and rank 0 learns of each rank that failed, left or is in another call.
-- `collect_targets`, `collect`: on return, rank 0's block holds every piece of every rank at its place.
-- `spread_sources`, `spread`: every rank gets a block with rank 0's bytes.
-- `add_up`: the same bits as here, so rows are combined in rank order, whichever machine they come from.
-- `counter_kind`: the class of the counter that `deal` uses.
+Where ranks lie on several machines opening.py makes a subclass instead, cluster/channel.py. It overrides the methods
+that move bytes, and how contributions reach rank 0 and answers the ranks (`_receive_calls`, `_send_replies`, `_ask`).
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +18,8 @@ from ..ranks.console import print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import States, state
 from .agreement import Agreement, Answer
-
-if TYPE_CHECKING:
-    from .peers import Peers
-    from .reduce import Reduction
+from .barrier import add_up
+from .peers import Peers
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
@@ -42,6 +34,9 @@ class RowTarget(NamedTuple):
     address: BlockAddress | None = None  # of the block; None: there is no shared memory, so the rows are sent by MPI
     block: np.ndarray | None = None  # on rank 0: uint8
     writers: tuple[int, ...] = ()  # on rank 0: the other ranks that have any rows
+    # where there are several machines, each leader has a block, which it sends to rank 0
+    nbytes: int = 0  # on another leader: size of its block; `writers` are then ranks of its machine
+    pieces: "Mapping[int, Sequence[Piece]]" = {}  # on rank 0: by leader, where in its own block the bytes belong
 
 
 class BlockSource(NamedTuple):
@@ -63,29 +58,28 @@ class Channel(Agreement):
         pool, attached: shared memory that this rank owns, and that it maps.
     """
 
-    peers: "Peers"  # only with more than one rank
+    peers: Peers  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
+    add_up = add_up
 
-    def __init__(self, comm: Any = None, peers: "Peers | None" = None):
-        super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1)
+    def __init__(self, comm: Any = None, peers: Peers | None = None):
         self.comm: Any = None
-        self.machine = peers.machine if peers else [0]
-        self.pool, self.attached = Pool(), Attached()
-        self._shares = self.machine.count(self.machine[self.rank]) > 1  # there are others on its machine
-        self.states = States(self)
-        self.version = 0
+        self.machine = [0]
         if peers:
             self.comm, request = comm.Idup()
             wait_until(request.Test)
-            self.peers = peers
-            self.messages.connect(self.comm, peers)
+            self.peers, self.machine = peers, peers.machine
+        super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1, self.comm, peers)
+        self.pool, self.attached = Pool(), Attached()
+        self.states = States(self)
+        self.version = 0
 
-    def lease(self, nbytes: int) -> tuple[np.ndarray, BlockAddress | None]:
-        """A block, uint8, that the other ranks of this machine can map; where that fails, private memory, and None.
+    def lease(self, nbytes: int, users: Sequence[int]) -> tuple[np.ndarray, BlockAddress | None]:
+        """A block, uint8, that those ranks of this machine can map; where that fails, private memory, and None.
 
         For rank 0, while it decides: then no other rank uses what was leased in the call before.
         """
-        if self._shares and nbytes:
+        if users and nbytes:
             try:
                 return self.pool.lease(nbytes)
             except OSError as error:
@@ -99,7 +93,7 @@ class Channel(Agreement):
         Args: nbytes: size of the block. pieces: for each rank the places of its arrays in the block.
         """
         writers = tuple(k for k in range(1, self.size) if any(n for _, n in pieces[k]))
-        block, address = self.lease(nbytes) if writers else (private(nbytes), None)
+        block, address = self.lease(nbytes, writers)
         starts = [[start for start, _ in own] for own in pieces]
         return [RowTarget(starts[0], None, block, writers), *(RowTarget(each, address) for each in starts[1:])]
 
@@ -137,7 +131,7 @@ class Channel(Agreement):
 
         Args: nbytes: size of the block. fill: writes the bytes into the block, uint8.
         """
-        block, address = self.lease(nbytes)
+        block, address = self.lease(nbytes, self.below)
         fill(block)
         others = [BlockSource(nbytes, address)] * (self.size - 1)
         return [BlockSource(nbytes, None, block, () if address else self.below), *others]
@@ -157,15 +151,6 @@ class Channel(Agreement):
             if source.block is None:
                 part[:] = self.messages.receive(self.above, op)
         return block
-
-    def add_up(self, reduction: "Reduction") -> np.ndarray:
-        """Collective: the arrays of all ranks, added up in rank order, as a block of the reduction's layout.
-
-        The block is the same on every rank, and is to be read before the next call.
-        """
-        from .barrier import add_up  # which most programs do not need
-
-        return add_up(self, reduction)
 
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
@@ -191,11 +176,14 @@ def write_rows(block: Any, arrays: Sequence[np.ndarray], starts: Sequence[int]) 
 
 
 class Kept:
-    """The channels of this process that live as long as it does, and where others are kept."""
+    """The channels of this process."""
 
     alone: Channel | None = None
     world: Channel | None = None
     keyval: int | None = None  # the attribute under which a user's communicator keeps its channel until it is freed
+
+    def __init__(self) -> None:
+        self.open: list[Channel] = []  # those with more than one rank
 
 
 def channel_of(comm: Comm = None) -> Channel:

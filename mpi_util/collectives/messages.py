@@ -11,7 +11,6 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
@@ -68,22 +67,22 @@ class Messages:
         inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
     """
 
-    comm: Any  # over which they go, and `peers`, who are woken: both set by `connect`
-    peers: Peers
+    peers: Peers  # who are woken
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
+        """Args: comm: over which they go; None, and no peers: there is only one rank."""
         self.rank, self.size, self.calls = rank, size, 0
         self.failed: dict[int, int] = {}
         self.ended: dict[int, tuple[int, str, int]] = {}
         self.answered = 0
         self.inbox: dict[int, list[Message]] = {}
+        self._concerned = range(1) if rank else range(1, size)  # the ranks that exchange their ends with this one
 
-    def connect(self, comm: Any, peers: Peers) -> None:
-        """To be called where there is more than one rank."""
-        from mpi4py import MPI
+        if peers:
+            from mpi4py import MPI
 
-        self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
-        self._background, self._watchdog = state(Background), state(Watchdog)
+            self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
+            self._background, self._watchdog = state(Background), state(Watchdog)
 
     def send(self, dest: int, data: Any) -> None:
         """Sends something small to `dest`, which calls `receive` in the same collective call."""
@@ -131,15 +130,14 @@ class Messages:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
         sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
         self._wake(sent)
-        for k, request in sent.items():
-            if not request.Test():
-                self.wait(partial(self._has_left, request, k), lambda s: self.peers.pipe.sleep(min(s, PAUSE_S)))
 
-    def _has_left(self, request: Any, k: int) -> bool:
-        """Wakes rank `k` too: what it has not taken may leave no room for a message, and it sleeps."""
-        done: bool = request.Test()
-        self._wake([k])
-        return done
+        def all_have_left() -> bool:
+            left = [k for k, request in sent.items() if not request.Test()]
+            self._wake(left)  # what these have not taken may leave no room for a message, and they sleep
+            return not left
+
+        if sent:
+            self.wait(all_have_left, lambda seconds: self.peers.pipe.sleep(min(seconds, PAUSE_S)))
 
     def _wake(self, ranks: Iterable[int]) -> None:
         for k in ranks:
@@ -184,14 +182,12 @@ class Messages:
         if source is None and not arrived():
             woken = not self._background and all(k in self.peers.wake_fds for k in awaited)
             self.wait(arrived, self.peers.pipe.sleep, by_mpi=not woken)
-        return (-1, b"") if source is None else (source, self.take(source))
-
-    def take(self, source: int) -> Message:
-        queue = self.inbox[source]
-        message = queue.pop(0)
-        if not queue:
-            del self.inbox[source]
-        return message
+        if source is None:
+            return -1, b""
+        message, *rest = self.inbox.pop(source)
+        if rest:
+            self.inbox[source] = rest
+        return source, message
 
     def poll(self) -> None:
         """Takes all that has come into the inbox."""
@@ -208,19 +204,15 @@ class Messages:
         return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
 
     def announce_end(self, status: int, reason: str) -> None:
-        for k in self._concerned():
-            self.post(k, LEAVE, (status, reason, self.answered))
+        """Tells the ranks whose ends `wait_for_ends` awaits."""
+        self.post_all(dict.fromkeys(self._concerned, packed(LEAVE, (status, reason, self.answered))))
 
     def wait_for_ends(self, end: float | None) -> bool:
         """True when the others have ended too; False if not by time `end` (of time.perf_counter; None: waits for ever).
 
         If they cannot end, as one waits for this rank, rank 0 ends the job.
         """
-        return all(self._wait_for_end(k, end) for k in self._concerned())
-
-    def _concerned(self) -> range:
-        """The ranks that this one sends its exit status, and whose it receives."""
-        return range(1) if self.rank else range(1, self.size)
+        return all(self._wait_for_end(k, end) for k in self._concerned)
 
     def _wait_for_end(self, k: int, end: float | None) -> bool:
         until, op = end, ""

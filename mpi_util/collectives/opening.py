@@ -15,11 +15,7 @@ from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 from .channel import Channel, Kept
-from .peers import Peers
-
-
-class _Open(list[Channel]):
-    """The channels of this process that have more than one rank."""
+from .peers import Peers, all_of
 
 
 def open_channel(comm: Comm) -> Channel:
@@ -50,7 +46,7 @@ def _find_or_open(comm: Comm) -> Channel:
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise UsageError(f"comm must be a communicator of one group that this rank is in (MPI.Intracomm); got {comm!r}")
     if kept.keyval is None:
-        kept.keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: _close(channel))
+        kept.keyval = MPI.Comm.Create_keyval(delete_fn=_close)
     channel = comm.Get_attr(kept.keyval)
     if not isinstance(channel, Channel):
         channel = _open(comm)
@@ -69,7 +65,7 @@ def _open(comm: Any) -> Channel:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
         failure.print_line(f"mpi_util: ranks {peers.apart} {slower}")
     kind = _cluster_channel(rank, peers) if any(peers.machine) else Channel
-    state(_Open).append(channel := kind(comm, peers))
+    state(Kept).open.append(channel := kind(comm, peers))
     return channel
 
 
@@ -87,10 +83,11 @@ def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
     return module.ClusterChannel  # type: ignore[no-any-return]
 
 
-def _close(channel: Channel) -> None:
+def _close(comm: Any, keyval: int, channel: Channel) -> None:
     """Collective: the user's communicator is freed."""
     channel.close()
-    state(_Open)[:] = [each for each in state(_Open) if each is not channel]
+    kept = state(Kept)
+    kept.open = [each for each in kept.open if each is not channel]
 
 
 def _prepare_rank(world: Channel) -> None:
@@ -100,16 +97,16 @@ def _prepare_rank(world: Channel) -> None:
     state(Watchdog).join(world.rank, world.peers.note if infos else None, notes)
     if world.rank == 0 and "MPI_UTIL_BOUND" not in os.environ:
         take_cores([infos[k].pid for k in infos if k != 0 and world.machine[k] == 0])
-    threads.start(world.rank == 0, world.peers.of_rank_0(update_threads()) if infos else 0)
+    threads.start(world.rank == 0, all_of(world.comm, [update_threads()])[0][0] if infos else 0)
 
 
 def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
     """This process ends: announces it on every channel, and waits for the others there."""
     state(Watchdog).at_end()
-    channels = state(_Open)
-    for channel in channels:
+    kept = state(Kept)
+    for channel in kept.open:
         channel.messages.announce_end(status, reason)
     end = None if seconds is None else time.perf_counter() + seconds
-    together = state(Kept).world is not None and all(each.messages.wait_for_ends(end) for each in channels)
+    together = kept.world is not None and all(each.messages.wait_for_ends(end) for each in kept.open)
     state(Watchdog).at_end()
     return together

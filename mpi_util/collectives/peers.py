@@ -27,14 +27,12 @@ class Peers:
         apart: the ranks that cannot share it; each counts as a machine of its own.
         infos: of the ranks of this machine, as MPI knows it, by rank. pipe: by which this rank is woken.
         note: memory for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is none.
-        wake_fds: rank -> descriptor of its pipe. The lowest rank of a machine can wake all there; another rank only the
-            lowest, until `open_all`.
+        wake_fds: rank -> descriptor of its pipe, of the other ranks with which this one shares memory.
     """
 
     def __init__(self, comm: Any, rank: int):
         from mpi4py import MPI
 
-        self._comm, self._rank = comm, rank
         self.pipe, self.wake_fds = WakePipe(), dict[int, int]()
         self._segment: Segment | None = None
         with contextlib.suppress(OSError):
@@ -46,31 +44,19 @@ class Peers:
         everyone = MPI.COMM_WORLD
         here = together.Split(everyone.Get_rank() * pretended // everyone.Get_size())
         ticket = self._segment.ticket if self._segment else Ticket(0, 0, 0, 0)
-        rows = _all_of(together, [rank, os.getpid(), self.pipe.write_fd, *ticket])
+        rows = all_of(together, [rank, os.getpid(), self.pipe.write_fd, *ticket])
         self.infos = {k: PeerInfo(pid, fd, Ticket(*rest) if rest[0] else None) for k, pid, fd, *rest in rows}
-        ranks = [row[0] for row in _all_of(here, [rank])]
+        ranks = [row[0] for row in all_of(here, [rank])]
         lowest = ranks[0]
-        tried = ranks if rank == lowest else [lowest]
-        reached = {k for k in tried if k == rank or self._open(k)}
-        both = np.array(_all_of(here, [k in reached for k in ranks]), bool)
-        shared = [k for i, k in enumerate(ranks) if both[0, i] and both[i, 0]]  # the two reach each other
+        reach = np.array(all_of(here, [k == rank or self._open(k) for k in ranks]), bool)
+        shared = [k for i, k in enumerate(ranks) if reach[0, i] and reach[i, 0]]  # it and the lowest reach each other
         here.Free()
         together.Free()
-        leaders = np.array(_all_of(comm, [lowest if rank in shared else rank, lowest]))
+        leaders = np.array(all_of(comm, [lowest if rank in shared else rank, lowest]))
         self.machine: list[int] = leaders[:, 0].tolist()
         self.apart: list[int] = np.flatnonzero(leaders[:, 0] != leaders[:, 1]).tolist()
         for k in self.wake_fds.keys() - set(shared if rank in shared else []):
             os.close(self.wake_fds.pop(k))
-
-    def of_rank_0(self, own: int) -> int:
-        """Collective: rank 0's integer."""
-        return _all_of(self._comm, [own])[0][0]
-
-    def open_all(self) -> None:
-        """From now on this rank can wake all ranks of its machine."""
-        for k in [k for k, lowest in enumerate(self.machine) if lowest == self.machine[self._rank]]:
-            if k != self._rank and k not in self.wake_fds:
-                self._open(k)  # if that fails, the other one wakes up by itself
 
     def _open(self, k: int) -> bool:
         info = self.infos[k]
@@ -91,7 +77,7 @@ class Peers:
             self._segment.close()
 
 
-def _all_of(comm: Any, own: list[int]) -> list[list[int]]:
+def all_of(comm: Any, own: list[int]) -> list[list[int]]:
     """Collective: the integers of all ranks, as many of each."""
     found = np.empty((comm.Get_size(), len(own)), np.int64)
     request = comm.Iallgather(np.array(own, np.int64), found)

@@ -16,7 +16,6 @@ from ..arrays.layout import Layout
 from ..errors import BatchError, MpiUtilError
 from ..ranks.identity import Comm
 from .channel import channel_of
-from .mismatch import check_all_same, check_same
 
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
@@ -65,41 +64,19 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
 
 def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False) -> Any:
-    """Numbers are added up by rank 0 within the agreement; arrays as gradients are."""
-    channel, adapter = channel_of(comm), adapter_for(x)
-    try:
+    def make() -> Arrays:
         array = array_of(x, numbers=True)
-    except Exception:  # raised again within the agreement, and so on every rank
-        array = np.empty(())
-
-    def accepted(found: np.ndarray) -> np.ndarray:
-        if found.dtype.kind in "SU":
-            raise BatchError(f"{name}: {found.dtype} is text; give it a number, or use rank0_gather")
-        nothing = np.empty(0, result_dtype(found.dtype))
+        if array.dtype.kind in "SU":
+            raise BatchError(f"{name}: {array.dtype} is text; give it a number, or use rank0_gather")
+        dtype = result_dtype(array.dtype)
         try:
-            np.add(nothing, nothing, out=nothing)
+            np.add(np.empty(0, dtype), np.empty(0, dtype))
         except TypeError as error:
             raise MpiUtilError(f"{name}: {error}") from None
-        return found
+        return {"x": array.astype(dtype)}
 
-    def make() -> Arrays:
-        return {"x": accepted(array).astype(result_dtype(array.dtype))}
-
-    def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
-        check_all_same(name, [(number.dtype, number.shape) for number in numbers])
-        first, *others = numbers
-        dtype = result_dtype(first.dtype)
-        total = first.astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
-        for number in others:
-            np.add(total, number, out=total)
-        return [np.asarray(total / channel.size if divide else total).astype(dtype)] * channel.size
-
-    total: Any
-    if array.ndim:
-        total = average(f"{name} of an array", make, comm=comm, divide=divide)["x"]
-    else:
-        total = channel.agree(name, lambda: accepted(array_of(x, numbers=True)), decide)
-    return adapter.from_numbers(total, x)
+    total: Any = average(name, make, comm=comm, divide=divide)["x"]
+    return adapter_for(x).from_numbers(total, x)
 
 
 def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: bool = True) -> Arrays:
@@ -156,10 +133,6 @@ class Reduction:
     def layout(self) -> Layout:
         """Of a row: the arrays of each dtype lie together."""
         return _layout_of(self.op, self.description)[1]
-
-    def check(self, descriptions: Sequence[Description]) -> None:
-        """Raises the RankMismatchError that says how the ranks' arrays differ, if they do."""
-        check_same(self.op, descriptions)
 
     def write(self, row: np.ndarray) -> None:
         there = (array for array in self.arrays.values() if array is not None)

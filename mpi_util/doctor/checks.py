@@ -4,8 +4,6 @@ What could hang (an MPI library on a dead file system, a GPU's driver, the job i
 one starts, with a time limit. This process never loads MPI or a framework.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.metadata

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def take_cores(others: Iterable[int]) -> None:
 def _count(name: str, what: str) -> int:
     """The value of a variable that the user may set; 0: it is not set."""
     text = os.environ.get(name, "")
-    if text and not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
+    if text and not (text.isdecimal() and len(text) < 10 and int(text)):
         raise UsageError(f"{name} is the number of {what}, a whole number of at least 1; got {text!r}")
     return int(text or 0)
 

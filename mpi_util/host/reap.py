@@ -5,8 +5,6 @@ is never touched. Run as a program, with the folder as its argument, this file i
 on its standard input, and does what the parent would have done if the parent is killed (kill -9).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -24,20 +22,21 @@ from typing import Any
 
 JOB_VARIABLE = "MPI_UTIL_JOB"
 
-STAT_PARENT, STAT_FLAGS, STAT_ENVIRONMENT_END, STAT_EXIT_STATUS = 4, 9, 51, 52  # of /proc/<pid>/stat
+STAT_PARENT, STAT_FLAGS, STAT_MEMORY, STAT_ENVIRONMENT_END, STAT_EXIT_STATUS = 4, 9, 23, 51, 52  # of /proc/<pid>/stat
 # linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code; _IOWR(0xFF, 11, that struct)
 _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 64, 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
 # Nothing is made there. Files of MPI are removed that this job's own processes had open, or that no process has.
 _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
-_TOPOLOGY = re.compile(r"/tmp/hydra_hwloc_xmlfile_[^\s/]+")  # noqa: S108
-_MPI_SEGMENTS = re.compile(r"/dev/shm/((?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+)")  # noqa: S108
+_MPI_FILE = re.compile(
+    r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+|/tmp/hydra_hwloc_xmlfile_[^\s/]+"  # noqa: S108
+)
 _PR_SET_PDEATHSIG = 1
 _KILL_PATIENCE_S, _KILL_PAUSE_S = 5.0, 0.005
 _MOST_SCANS = 2000  # a chain took up to 80 on a busy machine; not a time, which also passes while this process waits
 _EXEC_PATIENCE_S = 1.0
-_KERNEL_THREAD, _EXITING = 0x200000, 0x4  # PF_KTHREAD, PF_EXITING of linux/sched.h: these have no environment
+_EXITING = 0x4  # PF_EXITING of linux/sched.h
 
 
 def belongs(pid: int, job_dir: str) -> bool:
@@ -47,18 +46,15 @@ def belongs(pid: int, job_dir: str) -> bool:
     """
     proc, deadline = Path(f"/proc/{pid}"), time.monotonic() + _EXEC_PATIENCE_S
     try:
-        while not (shown := (proc / "environ").read_bytes()) and _is_in_exec(pid) and time.monotonic() < deadline:
+        while not (shown := (proc / "environ").read_bytes()) and time.monotonic() < deadline:
+            if not stat_field(pid, STAT_MEMORY) or stat_field(pid, STAT_ENVIRONMENT_END):
+                break  # it has ended, or is the kernel's; or its environment is really empty
             time.sleep(_KILL_PAUSE_S)
         shown = shown or (proc / "environ").read_bytes()
         named = f"{JOB_VARIABLE}={job_dir}".encode() in shown.split(b"\0")
         return named and f"\nUid:\t{os.getuid()}\t" in (proc / "status").read_text()
     except OSError:
         return False
-
-
-def _is_in_exec(pid: int) -> bool:
-    flags = stat_field(pid, STAT_FLAGS) or 0
-    return not flags & _KERNEL_THREAD and not _is_ending(pid) and not stat_field(pid, STAT_ENVIRONMENT_END)
 
 
 def _is_ending(pid: int) -> bool:
@@ -171,7 +167,7 @@ def end_job(job_dir: str) -> None:
     with contextlib.suppress(OSError):
         begun = min((path.stat().st_ctime for path in Path(job_dir).glob("alive-*")), default=math.inf)
         unused = map(str, unused_files(begun))
-        _remove(path for path in unused if not all(made) or _TOPOLOGY.fullmatch(path))
+        _remove(path for path in unused if not all(made) or path.startswith(_TMP))
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
@@ -183,10 +179,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 def mapped_segments(pid: int) -> set[str]:
     """The names of MPI's shared memory files in /dev/shm that this process maps."""
-    try:
-        return set(_MPI_SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text()))
-    except OSError:
-        return set()
+    return {os.path.basename(path) for path in _mpi_files(pid) if path.startswith(_SHM)}
 
 
 def unused_files(since: float = 0.0) -> list[Path]:
@@ -194,15 +187,11 @@ def unused_files(since: float = 0.0) -> list[Path]:
     found = []
     for path in (*Path(_SHM).glob("*"), *Path(_TMP).glob("hydra_*")):
         with contextlib.suppress(OSError):
-            if _is_of_mpi(str(path)) and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
+            if _MPI_FILE.fullmatch(str(path)) and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
                 found.append(path)
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if found else []
     used = {path for pid in pids for path in _mpi_files(pid)}
     return [path for path in found if str(path) not in used]
-
-
-def _is_of_mpi(path: str) -> bool:
-    return (_MPI_SEGMENTS.fullmatch(path) or _TOPOLOGY.fullmatch(path)) is not None
 
 
 def remove_files(pid: int) -> None:
@@ -212,12 +201,13 @@ def remove_files(pid: int) -> None:
 
 def _mpi_files(pid: int) -> set[str]:
     """The files of MPI that this process maps or has open: hydra's proxy has its description of the machine open."""
-    links = [f"{_SHM}/{name}" for name in mapped_segments(pid)]
+    names = ""
     with contextlib.suppress(OSError):
+        names = Path(f"/proc/{pid}/maps").read_text()
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it has just been closed
-                links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return set(filter(_is_of_mpi, links))
+                names += "\n" + os.readlink(f"/proc/{pid}/fd/{fd}")
+    return set(_MPI_FILE.findall(names))
 
 
 if __name__ == "__main__":

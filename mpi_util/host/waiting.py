@@ -80,15 +80,14 @@ def wait_until(
     if result := test():
         return result
     start = spun_from = time.perf_counter()
-    tests, watched = 1, False
-    due, asked = _SHORT_S if watchdog else math.inf, False
+    tests, due = 1, _SHORT_S if watchdog else math.inf
     spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
     try:
         while not (result := test()):
             now = time.perf_counter()
             waited = now - start
             if waited > due:
-                due, watched, asked = watchdog.due(waited) if asked else watchdog.first_s(), asked, True
+                due = watchdog.due(waited)
             if spin_only:
                 continue
             tests += 1
@@ -101,5 +100,5 @@ def wait_until(
                 spun_from, tests = time.perf_counter(), 0
         return result
     finally:
-        if watched:
+        if due > _SHORT_S and watchdog:
             watchdog.over()

@@ -47,8 +47,8 @@ def mpi_fork(
 
     - sys.excepthook, threading.excepthook, atexit: an uncaught exception, or an exit with a non-zero status, ends all
       ranks; the others leave together. Below an `mpiexec` of yours that status is not known to the others.
-    - BLAS and torch: one thread; on rank 0 all cores from a gather to the next collective call. TensorFlow: see
-      `setup_tensorflow_for_mpi`.
+    - BLAS and torch: one thread; on rank 0 all cores from a gather to the next collective call, unless no array of the
+      models it has sent has 65,536 numbers (256 x 256). TensorFlow: see `setup_tensorflow_for_mpi`.
     - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS, _RANK_PID and
       _GPU_PCT; from the launcher also MPI_UTIL_JOB, _BOUND, _TTY, _RESTARTS, _SAVED, _DEPTH, PYTHONUNBUFFERED, and for
       a terminal COLUMNS and LINES.
@@ -66,7 +66,7 @@ def mpi_fork(
         gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session; 0: as much as it needs.
         bind_to_core: bind each rank to a core (shared where there are more ranks than cores); rank 0 then has one core
             for its update.
-        threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: one for each usable core. Sums that are
+        threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: chosen as above, by cores. Sums that are
             cut into other parts have other last bits, so give a number where results must not depend on the machine.
         max_restarts: how often the ranks are started again, from the program's beginning, after a rank or MPI failed.
             Not after a signal from the user, status 2, an end that all ranks agreed on, or the same failure twice in a

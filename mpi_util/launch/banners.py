@@ -4,8 +4,6 @@ A failed job ends with one line that names the rank; the dozen lines that mpiexe
 better is known.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -139,23 +137,23 @@ class RankLines:
 
     def release(self, ended: bool = False) -> bytes:
         """What was held back, as in `BannerFilter`; and at the end the lines that were cut short."""
-        found = b"".join(self._take(rank, b"\n") for rank in self._lines if ended and self._lines[rank])
+        found = b""
+        for rank in [*self._lines] if ended else ():
+            self._rank = rank
+            found += self._add(b"\n")
         return found + b"".join(self._tagged(rank, each.release(ended)) for rank, each in self._filters.items())
 
     def _add(self, piece: bytes) -> bytes:
         found = b""
-        for line in piece.splitlines(True):
-            found += self._take(self._rank, line)
+        for part in piece.splitlines(True):
+            rank, line = self._rank, self._lines.pop(self._rank, b"") + part
+            if line.endswith((b"\n", b"\r")):  # \r: of a progress bar
+                found += self._tagged(rank, self._filters.setdefault(rank, BannerFilter()).feed(line))
+            else:
+                self._lines[rank] = line
             if line.endswith(b"\n"):
                 self._rank = -1
         return found
-
-    def _take(self, rank: int, piece: bytes) -> bytes:
-        line = self._lines.get(rank, b"") + piece
-        self._lines[rank] = b"" if line.endswith((b"\n", b"\r")) else line  # \r: of a progress bar
-        if self._lines[rank]:
-            return b""
-        return self._tagged(rank, self._filters.setdefault(rank, BannerFilter()).feed(line))
 
     def _tagged(self, rank: int, lines: bytes) -> bytes:
         if rank < 0 or not lines:

@@ -4,8 +4,6 @@ Also in the agents of other hosts and in doctor. Nothing here imports mpi4py: im
 that has started MPI leaks its environment into its children. So a process of its own is asked (`_PROBE`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -89,8 +87,14 @@ def find_launcher(loaded: tuple[str, str] | None = None) -> tuple[Family, str]:
     if family is None:
         known = ", ".join(family.name for family in _FAMILIES)
         raise LaunchError(f"mpi4py loads an MPI library that mpi_util does not know: {version!r}; it knows {known}")
+    # beside this Python (in a venv's bin, so links stay), near the library, on PATH
+    folders = [Path(sys.executable).parent, *(prefix / "bin" for prefix in Path(library).parents[1:4])]
+    folders += [Path(folder) for folder in os.get_exec_path() if folder]
+    paths = (str(folder / name) for folder in dict.fromkeys(folders) for name in _LAUNCHER_NAMES)
     seen = []
-    for path in _launcher_candidates(library):
+    for path in paths:
+        if not os.access(path, os.X_OK) or os.path.isdir(path):
+            continue
         if re.search(family.launcher, output := said_by(path)):
             return family, path
         seen.append(f"{path} ({(output.splitlines() or ['no output'])[0][:60]})")
@@ -124,14 +128,6 @@ def said_by(path: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout + answer.stderr
-
-
-def _launcher_candidates(library: str) -> list[str]:
-    """The launchers to try: beside this Python (in a venv's bin, so links stay), near the library, on PATH."""
-    folders = [Path(sys.executable).parent, *(prefix / "bin" for prefix in Path(library).parents[1:4])]
-    folders += [Path(folder) for folder in os.get_exec_path() if folder]
-    paths = (str(folder / name) for folder in dict.fromkeys(folders) for name in _LAUNCHER_NAMES)
-    return [path for path in paths if os.access(path, os.X_OK) and not os.path.isdir(path)]
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

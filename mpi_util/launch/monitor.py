@@ -17,8 +17,6 @@ which sees a socket close, may kill the others in between: on a busy 2-core mach
 in 25 of 80 kills, that of the FIFOs in none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -3,8 +3,6 @@
 Runs in the waiting parent, once per job, on what it has seen (`Evidence`); pure functions, but for the ranks' records.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import signal
@@ -81,13 +79,6 @@ class Evidence:
         if death.code is not None or death.rank not in self.deaths:
             self.deaths[death.rank] = death.code
 
-    def named(self, who: str) -> str:
-        """`rank 3` as `rank 3@host`, where several machines take part."""
-        if who == _HELPER:
-            return who + (self.helper.host and f" on {self.helper.host}")
-        host = self.hosts.get(int(who.removeprefix("rank "))) if who.startswith("rank ") else None
-        return f"{who}@{host}" if host else who
-
     def ended_in_order(self, rank: int) -> bool:
         """True for a rank that has ended with status 0 and MPI_Finalize."""
         return rank in self.deaths and not self.deaths[rank] and (self.folder / f"ended-{rank}").exists()
@@ -113,7 +104,11 @@ def judge(evidence: Evidence) -> Verdict:
     notes = [failure.reason] if failure.reason else ["above mpi_fork"] * (bool(record) and "shm" not in record)
     notes += ["the usual cause is a full /dev/shm: docker run --shm-size=1g"] * (code == -signal.SIGBUS)
     what = _describe(code) + (f" ({'; '.join(notes)})" if notes else "")
-    who = evidence.named(failure.who)
+    who = failure.who
+    if of_rank and (host := evidence.hosts.get(int(who.removeprefix("rank ")))):
+        who += f"@{host}"
+    elif who == _HELPER and evidence.helper.host:
+        who += f" on {evidence.helper.host}"
     known = f"{who} {what}"
     if failure.reported and evidence.n_ranks > 1:  # by `fail` its line, which need not say who it is; else with a tag
         known = "" if failure.place else f"{who} has ended the job"

@@ -1,9 +1,10 @@
-"""How many threads BLAS and torch have, in each rank's process: one; on rank 0, while the others sleep, one per core.
+"""How many threads BLAS and torch have, in each rank's process: one; for rank 0's update of a large model, all cores.
 
 Left alone, each of the ranks that collect would start a thread for every core. After a gather the others sleep: until
-its next collective call rank 0 may use every core. A single rank does the same, because the number of threads can
-change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. TensorFlow's pools keep their size once it runs: on
-each rank they have as many threads for one operation as rank 0 has cores, as that decides how a large product is cut.
+its next collective call rank 0 may use every core, unless its model is small. A single rank does the same, because the
+number of threads can change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. TensorFlow's pools keep their
+size once it runs: on each rank they have as many threads for one operation as rank 0 has cores, as that decides how a
+large product is cut.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
 threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
@@ -20,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ..host.cores import update_threads, usable_cores
+from ..host.cores import UPDATE_THREADS, update_threads, usable_cores
 from .state import process, state
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
@@ -30,6 +31,10 @@ _WAIT_POLICY = "OMP_WAIT_POLICY"
 # How long torch's threads spin for each other. With the default, a step on 125 rows of a 2x64 network took 50 ms on two
 # cores that had other work too; with this number it takes 3 ms there, and 0.8 instead of 0.6 ms on idle cores.
 _SPIN_COUNT = "10000"
+# Numbers in the largest array of a model that is worth several threads: a layer of 256 x 256. On two idle cores two
+# threads took 0.7 of one's time with 2x256 and 4000 rows, but no less with 2x64; beside a process that keeps one core
+# busy 2x64 took 2 to 8 times as long: they wait for each other 43 times in a step (benchmarks/results/threads.json).
+_LARGE = 256 * 256
 _OURS = "MPI_UTIL_THREADS"  # lists the variables that this package has set; all others are the user's
 # start of a library's file name -> start of its variable's name, and the names of its functions to get and set
 _LIBRARIES = {
@@ -74,7 +79,8 @@ class _Threads:
     """The pools of this process, and whether they have one thread or all."""
 
     def __init__(self) -> None:
-        self.all_cores = False  # True on rank 0 while the others sleep
+        self.all_cores, self._n = False, 1  # True on rank 0 while the others sleep; threads of each pool
+        self.largest = 0  # numbers in the largest array of all models that have been sent; 0: none has been
         self._most = self._n_modules = 0  # most: threads of rank 0 while it has all cores
         self._variables: list[str] = []  # that this package has set
         self.pools: dict[str, _Pool] = {}  # by library
@@ -91,21 +97,22 @@ class _Threads:
         # by itself a library starts with a thread for each processor, or for each core without its hyperthreads
         counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
         self._find({1} if launched else {1, *counts, *(count // 2 for count in counts)})
-        self._set(1)
+        self._set()
         if "torch" not in sys.modules:
             sys.meta_path.insert(0, self)
             process.undo.callback(sys.meta_path.remove, self)
 
     def switch(self, all_cores: bool) -> None:
         if self._most and all_cores != self.all_cores:
-            self._find({self._most if self.all_cores else 1})
-            self.all_cores = all_cores
-            self._set(self._most if all_cores else 1)
+            self._find({self._n})
+            small = 0 < self.largest < _LARGE and not os.environ.get(UPDATE_THREADS)
+            self.all_cores, self._n = all_cores, self._most if all_cores and not small else 1
+            self._set()
 
-    def _set(self, n: int) -> None:
-        os.environ.update(dict.fromkeys(self._variables, str(n)))  # for libraries that are loaded from now on
+    def _set(self) -> None:
+        os.environ.update(dict.fromkeys(self._variables, str(self._n)))  # for libraries that are loaded from now on
         for pool in list(self.pools.values()):  # a copy: a thread may be importing torch
-            pool.set(n)
+            pool.set(self._n)
 
     def _find(self, expected: set[int]) -> None:
         """Finds the libraries that were loaded since the last call. Only an import loads one."""
@@ -173,8 +180,14 @@ def start(is_root: bool, most: int = 0) -> None:
 
 
 def use_all_cores() -> None:
-    """Gives rank 0 a thread for each core: it has gathered, and the others sleep."""
+    """Gives rank 0 a thread for each core, unless its model is small: it has gathered, and the others sleep."""
     state(_Threads).switch(True)
+
+
+def note_model(largest: int) -> None:
+    """Rank 0 has sent a model. Args: largest: numbers in its largest array; from now on that of all models counts."""
+    threads = state(_Threads)
+    threads.largest = max(threads.largest, largest)
 
 
 def use_one_core() -> None:

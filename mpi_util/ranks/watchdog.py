@@ -83,12 +83,11 @@ class Watchdog:
             state(failure.FailureState).on_phase = self.over
             self.over()
 
-    def first_s(self) -> float:
-        """The seconds of a wait after which to call `due`."""
-        return min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
-
     def due(self, waited: float) -> float:
         """Notes, or reports, that this rank has waited for `waited` seconds. Returns when to call this again."""
+        noted_after_s = min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
+        if waited < noted_after_s:
+            return noted_after_s
         if waited >= self.after_s:
             self._report(waited)
             return 2 * waited
@@ -121,7 +120,14 @@ class Watchdog:
         if not self.kill:
             head += ". This is a report, not an error: another rank may take that long. The next one is due after "
             head += f"{2 * waited:.3g} s (mpi_util.watchdog; 0: never)"
-        _ask_for_stacks(ranks)
+        asked, end = [each for each in ranks if each.answers], time.monotonic() + _ANSWER_S
+        with contextlib.suppress(OSError):
+            for each in asked:
+                os.truncate(each.stacks, 0)
+                os.kill(each.pid, _SIGNAL)
+            while time.monotonic() < end and not all(each.stack() for each in asked):
+                time.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)
         stacks = _grouped("stack of ", [each.stack() for each in ranks])
         failure.print_line("\n".join([head, *(f"  {line}" for line in lines), *stacks]))
         if self.kill:
@@ -165,18 +171,6 @@ class _RankView:
                 text = _RUNNER.sub("", re.sub(r"(Current t|T)hread 0x\w+", "Thread", text))  # any thread may answer
                 return "\n" + (_INSIDE.sub("", text) if self.waits else text).rstrip()
         return ""
-
-
-def _ask_for_stacks(ranks: Sequence[_RankView]) -> None:
-    """Asks ranks for their stacks; returns when all have answered, or after _ANSWER_S."""
-    asked, end = [each for each in ranks if each.answers], time.monotonic() + _ANSWER_S
-    with contextlib.suppress(OSError):
-        for each in asked:
-            os.truncate(each.stacks, 0)
-            os.kill(each.pid, _SIGNAL)
-        while time.monotonic() < end and not all(each.stack() for each in asked):
-            time.sleep(_LOOK_S)
-        time.sleep(_LOOK_S)
 
 
 def _grouped(what: str, texts: Sequence[str]) -> list[str]:

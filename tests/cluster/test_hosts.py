@@ -15,7 +15,6 @@ from training import EPISODES
 
 from mpi_util import HostError, LaunchError, usable_cores
 from mpi_util.cluster.hosts import Hosts, find
-from mpi_util.cluster.remote import is_here
 from mpi_util.launch.api import hosts_module
 
 TWO = {"hosts": "h1:2,h2:2"}
@@ -315,4 +314,3 @@ def test_the_hosts_of_a_slurm_allocation(tmp_path, monkeypatch):
     assert find(None, None).slots == {"n1": 4, "n2": 4, "n3": 1} and find(None, None).shell[0] == "srun"
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     assert not find(None, None).slots
-    assert is_here("localhost") and not is_here("n1")

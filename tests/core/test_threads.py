@@ -88,11 +88,11 @@ if mpi_util.mpi_fork(int(sys.argv[1])) == "parent":
     sys.exit()
 import numpy as np, torch
 from mpi_util_spinup import mpi_pytorch, mpi_tools
-net, ones = torch.nn.Linear(2, 2), np.ones(3, np.float32)
+net, ones = torch.nn.Linear(256, 256), np.ones(3, np.float32)
 calls = [lambda f=f, x=x: f(x) for f in (mpi_util.all_sum, mpi_util.all_mean, mpi_util.bcast) for x in (1.0, ones)]
 calls += [lambda f=f: f(net) for f in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts, mpi_pytorch.sync_params)]
 calls += [lambda f=f: f(ones) for f in (mpi_tools.mpi_avg, mpi_tools.mpi_sum, mpi_tools.mpi_statistics_scalar)]
-calls += [lambda: (net(torch.ones(1, 2)).sum().backward(), mpi_pytorch.mpi_avg_grads(net))]
+calls += [lambda: (net(torch.ones(1, 256)).sum().backward(), mpi_pytorch.mpi_avg_grads(net))]
 calls += [lambda: mpi_util.share(3), lambda: list(mpi_util.deal(3)), lambda: mpi_util.all_accum_batches([1])]
 for call in calls:
     mpi_util.rank0_gather(0)
@@ -110,6 +110,38 @@ def test_after_a_call_rank_0_has_as_many_threads_at_any_size(tmp_path, n):
     (tmp_path / "program.py").write_text(AFTER_EACH_CALL)
     done = run([sys.executable, tmp_path / "program.py", n], 60)
     assert done.out == f"{CORES} 1\n" * 16, done.err
+
+
+THREADS_OF_UPDATES = """
+import sys, numpy as np
+SETUP
+for size in (256, 16, 255, 16):
+    mpi_util.rank0_bcast_wts({"scale": np.ones(2), "w": np.zeros((ROWS, size))})
+    mpi_util.print0(torch.get_num_threads(), end=" ")
+    mpi_util.rank0_accum_batches({"x": np.zeros(2)})
+    mpi_util.print0(torch.get_num_threads())
+"""
+FORK = "import mpi_util\nif mpi_util.mpi_fork(int(sys.argv[1])) == 'parent': sys.exit()"
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(CORES == 1, reason="needs two cores")
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    ("setup", "rows", "threads"),
+    [
+        (f"import torch\n{FORK}", 255, 1),  # late
+        (f"import torch\n{FORK}", 256, CORES),  # and it stays, when smaller ones are sent
+        (f"{FORK}\nimport torch", 255, 1),
+        (f"import torch\n{FORK.replace('1])', '1]), threads=3')}", 255, 3),
+    ],
+    ids=["late, small", "late, large", "early, small", "set"],
+)
+def test_a_small_model_is_updated_with_one_thread(tmp_path, setup, rows, threads, n):
+    """Known by its largest array: several threads are slower there, and much slower beside another busy process."""
+    (tmp_path / "program.py").write_text(THREADS_OF_UPDATES.replace("SETUP", setup).replace("ROWS", str(rows)))
+    done = run([sys.executable, tmp_path / "program.py", n], 60)
+    assert done.out == f"1 {threads}\n" * 4, done.err
 
 
 @pytest.mark.torch

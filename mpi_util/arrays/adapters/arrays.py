@@ -10,7 +10,7 @@ from ..layout import Slot, alignment_key
 from . import adapter_for, as_bits, as_numbers, is_extension, slot_maker, value_slot, with_bits
 
 _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  # as which Python's numbers travel
-_LONG, _DEEP = 1000, 4  # a list in an object is data, and an object in objects none of what the program gives
+_CONSTANTS = (str, tuple, type, type(None))
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -56,68 +56,54 @@ def slots(model: Any, read_only: bool, held: list[tuple[str, Any]]) -> list[Slot
     """Those of a nested dict, list or tuple, or of a plain object. Args: held: as of `adapters.slots`."""
     search = _Search(read_only, held)
     search.add("", model)
-    found = search.found + search.of_models
-    tree.check_paths([slot.name for slot in found])
-    return found
+    tree.check_paths([slot.name for slot in search.found])
+    return search.found
 
 
 class _Search:
-    """Finds slots. What the program gives is sent, or is an error; of a plain object these attributes are:
+    """Finds slots. What the program gives is sent, or is an error.
 
-    numbers, arrays, tensors, models, dicts and lists of such, and objects that hold nothing else, as normalisers do.
-    Others stay as they are: an object with a generator or a file is an environment or a logger, one of strings and
-    numbers a configuration, and their numbers are the rank's own. Models in those are sent.
+    Of a plain object those attributes are sent that are numbers, arrays, tensors or models, and those that are dicts or
+    objects of numbers, arrays and tensors, as a normaliser is. The others stay as they are: an object that holds
+    something else, or no array, may be a buffer, a logger, or a configuration.
     """
 
     def __init__(self, read_only: bool, held: list[tuple[str, Any]]):
-        self.read_only, self.held = read_only, held
-        self.found, self.of_models = list[Slot](), list[Slot]()
-        self.around, self.left = list[int](), set[int]()  # ids of objects: around this place; that stay as they are
+        self.read_only, self.held, self.found = read_only, held, list[Slot]()
 
-    def add(self, path: str, thing: Any, owner: Any = None, key: Any = None) -> bool:
-        """Adds what is sent of `thing`, which is `owner[key]` if that can be replaced. False: something is not sent."""
-        is_dict = isinstance(thing, dict)
+    def add(self, path: str, thing: Any, owner: Any = None, key: Any = None) -> None:
+        """Adds what is sent of `thing`. Args: owner: thing is `owner[key]`, which can be replaced."""
         if type(thing) is np.ndarray and thing.flags.writeable and not (thing.dtype.hasobject or _has_bits(thing)):
             self.found.append(_array_slot(path, thing, thing))  # quick: these are many
-        elif is_dict or isinstance(thing, (list, tuple)):
-            is_tuple = isinstance(thing, tuple)
-            if self.around and not is_dict and (not 0 < len(thing) < _LONG or tree.is_joined_list([thing[0]])):
-                return is_tuple  # a shape is no state; a list of numbers is data
-            items = sorted(thing.items(), key=lambda item: str(item[0])) if is_dict else enumerate(thing)
-            owner = None if is_tuple or self.read_only else thing
-            return all([self.add(f"{path}/{k}" if path else str(k), item, owner, k) for k, item in items])
-        elif owner is not None and (type(thing) in _DTYPES or isinstance(thing, (np.number, np.bool_))):
+        elif isinstance(thing, (dict, list, tuple)):
+            owner = None if self.read_only or isinstance(thing, tuple) else thing
+            keys: Any = sorted(thing, key=str) if isinstance(thing, dict) else range(len(thing))
+            for k in keys:
+                self.add(f"{path}/{k}" if path else str(k), thing[k], owner, k)
+        elif owner is not None and _is_number(thing):
             self.found.append(_number_slot(path, thing, owner, key))
-        elif _is_model(thing, optimizers=not self.around):
-            slots = adapter_for(thing).slots(thing)
-            self.of_models += [slot._replace(name=f"{path}/{slot.name}") for slot in slots]
+        elif _is_model(thing):
+            self.found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(thing).slots(thing)]
             self.held.append((path, thing))
         elif not self.read_only and _is_plain(thing):
-            return self.add_attributes(path, thing, vars(thing))
-        elif not self.around or (slot_maker(thing) and hasattr(thing, "shape")):
-            self.found.append(_slot(path, thing, self.read_only))
+            self._add_attributes(path, thing)
         else:
-            return thing is None or isinstance(thing, (str, type)) or type(thing).__name__ in ("device", "dtype")
-        return True
+            self.found.append(_slot(path, thing, self.read_only))
 
-    def add_attributes(self, path: str, thing: Any, attributes: dict[str, Any]) -> bool:
-        if id(thing) in self.around or id(thing) in self.left or len(self.around) == _DEEP:
-            return id(thing) in self.around
-        n_found, n_models, whole = len(self.found), len(self.of_models), True
-        self.around.append(id(thing))
+    def _add_attributes(self, path: str, thing: Any) -> None:
+        n_found, attributes = len(self.found), vars(thing)
         for name, value in sorted(attributes.items()):
-            n = len(self.found)
-            if not self.add(f"{path}/{name}" if path else name, value, attributes, name):
-                whole = False
-                del self.found[n:]
-        self.around.pop()
-        found = self.found[n_found:]
-        if not self.around and not found and len(self.of_models) == n_models:
+            place = f"{path}/{name}" if path else name
+            inside = value if isinstance(value, dict) else vars(value) if _is_plain(value) else {}
+            values = {key: each for key, each in inside.items() if _is_value(each)}
+            constants = all(isinstance(inside[key], _CONSTANTS) for key in inside.keys() - values.keys())
+            if constants and any(hasattr(each, "shape") for each in values.values()):
+                for key, each in sorted(values.items()):
+                    self.add(f"{place}/{key}", each, inside, key)
+            elif _is_value(value) or (_is_model(value) and adapter_for(value).parts(value)):  # no optimizer
+                self.add(place, value, attributes, name)
+        if len(self.found) == n_found:
             raise _refused(path, thing)
-        is_configuration = any(type(v) is str for v in attributes.values()) and not any(slot.shape for slot in found)
-        if self.around and (is_configuration or not whole):
-            self.left.add(id(thing))
-        return id(thing) not in self.left
 
 
 def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
@@ -168,18 +154,28 @@ def _number_slot(path: str, number: Any, owner: Any, key: Any) -> Slot:
     return value_slot(path, dtype, (), lambda: owner[key], write)
 
 
-def _is_model(thing: Any, optimizers: bool) -> bool:
-    adapter = adapter_for(thing)
+def _is_number(thing: Any) -> bool:
+    return type(thing) in _DTYPES or isinstance(thing, (np.number, np.bool_))
+
+
+def _is_value(thing: Any) -> bool:
+    """A number, or an array or tensor that can be written."""
+    if isinstance(thing, np.ndarray):
+        return thing.flags.writeable and not thing.dtype.hasobject
+    return _is_number(thing) or (hasattr(thing, "shape") and slot_maker(thing) is not None)
+
+
+def _is_model(thing: Any) -> bool:
     stateful = hasattr(thing, "state_dict") or hasattr(thing, "trainable_variables")
-    return stateful and hasattr(adapter, "parts") and (optimizers or bool(adapter.parts(thing)))
+    return stateful and hasattr(adapter_for(thing), "parts")
 
 
 def _is_plain(thing: Any) -> bool:
     """An object of the program's own, not frozen, and no environment."""
     kind: Any = type(thing)
-    known = isinstance(thing, np.ndarray) or hasattr(adapter_for(thing), "parts")
-    known = known or (hasattr(kind, "reset") and hasattr(kind, "step"))
-    return not known and type(getattr(thing, "__dict__", None)) is dict and kind.__setattr__ is object.__setattr__
+    other = isinstance(thing, np.ndarray) or hasattr(adapter_for(thing), "parts")
+    other = other or (hasattr(kind, "reset") and hasattr(kind, "step"))
+    return not other and type(getattr(thing, "__dict__", None)) is dict and kind.__setattr__ is object.__setattr__
 
 
 def _refused(path: str, thing: Any) -> WeightsError:
