@@ -25,7 +25,7 @@ OTHERS = re.compile(
     r"#!/bin/sh|\{ echo|import |def read|No module named|cannot load MPI library"  # programs, and what others say
     r"|.*\\[dSw)]|\(\?<=|\*\*\* An error occurred"  # patterns
     r"|-hosts \{|-genv |-bind-to|--map-by|--host \{|--oversubscribe|--overlap --nodes|HYDRA build"  # launchers' options
-    r"|MPI\.Comm \||Evaluator \||module \0 has no attribute|%\(|true or false|a number of "
+    r"|MPI\.Comm \||Mapping\[int, |Evaluator \||module \0 has no attribute|%\(|true or false|a number of "
     r"|python -m mpi_util|mpiexec by hand|example: python|Train a policy on N|the run: these may change"
     r"|mpi_util (stack|weight sync:)|Kinds of messages|Byte offset"
     # pictures' and the panel's labels, settings, lists of commands
