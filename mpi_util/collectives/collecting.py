@@ -279,8 +279,7 @@ class _Iteration:
                 if rollout.is_open:
                     raise UsageError("rollouts: the body of the loop has ended without rollout.gather(rows)")
         finally:
-            self._where.close()
-            if not self.over:  # the body has left the loop
+            if not self.over:  # the body has left the loop; an error is still reported with the episode
                 self._put_back()
 
     def add(self, number: int, rows: Any) -> Any:
