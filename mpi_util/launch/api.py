@@ -36,6 +36,7 @@ def mpi_fork(
     tag_output: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
     output: Literal["all", "rank0"] = "all",
+    exit: bool = False,
 ) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
@@ -81,6 +82,7 @@ def mpi_fork(
             printed as well. Existing files are appended to.
         output: "rank0": below this call other ranks show only errors, `mpi_util.msg` (on stderr), and what libraries
             in C and processes that a rank has started write to stderr. A `log_dir` gets all.
+        exit: the process that has started the ranks ends here, in place of returning "parent".
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
@@ -92,7 +94,7 @@ def mpi_fork(
             refuses what `n` ranks need, such as open files.
         UsageError: a number that is not a count; another `output`.
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
-            line on stderr that names it.
+            line on stderr that names it; with `exit`, also with status 0.
     """
     _open_standard_streams()
     try:
@@ -112,6 +114,8 @@ def mpi_fork(
         pools.start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
+    if side == "parent" and exit:
+        sys.exit()
     return side
 
 
