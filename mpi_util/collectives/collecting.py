@@ -81,17 +81,25 @@ class Rollout:
         """A new generator, by (seed, iteration, number)."""
         return np.random.default_rng(stream(*self._of.loop.stream_key, self.iteration, self.number))
 
-    def gather(self, rows: Any) -> Any:
+    def gather(self, rows: Any, *, in_place: bool = False) -> Any:
         """Takes the rows of this rollout; to be called once in the loop's body, where the rollout ends.
 
         Collective with the last rollout of each rank: waits until all ranks have gathered theirs.
 
-        Args: rows: as `collect` takes them from `play`. Returns: as `collect`; None also on rank 0, until its last one.
+        Args:
+            rows: as `collect` takes them from `play`.
+            in_place: the lists in `rows`, such as a program's buffers, are emptied for the next rollout. On rank 0 the
+                last call fills them with what all rollouts have brought.
+
+        Returns: as `collect`; None also on rank 0, until its last one.
         """
         if not self.is_open:
             raise UsageError("Rollout.gather: called a second time for the same rollout")
         self.is_open = False
-        return self._of.add(self.number, rows)
+        batch = self._of.add(self.number, rows)
+        if in_place:
+            _refill(rows, batch)
+        return batch
 
 
 def collect(
@@ -162,15 +170,18 @@ def rollouts(
     Args:
         iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is
             numbered as by `collect`, for a loop within the program's own: after it, `if mpi_util.rank: continue`.
-        total_steps: ends the loop once the iterations have so many rows together.
+        total_steps: ends the loop once the iterations have so many rows together; alone, iterations are 0, 1, ...
         envs: how many; what the body keeps of an environment goes into `Rollout.kept`.
         episodes, steps, weights, seed, phase, comm: as `collect`.
 
     Raises: as `collect`; UsageError also if the body ends without `Rollout.gather`.
     """
-    loop = _Loop("rollouts", comm, seed, phase) if iterations else _kept_loop("rollouts", comm, seed, phase)
+    if iterations is None and total_steps is not None:
+        iterations = itertools.count()
+    make = _kept_loop if iterations is None else _Loop
+    loop = make("rollouts", comm, seed, phase)
     loop.set(weights, episodes=episodes, steps=steps, envs=envs)
-    return _run(loop, iterations, total_steps) if iterations else iter(_Iteration(loop, loop.next))
+    return iter(_Iteration(loop, loop.next)) if iterations is None else _run(loop, iterations, total_steps)
 
 
 def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> Iterator[Rollout]:
@@ -355,6 +366,15 @@ def _listed(node: Any) -> Any:
         return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
     is_number = isinstance(node, (bool, int, float, complex)) or (hasattr(node, "dtype") and hasattr(node, "shape"))
     return node if is_number else tree.Objects(node if isinstance(node, list) else [node])
+
+
+def _refill(rows: Any, batch: Any) -> None:
+    """The lists in `rows` get what is in the batch in their place; nothing where there is no batch."""
+    if isinstance(rows, list):
+        rows[:] = batch or ()
+    elif isinstance(rows, (dict, tuple)):
+        for key in rows if isinstance(rows, dict) else range(len(rows)):
+            _refill(rows[key], batch and batch[key])
 
 
 def _n_rows(leaf: Any) -> int:
