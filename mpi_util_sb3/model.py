@@ -66,7 +66,7 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
       what all ranks have collected.
     - SubprocVecEnv imports the script again in its processes: call mpi_fork inside `if __name__ == "__main__"`.
     - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward are merged after each rollout, by
-      `mpi_util.merge_moments`.
+      `mpi_util.merge_moments`: with more than one rank those inside a DummyVecEnv become one too.
 
     Args: algorithm: PPO, A2C, TRPO, MaskablePPO, or another subclass of OnPolicyAlgorithm with a flat rollout buffer.
     Raises UsageError: it is off-policy or recurrent.

@@ -6,6 +6,7 @@ single process would have, whoever has played what.
 """
 
 import bisect
+import collections
 import contextlib
 import inspect
 import itertools
@@ -140,12 +141,12 @@ def collect(
         UsageError: arguments that make no sense. RankMismatchError, BatchError, WeightsError: as
             `rank0_accum_batches` and `rank0_bcast_wts`.
     """
-    loop = _kept_loop("collect", comm, seed, phase)
-    loop.set(weights, episodes=episodes, steps=steps, envs=envs)
+    loop = _kept_loop("collect", comm, phase)
+    loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
     asks, batch = _names_asked(play), None
     if loop.play is not play:
         loop.play, loop.kept = play, {}
-    for rollout in _Iteration(loop, loop.next if iteration is None else operator.index(iteration)):
+    for rollout in _Iteration(loop, iteration):
         batch = rollout.gather(_rows_of(play, asks, rollout))
     return batch
 
@@ -178,10 +179,9 @@ def rollouts(
     """
     if iterations is None and total_steps is not None:
         iterations = itertools.count()
-    make = _kept_loop if iterations is None else _Loop
-    loop = make("rollouts", comm, seed, phase)
-    loop.set(weights, episodes=episodes, steps=steps, envs=envs)
-    return iter(_Iteration(loop, loop.next)) if iterations is None else _run(loop, iterations, total_steps)
+    loop = _kept_loop("rollouts", comm, phase) if iterations is None else _Loop("rollouts", comm, phase)
+    loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
+    return iter(_Iteration(loop, None)) if iterations is None else _run(loop, iterations, total_steps)
 
 
 def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> Iterator[Rollout]:
@@ -189,12 +189,12 @@ def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> I
     for i in iterations:
         if (total_steps is not None and steps >= total_steps) or not loop.goes_on():
             return
-        of = _Iteration(loop, operator.index(i))
+        of = _Iteration(loop, i)
         try:
             yield from of
         except GeneratorExit:  # the body has left the loop
-            if of.over and loop.channel.rank == 0:
-                loop.goes_on(False)
+            if of.over:
+                loop.goes_on(False)  # what the other ranks ask next
             raise
         steps += of.collected.steps
 
@@ -203,22 +203,22 @@ class _Loop:
     """What lasts from one iteration to the next.
 
     Attributes:
-        n: of each kind: how many. next: the number of the next iteration, if nobody gives one.
-        kept: the rollouts of numbered environments; of `collect`, by `play`.
+        n: of each kind: how many. next: for each seed the number of the next iteration, if nobody gives one.
+        kept: the rollouts of numbered environments; in `collect` they are played by `play`.
         mean: rows of an episode in the iteration before; 0: there was none.
     """
 
-    def __init__(self, call: str, comm: Comm, seed: int, phase: str):
+    def __init__(self, call: str, comm: Comm, phase: str):
         self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
-        self.stream_key = seed, zlib.crc32(phase.encode())
-        stream(*self.stream_key)  # an error of `seed`
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
-        self.mean, self.next = 0.0, 0
+        self.mean, self.next = 0.0, collections.Counter[int]()
 
-    def set(self, weights: Any, **n: int | None) -> None:
-        """For the iterations that follow. UsageError: not one kind of work, or not a count."""
-        self.weights, self.n = weights, n
+    def set(self, weights: Any, seed: int, **n: int | None) -> None:
+        """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
+        self.weights, self.seed, self.n = weights, seed, n
+        self.stream_key = seed, zlib.crc32(self.phase.encode())
+        stream(*self.stream_key)
         given = [name for name, value in n.items() if value is not None]
         if len(given) != 1:
             raise UsageError(f"{self.call}: give one of {', '.join(n)}; got {' and '.join(given) or 'none'}")
@@ -238,16 +238,15 @@ class _Loop:
         return None if self.n["episodes"] is None else deal_on(self.channel, self.n["episodes"])
 
 
-class _KeptLoops(dict[tuple[int, str], _Loop]):
-    """By seed and phase, the loops that a program makes itself, around `collect`."""
+class _KeptLoops(dict[str, _Loop]):
+    """By phase, the loops that a program makes itself, around `collect`."""
 
     def __init__(self, channel: Channel):
         super().__init__()
 
 
-def _kept_loop(call: str, comm: Comm, seed: int, phase: str) -> _Loop:
-    kept, new = channel_of(comm).states.of(_KeptLoops), _Loop(call, comm, seed, phase)
-    return kept.setdefault((operator.index(seed), phase), new)
+def _kept_loop(call: str, comm: Comm, phase: str) -> _Loop:
+    return channel_of(comm).states.of(_KeptLoops).setdefault(phase, _Loop(call, comm, phase))
 
 
 class _Iteration:
@@ -260,8 +259,10 @@ class _Iteration:
 
     over, collected, batch = False, Collected(), None
 
-    def __init__(self, loop: _Loop, number: int):
-        self.loop, self.number, loop.next = loop, number, number + 1
+    def __init__(self, loop: _Loop, number: int | None):
+        """Args: number: None: the next one."""
+        self.loop, self.number = loop, loop.next[loop.seed] if number is None else operator.index(number)
+        loop.next[loop.seed] = self.number + 1
         self._deal, is_root = loop.deal(), loop.channel.rank == 0
         self._numbers = iter(share(loop.n["envs"] or 0) if self._deal is None else self._deal)
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
@@ -273,19 +274,24 @@ class _Iteration:
             rank0_bcast_wts(loop.weights, comm=loop.comm)
         self._following = self._following if is_root else next(self._numbers, None)
         self._where = contextlib.ExitStack()
-        self._put_back = keep_random_states(seed_of(*loop.stream_key, number))
+        self._put_back = keep_random_states(seed_of(*loop.stream_key, self.number))
 
     def __iter__(self) -> Iterator[Rollout]:
         if self._following is None:
             self._finish()
-        while (number := self._following) is not None:
-            rollout = Rollout() if self._deal else self.loop.kept.setdefault(number, Rollout())
-            rollout.start(self, number)
-            set_global_seeds(rollout.seed)
-            self._where.enter_context(failure.during(self.loop.phase, episode=number))
-            yield rollout
-            if rollout.is_open:
-                raise UsageError("rollouts: the body of the loop has ended without rollout.gather(rows)")
+        try:
+            while (number := self._following) is not None:
+                rollout = Rollout() if self._deal else self.loop.kept.setdefault(number, Rollout())
+                rollout.start(self, number)
+                set_global_seeds(rollout.seed)
+                self._where.enter_context(failure.during(self.loop.phase, episode=number))
+                yield rollout
+                if rollout.is_open:
+                    raise UsageError("rollouts: the body of the loop has ended without rollout.gather(rows)")
+        finally:
+            self._where.close()
+            if not self.over:  # the body has left the loop
+                self._put_back()
 
     def add(self, number: int, rows: Any) -> Any:
         """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""

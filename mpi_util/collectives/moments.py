@@ -1,10 +1,9 @@
-"""Merges the running means and deviations (normalisers) that each rank updates; in the process of each rank.
+"""Merges the running means and deviations (normalisers) that environments update; in the process of each rank.
 
-Each rank sends the count, the mean and the sum of squared differences of its own samples. Unlike sums of squares this
-loses no digits if the mean is far from 0.
+Each rank sends the count, the mean and the sum of squared differences of each environment's samples. Unlike sums of
+squares this loses no digits if the mean is far from 0.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +13,8 @@ from ..errors import BatchError, rank_mismatch
 from ..ranks.identity import Comm
 from .channel import channel_of
 
-_HELD_AS = ("obs_rms", "return_rms", "ret_rms")  # by Gymnasium's wrappers and by Stable-Baselines3's VecNormalize
-_INSIDE = ("env", "venv", "envs")  # attributes in which wrappers and vector environments keep what they wrap
+# Attributes: of normalisers in Gymnasium's wrappers and Stable-Baselines3's VecNormalize; of what is wrapped
+_INSIDE = ("obs_rms", "return_rms", "ret_rms", "env", "venv", "envs")
 _MERGED = "_mpi_util_merged"  # attribute of an object: its state at the last merge, which copies and pickles keep
 _ROUNDING = 1e-6
 
@@ -28,6 +27,10 @@ class Moments(NamedTuple):
     m2: Any
 
 
+Numbers = tuple[int, ...]  # keys, outermost first, that say which environment
+States = list[tuple[Numbers, Moments, Moments | None]]  # of one place: state now and at the last merge
+
+
 def merge(a: Moments, b: Moments) -> Moments:
     """The moments of the samples of `a` and `b` together."""
     if not a.n or not b.n:
@@ -37,63 +40,75 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 def merge_moments(holder: Any, *, comm: Comm = None) -> None:
-    """Collective: gives normalisers that each rank has updated one state: the last merged one and what each rank added.
+    """Collective: gives the normalisers of all environments one state: the last merged one and what each has added.
 
-    Call it once per iteration, such as after a rollout. If ranks start from a state that is not empty, such as that of
-    a resumed run, call it before the first rollout too: a state that is the same on all ranks counts once. Equations
-    1.5 of Chan, Golub and LeVeque (1983), in float64 and rank order: the same bits on every rank, but not for every
-    number of ranks. If you need that, update the normaliser on rank 0 with the gathered rows, and send it with the
-    weights.
+    Call it once per iteration, such as after a rollout. If they start from a state that is not empty, such as that of a
+    resumed run, call it before the first rollout too: a state that is the same in all of them counts once.
+
+    Items of lists, and of dicts with whole numbers as keys, are environments; a rank may have any number, or none. What
+    they hold at one place ("obs_rms") is merged in the order of dicts' numbers, then of ranks and lists, in float64
+    (Chan, Golub and LeVeque, 1983, equations 1.5): the same bits at any number of ranks if environments are those of
+    `share(8)`, but not if a rank has one normaliser for all of its own. One alone on one rank stays as it is.
 
     Args:
         holder: object with attributes mean, var (arrays, tensors or numbers; var divides by count) and count, or an
             object that holds some: Gymnasium's NormalizeObservation and NormalizeReward, Stable-Baselines3's
-            VecNormalize, wrappers and vector environments around them, dicts. The same ones on every rank; they are
-            changed in place.
+            VecNormalize, wrappers and vector environments around them, lists, dicts, tuples (which have places, not
+            environments). They are changed in place. A place outside environments must be on every rank.
         comm: communicator; None: all ranks.
 
     Raises:
         RankMismatchError: on every rank, if names or shapes differ.
-        BatchError: on every rank, if one has no such object.
+        BatchError: on every rank, if none has such an object, or one has one that takes no values.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, list[tuple[Numbers, Any]]] = {}
 
-    def describe() -> dict[str, tuple[Moments, Moments | None]]:
-        found.update(_find(holder))
-        if not found:
-            raise BatchError(f"merge_moments: no object with mean, var and count in a {type(holder).__name__}")
-        for name, rms in found.items():
+    def describe() -> dict[str, States]:
+        _find(holder, found, set())
+        for name, rms in ((name, rms) for name, own in found.items() for _, rms in own):
             try:
                 vars(rms)[_MERGED], rms.count = vars(rms).get(_MERGED), rms.count
             except (AttributeError, TypeError) as error:
                 raise BatchError(f"merge_moments: '{name}', a {type(rms).__name__}, takes no values: {error}") from None
-        return {name: (_state(rms), _last(rms)) for name, rms in found.items()}
+        return {name: [(key, _state(rms), _last(rms)) for key, rms in own] for name, own in found.items()}
 
-    def merged(of_ranks: list[dict[str, tuple[Moments, Moments | None]]]) -> list[dict[str, Moments | None]]:
-        shapes = [{name: now.mean.shape for name, (now, _) in states.items()} for states in of_ranks]
-        if any(s != shapes[0] for s in shapes):
-            raise rank_mismatch("merge_moments: names and shapes must be the same on every rank", shapes)
-        return [{name: _merge_one([states[name] for states in of_ranks]) for name in shapes[0]}] * len(of_ranks)
+    def merged(of_ranks: list[dict[str, States]]) -> list[dict[str, Moments | None]]:
+        shapes = [{name: {now.mean.shape for _, now, _ in own} for name, own in each.items()} for each in of_ranks]
+        pools = {name: [one for each in of_ranks for one in each.get(name, [])] for own in shapes for name in own}
+        if not pools:
+            raise BatchError(f"merge_moments: no object with mean, var and count in a {type(holder).__name__}")
+        for name, pool in pools.items():
+            missing = not all(name in own for own in shapes) and not all(numbers for numbers, _, _ in pool)
+            if missing or len({now.mean.shape for _, now, _ in pool}) > 1:
+                raise rank_mismatch("merge_moments: names and shapes must be the same on every rank", shapes)
+        return [{name: _merge_one(pool) for name, pool in pools.items()}] * len(of_ranks)
 
     for name, state in channel_of(comm).agree("merge_moments", describe, merged).items():
-        if state is not None:
-            _write(found[name], state)
-        vars(found[name])[_MERGED] = tuple(_state(found[name]))  # in the object's own dtype
+        for _, rms in found.get(name, []):
+            if state is not None:
+                _write(rms, state)
+            vars(rms)[_MERGED] = tuple(_state(rms))  # in the object's own dtype
 
 
-def _find(holder: Any, name: str = "", outside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(name, object) of each object with mean, var and count in `holder`. outside: ids of the objects that hold it."""
-    if id(holder) in outside:
+def _find(holder: Any, found: dict[str, Any], seen: set[int], name: str = "", numbers: Numbers = ()) -> None:
+    """Adds each object with mean, var and count in `holder` to `found`, once. seen: ids of what has been looked at."""
+    if id(holder) in seen:
         return
+    seen.add(id(holder))
     if all(hasattr(holder, key) for key in ("mean", "var", "count")):
-        yield name, holder
+        found.setdefault(name, []).append((numbers, holder))
         return
-    if isinstance(holder, (dict, list, tuple)):
-        inside = dict(holder if isinstance(holder, dict) else enumerate(holder))
+    if isinstance(holder, (list, tuple)):  # 0: the numbers in a list say nothing on other ranks
+        inside = [(0 if isinstance(holder, list) else str(i), value) for i, value in enumerate(holder)]
+    elif isinstance(holder, dict):
+        inside = list(holder.items())
     else:  # not getattr: a wrapper may pass it on to what it wraps
-        inside = {key: value for key, value in getattr(holder, "__dict__", {}).items() if key in (*_HELD_AS, *_INSIDE)}
-    for key, value in inside.items():
-        yield from _find(value, f"{name}/{key}" if name else str(key), (*outside, id(holder)))
+        inside = [(key, value) for key, value in getattr(holder, "__dict__", {}).items() if key in _INSIDE]
+    for key, value in inside:
+        if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+            _find(value, found, seen, name, (*numbers, int(key)))
+        else:
+            _find(value, found, seen, f"{name}/{key}".lstrip("/"), numbers)
 
 
 def _state(rms: Any) -> Moments:
@@ -115,13 +130,13 @@ def _same(a: Moments, b: Moments) -> bool:
     return a.n == b.n and np.array_equal(a.mean, b.mean) and np.array_equal(a.m2, b.m2)
 
 
-def _merge_one(states: list[tuple[Moments, Moments | None]]) -> Moments | None:
-    """All ranks' (state, last merged state) of one object merged. None: one rank, or all start from the same state."""
-    first, base = states[0]
-    if len(states) == 1 or all(before is None and _same(now, first) for now, before in states):
+def _merge_one(pool: States) -> Moments | None:
+    """The states of one place merged. None: there is only one, or all start from the same state."""
+    if len(pool) == 1 or all(before is None and _same(now, pool[0][1]) for _, now, before in pool):
         return None
-    total = base or Moments(0.0, first.mean, first.m2)
-    for now, before in states:
+    pool = sorted(pool, key=lambda one: one[0])  # those with the same numbers stay in the order of ranks
+    total = max((before for _, _, before in pool if before), key=lambda base: base.n, default=Moments(0.0, 0.0, 0.0))
+    for _, now, before in pool:
         total = merge(total, _added(now, before))
     return total
 

@@ -1,6 +1,7 @@
 """Normalisers that the ranks update apart, merged: against the statistics of all samples together."""
 
 import copy
+import itertools
 import pickle
 from collections import namedtuple
 
@@ -12,6 +13,11 @@ from harness import fork, raises, run_checks
 import mpi_util
 
 fork()
+ALONE = None
+if mpi_util.nworkers > 1:
+    from mpi4py import MPI
+
+    ALONE = MPI.COMM_SELF
 
 
 class Moments:
@@ -94,8 +100,8 @@ def check_gymnasium(comm, rank, size):
         for _ in range(20 + rank):
             env.step(env.action_space.sample())
         mpi_util.merge_moments(env, comm=comm)
-        inner = env.envs[-1] if hasattr(env, "envs") else env
-        steps = sum(20 + k for k in range(size))
+        inner, envs = (env.envs[-1], 2) if hasattr(env, "envs") else (env, 1)
+        steps = envs * sum(20 + k for k in range(size))
         assert steps <= inner.env.obs_rms.count < 2 * steps and inner.env.obs_rms.mean.shape == (3,)
         assert steps <= inner.return_rms.count < steps + 1
         one = [inner.env.obs_rms.mean, inner.env.obs_rms.var, inner.return_rms.mean, inner.return_rms.var]
@@ -106,11 +112,86 @@ def check_gymnasium(comm, rank, size):
         env.close()
 
 
+def play(envs, iteration):
+    """Some environments add samples; the first one has been reset, which forgets nothing that is merged."""
+    for e, rms in envs.items():
+        if iteration == 2 and e == 0:
+            rms.__init__()
+        if (e + iteration + 1) % 5:
+            rms.update(samples(e, iteration))
+
+
+def check_environments_are_merged_to_the_same_bits_at_any_number_of_ranks(comm, rank, size):
+    inside = [
+        lambda envs: {e: {"obs": rms} for e, rms in reversed(envs.items())},
+        lambda envs: {np.int64(e): [{"obs": rms}] for e, rms in envs.items()},  # in each a vector environment
+        lambda envs: {"train": [{"obs": rms} for rms in envs.values()], "eval": Moments()},
+    ]
+    for n, hold in itertools.product((8, 4, 2), inside):  # so that a rank has several, or none
+        envs, one_process = ({e: Moments() for e in some} for some in (range(rank, n, size), range(n)))
+        if hold is inside[2]:  # lists count in rank order: blocks, as of mpi_util.share
+            envs = {e: Moments() for e in range(rank * n // size, (rank + 1) * n // size)}
+        seen = []
+        for iteration in range(4):
+            for some, where in ((envs, comm), (one_process, ALONE)):
+                play(some, iteration)
+                mpi_util.merge_moments(hold(some), comm=where)
+            seen += [samples(e, iteration) for e in range(n) if (e + iteration + 1) % 5]
+            every, rms = np.concatenate(seen), one_process[0]
+            assert {digest(vars(own)) for own in envs.values()} <= {digest(vars(rms))}
+            assert len({digest(vars(own)) for own in one_process.values()}) == 1
+            assert rms.count == len(every)
+            assert np.allclose(rms.mean, every.mean(0)) and np.allclose(rms.var, every.var(0))
+
+
+def check_the_only_one_stays_as_it_is(comm, rank, size):
+    rms, plain = Moments(), Moments()
+    for iteration in range(5):
+        for one in (rms, plain):
+            one.update(samples(0, iteration) / 3)
+        mpi_util.merge_moments(rms, comm=ALONE)
+        mpi_util.merge_moments({4: rms} if rank == 0 else {}, comm=comm)
+        assert digest(vars(rms)) == digest(vars(plain))
+
+
+def check_one_normaliser_in_all_environments_counts_once(comm, rank, size):
+    rms = Moments()
+    rms.update(samples(rank, 0))
+    before = digest(vars(rms))
+    mpi_util.merge_moments([{"obs": rms}, {"obs": rms}], comm=comm)
+    assert rms.count == sum(len(samples(k, 0)) for k in range(size))
+    assert size > 1 or digest(vars(rms)) == before
+
+
+def check_what_all_environments_begin_with_counts_once(comm, rank, size):
+    envs = [Moments() for _ in range(rank + 1)]
+    for rms in envs:
+        rms.update(samples(7, 7))
+    mpi_util.merge_moments(envs, comm=comm)
+    envs[-1].update(samples(rank, 0))
+    mpi_util.merge_moments(envs, comm=comm)
+    every = np.concatenate([samples(7, 7), *(samples(k, 0) for k in range(size))])
+    for rms in envs:
+        assert rms.count == len(every) and np.allclose(rms.mean, every.mean(0)) and np.allclose(rms.var, every.var(0))
+
+
+def check_things_of_a_tuple_stay_apart(comm, rank, size):
+    one, other = Moments(), Moments()
+    one.update(samples(rank, 0))
+    mpi_util.merge_moments((one, other), comm=comm)
+    assert one.count and not other.count
+
+
 def check_errors_reach_all(comm, rank, size):
     raises(mpi_util.BatchError, "no object with mean, var and count", lambda: mpi_util.merge_moments(3, comm=comm))
     odd = Moments(shape=(3,) if rank == size - 1 else (2,))
     if size > 1:
         raises(mpi_util.RankMismatchError, f"rank {size - 1}:", lambda: mpi_util.merge_moments(odd, comm=comm))
+        some = {"envs": [Moments()], "eval": Moments()} if rank else {"envs": [Moments()]}
+        raises(mpi_util.RankMismatchError, "'eval'", lambda: mpi_util.merge_moments(some, comm=comm))
+    both = [{"rms": Moments()}, {"rms": Moments(shape=())}]
+    raises(mpi_util.RankMismatchError, "'rms'", lambda: mpi_util.merge_moments(both, comm=comm))
+    raises(mpi_util.BatchError, "no object with mean", lambda: mpi_util.merge_moments([], comm=comm))
     loop, fixed = Moments(), Fixed(np.zeros(2), np.ones(2), 1)
     del loop.mean
     loop.env = loop
