@@ -118,7 +118,8 @@ def collect(
 
     Args:
         play: plays one rollout and returns its rows: a nested dict or tuple of arrays and tensors, whose first axis is
-            rows, numbers (a row each), and lists, which are joined; other objects are listed, one for each rollout. It
+            rows, numbers (a row each), and lists, which are joined; other objects are listed, one for each rollout.
+            What is in a list must not change afterwards. Tensors come without their gradients' history. It
             is called with those of these arguments that it names: `seed` (0 to 2**31 - 1), `rng` (a
             numpy.random.Generator), `number`, `iteration`.
         episodes: how many. A rank that is free takes the next number.
@@ -144,8 +145,9 @@ def collect(
     loop = _kept_loop("collect", comm, phase)
     loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
     asks, batch = _names_asked(play), None
-    if loop.play is not play:
-        loop.play, loop.kept = play, {}
+    if _code_of(loop.play) != _code_of(play):
+        loop.kept = {}
+    loop.play = play
     for rollout in _Iteration(loop, iteration):
         batch = rollout.gather(_rows_of(play, asks, rollout))
     return batch
@@ -228,7 +230,8 @@ class _Loop:
 
     def goes_on(self, wish: bool = True) -> bool:
         """Collective: rank 0's wish, on every rank."""
-        answer: bool = self.channel.agree(self.call, lambda: None, lambda _: [wish] * self.channel.size)
+        asked = f"{self.call} (next iteration)"  # with a name of its own: a rank may have left the iteration before
+        answer: bool = self.channel.agree(asked, lambda: None, lambda _: [wish] * self.channel.size)
         return answer
 
     def deal(self) -> Deal | None:
@@ -334,6 +337,11 @@ def _count(sizes: list[tuple[int, int]], wanted: int | None) -> tuple[int, Colle
     return sizes[n - 1][0], Collected(n, ends[n - 1], len(sizes) - n, ends[-1] - ends[n - 1])
 
 
+def _code_of(play: Any) -> Any:
+    """Equal for what a loop makes again each time: a method, or a lambda with the same variables around it."""
+    return (play.__code__, *map(id, play.__closure__ or ())) if inspect.isfunction(play) else play
+
+
 def _names_asked(play: Callable[..., Any]) -> list[str]:
     """Those of the arguments of `play` that `collect` gives."""
     parameters = inspect.signature(play).parameters
@@ -371,7 +379,11 @@ def _listed(node: Any) -> Any:
         items = [_listed(item) for item in node]
         return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
     is_number = isinstance(node, (bool, int, float, complex)) or (hasattr(node, "dtype") and hasattr(node, "shape"))
-    return node if is_number else tree.Objects(node if isinstance(node, list) else [node])
+    if is_number:
+        return node
+    # pickled, a tensor would be a leaf of its own, through which no gradient comes to the policy
+    items = node if isinstance(node, list) else [node]
+    return tree.Objects(item.detach() if hasattr(item, "detach") else item for item in items)
 
 
 def _refill(rows: Any, batch: Any) -> None:
