@@ -35,7 +35,7 @@ from .errors import (
 
 # isort: on
 from .host.cores import usable_cores
-from .ranks.console import Phases, msg, print0, steps_sec, timeit
+from .ranks.console import Phases, msg, on_rank0, print0, steps_sec, timeit
 from .ranks.failure import during, fail
 from .ranks.records import saved
 from .ranks.signals import StopRequest
@@ -63,12 +63,12 @@ tf_config: Any  # a tf.compat.v1.ConfigProto
 
 __all__ = [
     "BatchError", "Collected", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases",
-    "RankLeftError", "RankMismatchError", "Rollout", "StopRequest", "SyncTimeoutError", "UsageError",
-    "WeightsError", "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum",
-    "bcast", "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments", "mpi_fork",
-    "msg", "nslots", "nworkers", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather",
-    "rank_seed", "restarts", "rollouts", "saved", "seed_of", "set_global_seeds", "setup_tensorflow_for_mpi",
-    "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
+    "RankLeftError", "RankMismatchError", "Rollout", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError",
+    "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum",
+    "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nslots",
+    "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed",
+    "restarts", "rollouts", "saved", "seed_of", "set_global_seeds", "setup_tensorflow_for_mpi", "share", "steps_sec",
+    "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
@@ -82,12 +82,7 @@ _LOADED_WHEN_READ = {
     "collectives.reduce": ["all_mean", "all_sum"],
     "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
     "launch.api": ["mpi_fork", "nslots"],
-    "ranks.seeding": [
-        "rank_seed",
-        "seed_of",
-        "set_global_seeds",
-        "stream",
-    ],  # with NumPy, which the doctor may find missing
+    "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing
     "ranks.watchdog": ["watchdog"],
     "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }

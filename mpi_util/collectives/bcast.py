@@ -2,13 +2,14 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..arrays import tree
-from ..arrays.adapters import slots
+from ..arrays.adapters import sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
@@ -21,6 +22,8 @@ from .mismatch import check_all_same, check_same
 
 T = TypeVar("T")
 
+_SMALL = 1024  # numbers in an array that may be sent in place of an attribute
+
 
 def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
@@ -29,11 +32,18 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     the model lives; rank 0's are only read. A model may change between calls, if it changes in the same way on all
     ranks.
 
+    Other attributes of a model (`self.epsilon = 0.1`, a tensor that is no buffer) are not sent. Rank 0 prints once
+    which numbers, arrays and tensors among them differ between ranks; up to 2,048 elements of an array are compared.
+
     Args:
         model: torch module (parameters and buffers), torch optimizer (its state), Keras model (all weights, BatchNorm's
-            statistics too) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of NumPy arrays,
-            tensors and variables; the same names, dtypes and shapes on every rank. The numbers in automatic layer names
-            (`dense_3`) do not matter.
+            statistics too) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of such, of NumPy
+            arrays, tensors, variables, and plain objects; the same names, dtypes and shapes on every rank. A number in
+            a dict or list is replaced by one of its type; one in a tuple cannot be. Numbers in automatic layer names
+            (`dense_3`) do not matter. Of an object, such as a normaliser, those attributes are sent that are numbers,
+            arrays, tensors, models, dicts and lists of them, or objects of nothing else: keep elsewhere what is a
+            rank's own. Strings, lists of numbers, generators, environments (with `reset` and `step`) and optimizers in
+            it stay as they are. A running mean becomes rank 0's; `merge_moments` merges those of all ranks instead.
         graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
             state), and nothing is added to it; where the ranks' differ, because rank 0 alone has an optimizer, the
             trainable ones. None: the session's own; other models have none.
@@ -45,7 +55,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
 
     Raises:
         RankMismatchError: on every rank, with the first name that differs, if the models differ.
-        WeightsError: on every rank, if the model of one has no weights (yet), or none that can be written in place.
+        WeightsError: on every rank, if the model of one has no weights (yet), or what cannot be written.
     """
     channel = channel_of(comm)
     channel.version = _send("rank0_bcast_wts", channel, _Models(model, graph))
@@ -55,7 +65,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
 def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
-    Integers and booleans (step counters, masks) are not averaged: all get rank 0's.
+    Integers and booleans (step counters, masks) are not averaged: all get rank 0's. For normalisers: `merge_moments`.
 
     Args, Raises: as `rank0_bcast_wts`.
     """
@@ -77,6 +87,8 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
 
 def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """Sixteen hex digits that are equal for models with the same names, shapes and bits. Not collective.
+
+    They cover what `rank0_bcast_wts` sends, and nothing else: no attribute that is neither parameter nor buffer.
 
     Args:
         model: and graph, as in `rank0_bcast_wts`.
@@ -142,42 +154,49 @@ class _Models:
     def __init__(self, model: Any, graph: Any, only_all: bool = False):
         """Args: only_all: a session's trainable variables are no choice."""
         self._model, self._graph, self._only_all = model, graph, only_all
+        self._held: list[tuple[str, Any]] = []
 
     @functools.cached_property
     def copiers(self) -> list[ModelCopier]:
         """Of all weights; of a session with a graph also of the trainable variables."""
-        copiers = [derived(slots(self._model, self._graph), _writable)]
+        copiers = [derived(slots(self._model, self._graph, held=self._held), _writable)]
         if self._graph is not None and not self._only_all:
             with contextlib.suppress(WeightsError):  # it has none
                 copiers.append(derived(slots(self._model, self._graph, trainable=True), _writable))
         return copiers
 
-    def choices(self) -> list[tuple[bytes, bytes]]:
-        """For each copier: its signature, and the alignments of its arrays."""
-        return [
+    def choices(self, alone: bool) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """A digest of what is not sent; and for each copier its signature, and the alignments of its arrays."""
+        choices = [
             (copier.layout.signature, np.array([slot.alignment for _, slot in copier.pairs], np.int64).tobytes())
             for copier in self.copiers
         ]
+        self.unsent = [] if alone else unsent(self._held)
+        return tree.digest(self.unsent), choices
 
 
 def _send(op: str, channel: Channel, models: _Models) -> int:
     """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
 
-    def decide(choices: list[list[tuple[bytes, bytes]]]) -> Sequence[Any]:
+    def decide(contributed: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> Sequence[Any]:
+        digests, choices = zip(*contributed)
+        ask = len({*digests}) > 1 and not state(_Unsent)
         for i, of_ranks in enumerate(zip(*choices)):
             if len({signature for signature, _ in of_ranks}) == 1:
                 copier = models.copiers[i]
                 _note_alignment(copier, *(alignment for _, alignment in of_ranks[:2]))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
-                return paired(sources, (i, channel.version + 1))
-        return [(None, (-1, 0))] * channel.size
+                return paired(sources, (i, channel.version + 1, ask))
+        return [(None, (-1, 0, False))] * channel.size
 
-    source, (chosen, version) = channel.agree(op, models.choices, decide)
+    source, (chosen, version, ask) = channel.agree(op, lambda: models.choices(channel.size == 1), decide)
     if chosen < 0:
         _compare(op, channel, models)  # raises the error that names the first array that differs
     block = channel.spread(op, source)
     if channel.rank:
         models.copiers[chosen].write(block)
+    if ask:
+        channel.agree(op, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
     return int(version)
 
 
@@ -204,6 +223,10 @@ class _Noted(list[str]):
     """The array whose alignment differs, once that was printed."""
 
 
+class _Unsent(list[str]):
+    """The attributes that differ and are not sent, once they were printed."""
+
+
 def _note_alignment(copier: ModelCopier, rank_0s: bytes, rank_1s: bytes = b"") -> None:
     """Prints which array lies otherwise in memory on rank 1 than on rank 0, if one does, once.
 
@@ -218,3 +241,18 @@ def _note_alignment(copier: ModelCopier, rank_0s: bytes, rank_1s: bytes = b"") -
             f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
             "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
         )
+
+
+def _note_unsent(copier: ModelCopier, of_ranks: list[list[tuple[str, str]]]) -> list[None]:
+    """Prints, once, which attributes that all ranks' models have differ between them, if their values are not sent."""
+    small = [slot.copy() for _, slot in copier.pairs if math.prod(slot.shape) <= _SMALL]
+    sent = {text for array in small for text in (sample(array), repr(array.tolist()))}
+    first, *others = map(dict, of_ranks)
+    differ = (name for name, text in first.items() if any(other.get(name, text) != text for other in others))
+    if names := [name for name in differ if first[name] not in sent]:
+        state(_Unsent).extend(names)
+        failure.print_line(
+            f"mpi_util: '{', '.join(names[:5])}' of the model differs between ranks and is not sent; if the policy "
+            'uses it make it a buffer (register_buffer), send it too, [model, {"epsilon": ...}], or set it on all ranks'
+        )
+    return [None] * len(of_ranks)

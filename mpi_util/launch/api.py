@@ -35,6 +35,7 @@ def mpi_fork(
     hostfile: str | os.PathLike[str] | None = None,
     tag_output: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
+    output: Literal["all", "rank0"] = "all",
 ) -> Literal["parent", "child"]:
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
@@ -78,6 +79,8 @@ def mpi_fork(
         tag_output: each line that a rank prints begins with `[rank@host]`, or `[rank]` on one machine.
         log_dir: a folder, on this machine, for files rank-0.txt, rank-1.txt, ... with what each rank prints; it is
             printed as well. Existing files are appended to.
+        output: "rank0": below this call other ranks show only errors, `mpi_util.msg` (on stderr), and what libraries
+            in C and processes that a rank has started write to stderr. A `log_dir` gets all.
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
@@ -87,20 +90,22 @@ def mpi_fork(
         HostError: hosts cannot be used: each is named, with the reason. Nothing has been started.
         LaunchError: no MPI library, or no launcher that belongs to it, or no script to be started again, or the system
             refuses what `n` ranks need, such as open files.
-        UsageError: a number that is not a count.
+        UsageError: a number that is not a count; another `output`.
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it.
     """
     _open_standard_streams()
     try:
         identity.check_variables()
-        settings = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir)
-        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, **settings)
+        given = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir, output=output)
+        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, **given)
     except (LaunchError, UsageError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
     if side == "child" and not in_child_of_rank():
         failure.install()
+        if output == "rank0" and identity.rank():
+            failure.show_only_errors(keeps_stdout=bool(state(Role).job and log_dir))
         if threads:
             process.set_environment({UPDATE_THREADS: str(threads)})
         channel_of()  # from here on each rank knows when another ends, however early
@@ -118,6 +123,8 @@ def start_ranks(
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
             raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
+    if (output := settings.get("output", "all")) not in ("all", "rank0"):
+        raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
     role = state(Role)
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:

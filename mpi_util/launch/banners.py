@@ -106,11 +106,13 @@ class BannerFilter:
 class RankLines:
     """Splits an output of the launcher, in which each piece begins with its rank, into whole lines of each rank.
 
-    Args: hosts: of each rank; {}: all are on this machine. tag, folder: as Job's `tag` and `log_dir`.
+    Args: tag, folder, output: as `mpi_fork`'s; "" is no folder. hosts: of each rank; {}: all are on this machine.
+    target: STDOUT or STDERR; of the first, ranks that are not shown have their files alone.
     """
 
-    def __init__(self, hosts: Mapping[int, str], tag: bool, folder: str):
+    def __init__(self, tag: bool, folder: str, output: str, hosts: Mapping[int, str], target: int):
         self._hosts, self._tag, self._folder = hosts, tag, folder
+        self._rank0_only = output == "rank0" and target == STDOUT
         self._rank = -1  # whose piece has come last; -1: the launcher's own words
         self._mark = b""  # the beginning of a mark whose rest has not arrived
         self._lines: dict[int, bytes] = {}  # of each rank, the line whose end has not arrived
@@ -150,7 +152,7 @@ class RankLines:
 
     def _take(self, rank: int, piece: bytes) -> bytes:
         line = self._lines.get(rank, b"") + piece
-        self._lines[rank] = b"" if line.endswith(b"\n") else line
+        self._lines[rank] = b"" if line.endswith((b"\n", b"\r")) else line  # \r: of a progress bar
         if self._lines[rank]:
             return b""
         return self._tagged(rank, self._filters.setdefault(rank, BannerFilter()).feed(line))
@@ -165,6 +167,8 @@ class RankLines:
             except OSError as error:  # a full disk: the job continues, and its output has to be read
                 print_line(f"mpi_util: log_dir: {error}; nothing more is written there")
                 self._folder = ""
+        if rank and self._rank0_only:
+            return b""
         if not self._tag:
             return lines
         host = self._hosts.get(rank)

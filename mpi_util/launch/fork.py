@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import os
 import re
@@ -22,6 +23,7 @@ from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
 from . import restarts
+from .banners import RankLines
 from .launcher import ENVIRONMENT, check_tasks, find_launcher
 from .monitor import ProcessMonitor
 from .supervise import Job
@@ -33,7 +35,7 @@ _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 3
 def start(
     n: int | None, gpu_pct: float, max_restarts: int, find_hosts: Callable[[], Any] | None = None,
     bind_to_core: bool = False, threads: int | None = None, tag_output: bool = False,
-    log_dir: str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None, output: str = "all",
 ) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` in the parent; returns "child" at once where one rank is enough, which is this process.
 
@@ -56,17 +58,17 @@ def start(
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
     stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
-    log_dir = _made(log_dir)
+    lines = functools.partial(RankLines, tag_output, _made(log_dir), output) if tag_output or log_dir else None
     sys.stdout.flush()
     sys.stderr.flush()
 
     def start_once(more: dict[str, str]) -> tuple[Verdict, str]:
         variables = environment | more
         on_hosts = others and functools.partial(others.open_monitor, find_hosts, variables, _script())
-        job, command = Job(n, variables, on_hosts or ProcessMonitor, tag_output, log_dir), program
+        job, command = Job(n, variables, on_hosts or ProcessMonitor, lines), program
         if found:
             family, launcher = found
-            options = family.options(bind_to_core, bool(tag_output or log_dir)) + job.monitor.options(family.name)
+            options = family.options(bind_to_core, lines is not None) + job.monitor.options(family.name)
             command = [launcher, "-n", str(n), *options, *program]
         return job.run(command, stdin), job.saved
 
@@ -170,15 +172,12 @@ def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -
     environment = ENVIRONMENT | dict(os.environ) | threads_environment(os.environ)
     environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
     environment.pop(RANK_PID, None)
-    if threads:
-        environment |= {UPDATE_THREADS: str(threads)}
-    if bind_to_core:
-        environment |= {"MPI_UTIL_BOUND": "1"}
+    environment |= {UPDATE_THREADS: str(threads)} if threads else {}
+    environment |= {"MPI_UTIL_BOUND": "1"} if bind_to_core else {}
     if os.isatty(1):
         size = shutil.get_terminal_size()
-        try:
+        name = "unknown"
+        with contextlib.suppress(OSError):  # in a container it may have none
             name = os.ttyname(1)
-        except OSError:  # in a container it may have none
-            name = "unknown"
         environment |= {"MPI_UTIL_TTY": name, "COLUMNS": str(size.columns), "LINES": str(size.lines)}
     return environment

@@ -38,15 +38,14 @@ class Job:
     Args:
         environment: of launcher and ranks.
         open_monitor: ProcessMonitor, or what takes the same arguments and gives a monitor of several machines.
-        tag: lines of the ranks begin with `[rank]` or `[rank@host]`.
-        log_dir: the folder for a file with the lines of each rank; "": none.
+        lines: makes the RankLines of one output, of (hosts, STDOUT or STDERR); None: the ranks' lines are as they come.
 
     Attributes: saved: at the end, what rank 0 wrote in saved-0 (ranks.records.saved).
     """
 
     def __init__(
         self, n_ranks: int, environment: dict[str, str] | None = None,
-        open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor, tag: bool = False, log_dir: str = "",
+        open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor, lines: Callable[..., RankLines] | None = None,
     ):  # fmt: skip
         self.folder = os.path.join(tempfile.gettempdir(), f"mpi_util-{secrets.token_hex(8)}")
         self.saved = ""
@@ -60,7 +59,7 @@ class Job:
         self._evidence.hosts, self._evidence.lost = self.monitor.hosts, self.monitor.lost
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._outputs: list[OutputThread] = []
-        self._tag, self._log_dir = tag, log_dir
+        self._lines = lines
         self._signals = -1  # becomes readable when one has come
         self._signalled_at = -math.inf  # the last SIGINT or SIGTERM
         self._notice_at = math.inf  # when to look whether rank 0 does what a signal asks for
@@ -84,10 +83,8 @@ class Job:
 
     def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
-        pipes = (launcher.stdout, STDOUT), (launcher.stderr, STDERR)
-        marked = self._tag or self._log_dir
-        for pipe, target in pipes:
-            lines = RankLines(evidence.hosts, self._tag, self._log_dir) if marked else None
+        for pipe, target in ((launcher.stdout, STDOUT), (launcher.stderr, STDERR)):
+            lines = self._lines(evidence.hosts, target) if self._lines else None
             self._outputs += [OutputThread(pipe, target, lines)] if pipe else []
         self.monitor.watch(launcher.pid, lambda _: None)
         while launcher.poll() is None and not self._decided and self._is_patient():

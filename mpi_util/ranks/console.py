@@ -1,14 +1,17 @@
-"""Printing when many ranks share one terminal, in each rank's process: lines, rates, times, and phases."""
+"""Printing when many ranks share one terminal, in each rank's process: lines, rates, times, phases, writers."""
 
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar, cast
 
+from ..errors import UsageError
 from . import failure
 from .identity import nworkers, rank
 from .state import state
+
+Made = TypeVar("Made")
 
 
 class _Printed(set[str]):
@@ -31,8 +34,8 @@ def print0_once(text: str) -> None:
 
 def msg(*args: Any, sep: str = " ") -> None:
     """Prints one whole line tagged with the rank, such as `[rank 3] ready`. Not collective."""
-    width = len(str(nworkers() - 1))
-    print(f"[rank {rank():>{width}}] {sep.join(map(str, args))}\n", end="", flush=True)
+    width, shown = len(str(nworkers() - 1)), state(failure.FailureState).shown
+    print(f"[rank {rank():>{width}}] {sep.join(map(str, args))}\n", end="", flush=True, file=shown)
 
 
 class _Last:
@@ -84,3 +87,47 @@ class Phases:
         """The seconds so far, and a new start."""
         taken, self.seconds = self.seconds, {}
         return taken
+
+
+def on_rank0(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
+    """`make(*args, **kwargs)` on rank 0; on the others a stand-in on which any call does nothing. Not collective.
+
+        writer = mpi_util.on_rank0(SummaryWriter, "runs/mine")
+
+    The stand-in is false. Its attributes, its items and what its calls return are the stand-in again. It can be set,
+    compared, formatted, copied and used in `with`. A loop over it is empty, so it is not for loops that all ranks must
+    make. It is no number or array, and cannot be gathered or pickled.
+
+    Raises: UsageError: `make` cannot be called.
+    """
+    if not callable(make):
+        raise UsageError(f'on_rank0 takes what makes it, as in on_rank0(SummaryWriter, "runs/x"); got {make!r:.99}')
+    return make(*args, **kwargs) if rank() == 0 else cast(Made, _OnRank0())
+
+
+class _OnRank0:
+    def _itself(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def _false(self, *_: Any) -> Any:
+        return False
+
+    __call__ = __getitem__ = __enter__ = __iadd__ = __isub__ = __copy__ = __deepcopy__ = _itself
+    __setattr__ = __delattr__ = __setitem__ = __delitem__ = __exit__ = _false
+    __len__ = __lt__ = __le__ = __gt__ = __ge__ = _false
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # by which Python and NumPy ask what it is
+            raise AttributeError(name)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __repr__(self, *_: Any) -> str:
+        return "<on rank 0 alone>"
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("what on_rank0 has made is on rank 0 alone, and can be neither gathered nor pickled")
+
+    __format__, __reduce_ex__ = __repr__, __array__

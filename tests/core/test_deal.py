@@ -50,6 +50,7 @@ def test_seeds_of_ranks_do_not_overlap(as_rank):
         as_rank(rank, 20)
         for seed in range(20):
             seeds[seed, rank] = mpi_util.rank_seed(seed)
+            assert seeds[seed, rank] == mpi_util.seed_of(seed, rank)
     assert len(set(seeds.values())) == len(seeds) and all(0 <= s < 2**31 for s in seeds.values())
 
 
@@ -57,7 +58,7 @@ def test_seeds_of_ranks_do_not_overlap(as_rank):
 def test_a_seed_is_a_whole_number(seed):
     assert mpi_util.stream(np.int64(5), 1).entropy == 5
     mpi_util.set_global_seeds(np.int64(5))
-    for call in (mpi_util.set_global_seeds, mpi_util.rank_seed, mpi_util.stream):
+    for call in (mpi_util.set_global_seeds, mpi_util.rank_seed, mpi_util.seed_of, mpi_util.stream):
         with pytest.raises(UsageError, match="a seed is a whole number, 0 or more"):
             call(seed)
 

@@ -38,6 +38,11 @@ class Moments:
 Fixed = namedtuple("Fixed", "mean var count")
 
 
+class Slots:
+    __slots__ = ()
+    mean = var = count = 1.0
+
+
 def samples(rank, iteration):
     return np.random.default_rng([rank, iteration]).normal(1e3 * rank, 1 + iteration, (5 * rank + 3, 2))
 
@@ -197,7 +202,9 @@ def check_errors_reach_all(comm, rank, size):
     loop.env = loop
     for holder, text in [(loop, "no object"), (fixed, "takes no values")]:
         raises(mpi_util.BatchError, text, lambda holder=holder: mpi_util.merge_moments(holder, comm=comm))
-    raises(mpi_util.WeightsError, "merge_moments", lambda: mpi_util.all_avg_wts(Moments(), comm=comm))
+    mpi_util.rank0_bcast_wts(mine := Moments(shape=(2,)), comm=comm)
+    assert mine.mean.shape == (2,)
+    raises(mpi_util.WeightsError, "merge_moments", lambda: mpi_util.rank0_bcast_wts(Slots(), comm=comm))
 
 
 run_checks(globals())

@@ -1,5 +1,6 @@
 """Broadcasts, averages and checksums of weights; sums, means and copies."""
 
+import dataclasses
 import importlib.util
 from collections import OrderedDict
 
@@ -86,6 +87,99 @@ def check_whatever_holds_weights(comm, rank, size):
     assert mpi_util.chksum(net.state_dict()) == mpi_util.chksum(model(0).state_dict())
 
 
+class Filter:
+    """A normaliser whose arrays are replaced, with one in it; and what is not sent."""
+
+    def __init__(self, k, inner=True):
+        self.mean, self.n, self.frozen, self.clip = np.full(3, float(k)), k, k == 0, np.float32(k)
+        self.shape, self.kind, self.device = (k,), "running", torch.device("cpu")
+        if inner:
+            self.inner = Filter(k, False)
+            self.inner.outer = self
+
+    def values(self):
+        own = (self.mean.tolist(), self.n, self.frozen, self.clip)
+        return [(x, type(x)) for x in own] + (self.inner.values() if hasattr(self, "inner") else [])
+
+
+def check_numbers_and_objects(comm, rank, size):
+    found, other = Filter(rank), Filter(0)
+    mine = [model(rank), found, {"epsilon": rank / 4, "rest": [rank, rank > 0, 1j * rank]}]
+    mpi_util.rank0_bcast_wts(mine, comm=comm)
+    assert found.values() == other.values() and found.shape == (rank,) and found.inner.outer is found
+    assert repr(mine[2]) == repr({"epsilon": 0.0, "rest": [0, False, 0j]})
+    assert mpi_util.chksum(mine) == mpi_util.chksum([model(0), other, {"epsilon": 0.0, "rest": [0, False, 0j]}])
+    found.mean, found.n = np.full(3, rank + 1.0), 7 + rank  # replaced, not written into
+    mpi_util.rank0_bcast_wts(found, comm=comm)
+    assert (found.mean == 1).all() and found.n == 7 and type(found.n) is int
+    table, found.mean = {"step": rank, "rate": float(rank)}, np.full(3, float(rank))
+    mpi_util.all_avg_wts([table, found], comm=comm)
+    assert table == {"step": 0, "rate": (size - 1) / 2} and (found.mean == (size - 1) / 2).all()
+
+
+class Environment:
+    def __init__(self, k):
+        self.state, self.t = np.full(2, k), k
+
+    def reset(self):
+        pass
+
+    def step(self, action):
+        pass
+
+
+class Holder:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def check_what_an_object_holds_for_itself_stays(comm, rank, size):
+    def others(k):
+        config = Holder(seed=k, name="Hopper")
+        buffer = Holder(rng=np.random.default_rng(k), rows=np.full(3, k), net=model(k))
+        return {
+            "env": Environment(k),
+            "config": config,
+            "returns": [k, k],
+            "buffer": buffer,
+            "log": print,
+            "none": None,
+        }
+
+    net, parts = model(rank), others(rank)
+    agent = Holder(epsilon=rank / 2, net=net, optimizer=torch.optim.Adam(net.parameters()), **parts)
+    parts["buffer"].agent = agent
+    agent.layers = [np.full(2, rank), {"w": torch.full((2,), rank), "scale": rank}]
+    mpi_util.rank0_bcast_wts(agent, comm=comm)
+    assert agent.epsilon == 0 and mpi_util.chksum(net) == mpi_util.chksum(model(0))
+    assert not agent.layers[0].any() and not agent.layers[1]["w"].any() and agent.layers[1]["scale"] == 0
+    assert (agent.env.state == rank).all() and (agent.env.t, agent.config.seed) == (rank, rank)
+    assert agent.returns == [rank, rank] and (agent.buffer.rows == rank).all()
+    assert mpi_util.chksum(agent.buffer.net) == mpi_util.chksum(model(0))  # weights are sent wherever they are
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    rate: float = 0.5
+
+
+def check_numbers_that_cannot_be_replaced_are_refused(comm, rank, size):
+    for thing, text in [
+        ({"clip": (0.1, 0.2)}, "'clip/0' is a float, not written in place"),
+        ([Frozen()], "'0' is a Frozen, not written in place"),
+        (Frozen(), "no weights found in a Frozen"),
+        (Environment(0), "no weights found in a Environment"),
+        (Holder(name="x", rng=np.random.default_rng()), "no weights found in a Holder"),
+        ({"n": 2**63}, "'n' is an int beyond 64 bits"),
+        ({"name": "x"}, "'name' is a str, not written in place"),
+    ]:
+        raises(mpi_util.WeightsError, text, lambda thing=thing: mpi_util.rank0_bcast_wts(thing, comm=comm))
+    if size > 1:
+        text = "'n' is not the same on all ranks"
+        mine = {"n": 1 if rank else 1.0}
+        raises(mpi_util.RankMismatchError, text, lambda: mpi_util.rank0_bcast_wts(mine, comm=comm))
+
+
 def check_average(comm, rank, size):
     mine = {"w": np.full((300, 4), float(rank), "f4"), "steps": np.array(rank)}
     mpi_util.all_avg_wts(mine, comm=comm)
@@ -106,7 +200,7 @@ def check_models_that_differ(comm, rank, size):
     for _ in range(2):  # a model may change between calls, if it changes alike everywhere
         mpi_util.rank0_bcast_wts(changed, comm=comm)
         changed["b"] = np.full(2, rank)
-    raises(mpi_util.WeightsError, "written in place", lambda: mpi_util.chksum({"w": 3.0}))
+    raises(mpi_util.WeightsError, "written in place", lambda: mpi_util.chksum({"w": (3.0,)}))
 
 
 def check_reductions(comm, rank, size):
@@ -155,7 +249,7 @@ def check_an_error_of_one_rank_leaves_nobody_behind(comm, rank, size):
     raises(
         mpi_util.WeightsError,
         "written in place",
-        lambda: mpi_util.rank0_bcast_wts({"w": 3.0 if rank == size - 1 else np.zeros(1)}, comm=comm),
+        lambda: mpi_util.rank0_bcast_wts({"w": None if rank == size - 1 else np.zeros(1)}, comm=comm),
     )
     if size > 1:
         raises(Exception, "pickle", lambda: mpi_util.bcast((lambda: 0) if rank == 0 else None, comm=comm))

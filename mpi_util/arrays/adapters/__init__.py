@@ -8,6 +8,7 @@ before the program has loaded it. May import `arrays` and `errors`, and a framew
 import functools
 import importlib
 import re
+import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ from ..layout import Slot
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
 # those of the framework below it
 _ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow"}
+# attributes that may differ between ranks, and how the names of those begin that are the frameworks' own
+_OF_A_RANK = {"rank", "seed", "training", "stop_training", "stop_predicting"}
+_OF_FRAMEWORKS = ("_self_", "_torch", "_is_")
 _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 
 
@@ -39,6 +43,7 @@ class Adapter(Protocol):
     def from_numbers(self, array: np.ndarray, like: Any) -> Any: ...
     def token(self, leaf: Any) -> Any: ...
     def slots(self, model: Any) -> "list[Slot]": ...
+    def parts(self, model: Any) -> list[tuple[str, Any, Any]]: ...  # (name, part, names that are not its state)
 
 
 def adapter_for(thing: Any) -> Adapter:
@@ -82,13 +87,16 @@ def _load(name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
 
-def slots(model: Any, graph: Any = None, read_only: bool = False, trainable: bool = False) -> list[Slot]:
+def slots(
+    model: Any, graph: Any = None, read_only: bool = False, trainable: bool = False, held: Any = None
+) -> list[Slot]:
     """Everything in `model` that a broadcast of its weights carries.
 
     Args:
         graph: of the tf.compat.v1 session `model`; None: the session's own, or `model` is something else.
         trainable: of a session, only the trainable variables.
         read_only: take from a dict, list or tuple also what cannot be written in place; to write its slot is an error.
+        held: a list that gets (path, model) of each model of a framework.
 
     Raises:
         WeightsError: the model is of no known kind, or holds no weights.
@@ -97,13 +105,48 @@ def slots(model: Any, graph: Any = None, read_only: bool = False, trainable: boo
     kind: type = type(model)
     if graph is not None or _is_session(kind):
         found = _load("tf1").slots(model, graph if graph is not None else model.graph, trainable)
-    elif isinstance(model, (dict, list, tuple)):  # Keras and TensorFlow have containers of their own
-        found = _load("arrays").slots(model, read_only)
-    else:
+    elif isinstance(model, (dict, list, tuple)) or not hasattr(adapter_for(model), "parts"):
+        found = _load("arrays").slots(model, read_only, [] if held is None else held)
+    else:  # Keras and TensorFlow have containers of their own
         found = adapter_for(model).slots(model)
+        if held is not None:
+            held.append(("", model))
     if not found:
         raise WeightsError(f"{type(model).__name__} holds no weights")
     return found
+
+
+def unsent(held: list[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """(name, text) of each number, array and tensor that is an attribute of a model but none of its weights.
+
+    Equal values have equal texts. Args: held: what `slots` has given.
+    """
+    return [
+        (".".join(filter(None, (path, prefix, name))), text)
+        for path, model in held
+        for prefix, part, others in adapter_for(model).parts(model)
+        for name, value in vars(part).items()
+        if (describe := _describer(value.__class__))
+        and name not in others and name not in _OF_A_RANK and not name.startswith(_OF_FRAMEWORKS)
+        and (text := describe(value))
+    ]  # fmt: skip
+
+
+@functools.cache  # asked for every attribute of every module
+def _describer(kind: type) -> Callable[[Any], str] | None:
+    is_array = hasattr(kind, "dtype") and hasattr(kind, "shape") and not hasattr(kind, "assign")  # variables are sent
+    return repr if kind in (bool, int, float, complex) else sample if is_array else None
+
+
+def sample(array: Any) -> str:
+    """Text that differs where some of up to 2,048 elements do; "" of what has no values, or is amid a calculation."""
+    try:
+        is_torch = hasattr(array, "data_ptr")  # of which only the sample is copied from a device
+        flat = (array if is_torch else array_of(array)).reshape(-1)
+        checksum = zlib.crc32(array_of(flat[:: len(flat) // 1024 or 1]).tobytes())
+    except (RuntimeError, ValueError, MpiUtilError):  # of a tensor without memory, such as a sparse one
+        return ""
+    return "" if getattr(array, "grad_fn", None) else f"{tuple(array.shape)} {checksum}"
 
 
 def weight_name(position: int, path: str) -> str:

@@ -1,7 +1,7 @@
 """Keras 3 in every rank, on any of its backends: layers and models, optimizers, metrics, and single variables."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ...errors import BatchError, WeightsError
@@ -47,6 +47,17 @@ def slots(model: Any) -> list[Slot]:
     else:
         raise WeightsError(f"no weights found in a {name}; give a model, a layer, an optimizer or variables")
     return [tensor_slot(weight_name(i, variable.path), variable) for i, variable in enumerate(variables)]
+
+
+def parts(model: Any) -> list[tuple[str, Any, Any]]:
+    """(name, layer, names of what every layer and model has) of a model's layers."""
+    layers = model._flatten_layers() if isinstance(model, framework("keras").Layer) else ()
+    return [(weight_name(i, layer.name), layer, _names_of_any()) for i, layer in enumerate(layers)]
+
+
+@cache
+def _names_of_any() -> set[str]:
+    return {*vars(framework("keras").Model(name="any"))}
 
 
 def tensor_slot(name: str, variable: Any) -> Slot:

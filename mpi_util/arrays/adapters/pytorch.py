@@ -121,6 +121,12 @@ def _is_quantized(part: Any) -> bool:
     return any(packed) or any(getattr(value, "is_quantized", False) for value in own.values())
 
 
+def parts(model: Any) -> list[tuple[str, Any, Any]]:
+    """(name, module, what it computes from its parameters: `weight` of weight_norm's weight_g and weight_v) of each."""
+    modules = model.named_modules() if isinstance(model, framework("torch").nn.Module) else ()
+    return [(name, part, {key.rpartition("_")[0] for key in [*part._parameters.keys()]}) for name, part in modules]
+
+
 def forget(module: Any) -> None:
     """Keeps nothing of what `slots` has found in the module: it would keep the memory of tensors that are replaced."""
     _kept.pop(module, None)

@@ -56,6 +56,12 @@ def slots(model: Any) -> list[Slot]:
     )
 
 
+def parts(model: Any) -> list[tuple[str, Any, Any]]:
+    """(class, module, ()) of a tf.Module and those in it."""
+    modules = (model, *model.submodules) if isinstance(model, framework("tensorflow").Module) else ()
+    return [(type(part).__name__, part, ()) for part in modules]
+
+
 def tensor_slot(name: str, variable: Any) -> Slot:
     """The slot of one variable, on whatever device it lives."""
     tf = framework("tensorflow")
