@@ -82,17 +82,25 @@ class Rollout:
         """A new generator, by (seed, iteration, number)."""
         return np.random.default_rng(stream(*self._of.loop.stream_key, self.iteration, self.number))
 
-    def gather(self, rows: Any) -> Any:
+    def gather(self, rows: Any, *, in_place: bool = False) -> Any:
         """Takes the rows of this rollout; to be called once in the loop's body, where the rollout ends.
 
         Collective with the last rollout of each rank: waits until all ranks have gathered theirs.
 
-        Args: rows: as `collect` takes them from `play`. Returns: as `collect`; None also on rank 0, until its last one.
+        Args:
+            rows: as `collect` takes them from `play`.
+            in_place: the lists in `rows`, such as a program's buffers, are emptied for the next rollout. On rank 0 the
+                last call fills them with what all rollouts have brought.
+
+        Returns: as `collect`; None also on rank 0, until its last one.
         """
         if not self.is_open:
             raise UsageError("Rollout.gather: called a second time for the same rollout")
         self.is_open = False
-        return self._of.add(self.number, rows)
+        batch = self._of.add(self.number, rows)
+        if in_place:
+            _refill(rows, batch)
+        return batch
 
 
 def collect(
@@ -110,7 +118,8 @@ def collect(
 
     Args:
         play: plays one rollout and returns its rows: a nested dict or tuple of arrays and tensors, whose first axis is
-            rows, numbers (a row each), and lists, which are joined; other objects are listed, one for each rollout. It
+            rows, numbers (a row each), and lists, which are joined; other objects are listed, one for each rollout.
+            What is in a list must not change afterwards. Tensors come without their gradients' history. It
             is called with those of these arguments that it names: `seed` (0 to 2**31 - 1), `rng` (a
             numpy.random.Generator), `number`, `iteration`.
         episodes: how many. A rank that is free takes the next number.
@@ -136,8 +145,9 @@ def collect(
     loop = _kept_loop("collect", comm, phase)
     loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
     asks, batch = _names_asked(play), None
-    if loop.play is not play:
-        loop.play, loop.kept = play, {}
+    if _code_of(loop.play) != _code_of(play):
+        loop.kept = {}
+    loop.play = play
     for rollout in _Iteration(loop, iteration):
         batch = rollout.gather(_rows_of(play, asks, rollout))
     return batch
@@ -163,12 +173,14 @@ def rollouts(
     Args:
         iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is
             numbered as by `collect`, for a loop within the program's own: after it, `if mpi_util.rank: continue`.
-        total_steps: ends the loop once the iterations have so many rows together.
+        total_steps: ends the loop once the iterations have so many rows together; alone, iterations are 0, 1, ...
         envs: how many; what the body keeps of an environment goes into `Rollout.kept`.
         episodes, steps, weights, seed, phase, comm: as `collect`.
 
     Raises: as `collect`; UsageError also if the body ends without `Rollout.gather`.
     """
+    if iterations is None and total_steps is not None:
+        iterations = itertools.count()
     loop = _kept_loop("rollouts", comm, phase) if iterations is None else _Loop("rollouts", comm, phase)
     loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
     return iter(_Iteration(loop, None)) if iterations is None else _run(loop, iterations, total_steps)
@@ -218,7 +230,8 @@ class _Loop:
 
     def goes_on(self, wish: bool = True) -> bool:
         """Collective: rank 0's wish, on every rank."""
-        answer: bool = self.channel.agree(self.call, lambda: None, lambda _: [wish] * self.channel.size)
+        asked = f"{self.call} (next iteration)"  # with a name of its own: a rank may have left the iteration before
+        answer: bool = self.channel.agree(asked, lambda: None, lambda _: [wish] * self.channel.size)
         return answer
 
     def deal(self) -> Deal | None:
@@ -323,6 +336,11 @@ def _count(sizes: list[tuple[int, int]], wanted: int | None) -> tuple[int, Colle
     return sizes[n - 1][0], Collected(n, ends[n - 1], len(sizes) - n, ends[-1] - ends[n - 1])
 
 
+def _code_of(play: Any) -> Any:
+    """Equal for what a loop makes again each time: a method, or a lambda with the same variables around it."""
+    return (play.__code__, *map(id, play.__closure__ or ())) if inspect.isfunction(play) else play
+
+
 def _names_asked(play: Callable[..., Any]) -> list[str]:
     """Those of the arguments of `play` that `collect` gives."""
     parameters = inspect.signature(play).parameters
@@ -360,7 +378,20 @@ def _listed(node: Any) -> Any:
         items = [_listed(item) for item in node]
         return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
     is_number = isinstance(node, (bool, int, float, complex)) or (hasattr(node, "dtype") and hasattr(node, "shape"))
-    return node if is_number else tree.Objects(node if isinstance(node, list) else [node])
+    if is_number:
+        return node
+    # pickled, a tensor would be a leaf of its own, through which no gradient comes to the policy
+    items = node if isinstance(node, list) else [node]
+    return tree.Objects(item.detach() if hasattr(item, "detach") else item for item in items)
+
+
+def _refill(rows: Any, batch: Any) -> None:
+    """The lists in `rows` get what is in the batch in their place; nothing where there is no batch."""
+    if isinstance(rows, list):
+        rows[:] = batch or ()
+    elif isinstance(rows, (dict, tuple)):
+        for key in rows if isinstance(rows, dict) else range(len(rows)):
+            _refill(rows[key], batch and batch[key])
 
 
 def _n_rows(leaf: Any) -> int:

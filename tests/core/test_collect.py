@@ -1,0 +1,270 @@
+"""`collect` and `rollouts` as programs use them: the same bits on any number of ranks, and errors in one line."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import mpi_environment, run
+
+import mpi_util
+from mpi_util.errors import UsageError
+
+HEAD = """
+import collections, random, sys, time
+import numpy as np
+import mpi_util
+if mpi_util.mpi_fork(int(sys.argv[1])) == "parent":
+    sys.exit()
+mpi_util.set_global_seeds(3)
+Step = collections.namedtuple("Step", "obs rew")
+weights = {"w": np.zeros(2)}
+
+
+def play(rng, seed, number, iteration):
+    n = 1 + int(rng.exponential(10))
+    time.sleep(0.0005 * n)
+    rows = {"obs": rng.random((n, 2)) + weights["w"], "draw": (random.random(), np.random.random(n)), "seed": seed}
+    return {**rows, "steps": [Step(rows["obs"][0].tolist(), number)] * n, "name": f"{iteration}/{number}"}
+
+
+def report(batch):
+    weights["w"] += 0.1 * batch["obs"].mean(axis=0) + random.random() + np.random.random()
+    print(repr(batch).replace("\\n", ""), weights["w"].tobytes().hex())
+
+"""
+COLLECT = """
+for i in range(3):
+    batch = mpi_util.collect(play, weights=weights, seed=5, HOW)
+    if batch is not None:
+        report(batch)
+"""
+ROLLOUTS = """
+for rollout in mpi_util.rollouts(range(3), weights=weights, seed=5, HOW):
+    batch = rollout.gather(play(rollout.rng, rollout.seed, rollout.number, rollout.iteration))
+    if batch is not None:
+        report(batch)
+"""
+IN_PLACE = """
+buffer = {"steps": [], "obs": []}
+for i in range(3):
+    for rollout in mpi_util.rollouts(weights=weights, seed=5, HOW):
+        assert not any(buffer.values())
+        rows = play(rollout.rng, rollout.seed, rollout.number, rollout.iteration)
+        for key in buffer:
+            buffer[key] += list(rows[key])
+        rollout.gather(buffer, in_place=True)
+    if mpi_util.rank:
+        assert not any(buffer.values())
+        continue
+    report({"obs": np.array(buffer["obs"]), "steps": buffer["steps"]})
+    buffer["steps"].clear()
+    buffer["obs"].clear()
+"""
+CONTINUED = """
+def play(rng, number):
+    obs = rng.random()
+    while True:
+        obs += rng.random()
+        yield {"obs": np.full((3, 1), obs) + weights["w"], "number": number}
+
+class Trainer:
+    def play(self, rng, number):
+        return play(rng, number)
+
+trainer = Trainer()
+for i in range(3):
+    batch = mpi_util.collect(trainer.play, envs=5, weights=weights, seed=5)
+    if batch is not None:
+        report(batch)
+"""
+KEPT = """
+for rollout in mpi_util.rollouts(range(3), envs=5, weights=weights, seed=5):
+    rollout.kept = (rollout.kept or 0.0) + rollout.rng.random()
+    batch = rollout.gather({"obs": np.full((3, 1), rollout.kept) + weights["w"]})
+    if batch is not None:
+        report(batch)
+"""
+PROGRAMS = {
+    "collect-episodes": COLLECT.replace("HOW", "episodes=7"),
+    "collect-steps": COLLECT.replace("HOW", "steps=60"),
+    "rollouts-episodes": ROLLOUTS.replace("HOW", "episodes=7"),
+    "rollouts-steps": ROLLOUTS.replace("HOW", "steps=60"),
+    "in-place": IN_PLACE.replace("HOW", "steps=60"),
+    "collect-envs": CONTINUED,
+    "rollouts-envs": KEPT,
+}
+
+
+def output(program: str, n: int, tmp_path, environment: dict) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + program)
+    done = run([sys.executable, path, n], 60, environment)
+    assert done.status == 0, done.err
+    return done.out
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_same_bits_on_any_number_of_ranks(program, tmp_path, mpi):
+    alone = output(program, 1, tmp_path, {})
+    assert alone.count("\n") == len(set(alone.splitlines())) == 3
+    for n, machines in ((2, 1), (3, 1), (4, 1), (4, 2)):
+        environment = mpi_environment(mpi) | ({"MPI_UTIL_MACHINES": str(machines)} if machines > 1 else {})
+        assert output(program, n, tmp_path, environment) == alone, (n, machines)
+
+
+COUNTS = """
+sizes = []
+for i in range(4):
+    batch = mpi_util.collect(play, steps=60, seed=5)
+    if batch is not None:
+        last = sum(step.rew == len(batch["seed"]) - 1 for step in batch["steps"])
+        assert len(batch["obs"]) - last < 60 <= len(batch["obs"])
+        sizes.append((len(batch["seed"]), len(batch["obs"])))
+played = mpi_util.all_sum(played_here)
+found = mpi_util.rank0_gather(mpi_util.collected)
+if mpi_util.rank == 0:
+    rollouts, steps, unused_rollouts, unused_steps = found[0]
+    assert found == [found[0]] * len(found)
+    assert [rollouts, steps] == [sum(column) for column in zip(*sizes)]
+    assert [rollouts + unused_rollouts, steps + unused_steps] == list(played), (found[0], played)
+    print(sizes)
+"""
+COUNTED = """
+played_here, play_one = np.zeros(2, int), play
+
+
+def play(rng, seed, number, iteration):
+    rows = play_one(rng, seed, number, iteration)
+    played_here[:] += 1, len(rows["obs"])
+    return rows
+
+"""
+
+
+def test_episodes_that_are_not_needed_are_counted(tmp_path, mpi):
+    alone = output(COUNTED + COUNTS, 1, tmp_path, {})
+    for n, machines in ((3, "1"), (4, "2")):
+        environment = mpi_environment(mpi) | ({"MPI_UTIL_MACHINES": machines} if machines > "1" else {})
+        assert output(COUNTED + COUNTS, n, tmp_path, environment) == alone
+
+
+BREAKS = """
+import contextlib
+def train():
+    for rollout in mpi_util.rollouts(itertools.count(), episodes=5, seed=1):
+        batch = rollout.gather({"seed": rollout.seed})
+        if batch is None:
+            continue
+        if rollout.iteration == 2:
+            LEAVE
+with contextlib.suppress(KeyError):
+    train()
+print("left", mpi_util.collected.rollouts, mpi_util.all_sum(1))
+"""
+
+
+@pytest.mark.parametrize("leave", ["break", "return", "raise KeyError"])
+def test_rank_0_ends_the_loop_of_all_ranks(leave, tmp_path, mpi):
+    out = output("import itertools\n" + BREAKS.replace("LEAVE", leave), 3, tmp_path, mpi_environment(mpi))
+    assert sorted(out.splitlines()) == ["left 15 3"] * 3
+
+
+WRONG = {
+    "without-gather": ("if rollout.number == 1: continue\n", "UsageError: rollouts: the body of the loop has ended"),
+    "twice": ("rollout.gather({'a': 1})\n", "UsageError: Rollout.gather: called a second time"),
+    "dealt-within": ("mpi_util.collect(lambda: {'a': 1}, episodes=2, seed=1)\n", "UsageError: deal: the body of a"),
+    "left-amid": ("if mpi_util.rank == 1: break\n", "while rank 0 waits for it"),
+    "rank-0-left": ("if mpi_util.rank == 0: break\n", "rank 0 has ended while rank 1 waits for it in rollouts"),
+    "died": ("if rollout.number == 1: raise OSError('simulator lost')\n", "OSError: simulator lost"),
+}
+
+
+@pytest.mark.parametrize(("line", "error"), WRONG.values(), ids=WRONG)
+def test_what_a_body_does_wrong_is_said_once(line, error, tmp_path):
+    loop = "for rollout in mpi_util.rollouts(range(9), episodes=6, seed=1):\n    time.sleep(0.05)\n"
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + loop + f"    {line}    rollout.gather({{'a': 1}})\n")
+    done = run([sys.executable, path, 2], 30)
+    assert done.status and error in done.err, done.err
+    assert "Traceback" not in done.err or "OSError" in error
+    assert done.err.strip().splitlines()[-1].endswith("2 ranks were stopped")
+
+
+def test_an_episode_that_is_given_up_on_one_rank_is_a_mismatch(tmp_path, mpi):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "for i in range(3):\n"
+        "    try:\n"
+        "        for rollout in mpi_util.rollouts(episodes=4, seed=1):\n"
+        "            time.sleep(0.1)\n"
+        "            {i: 0}[1 if rollout.number == 1 else i]\n"
+        "            rollout.gather({'a': 1})\n"
+        "    except KeyError:\n"
+        "        pass\n"
+    )
+    done = run([sys.executable, path, 3], 30, mpi_environment(mpi))
+    assert "RankMismatchError: ranks are in different collective calls" in done.err
+    assert "rollouts (next iteration) at" in done.err
+
+
+def test_an_interrupt_amid_a_rollout_ends_all_ranks(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "for rollout in mpi_util.rollouts(range(10**6), episodes=4, seed=1):\n"
+        "    time.sleep(0.02)\n    rollout.gather({'a': 1})\n    print(rollout.iteration, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, path, "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT and "Traceback" not in err, err
+
+
+def test_no_iterations_are_none_and_steps_alone_are_endless():
+    assert list(mpi_util.rollouts(range(0), episodes=2, seed=1)) == []
+    found = [r.gather({"i": r.iteration}) for r in mpi_util.rollouts(episodes=2, total_steps=6, seed=1)]
+    assert [batch["i"].tolist() for batch in found if batch] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_an_iteration_is_repeated_by_its_number():
+    def play(rng):
+        return {"x": rng.random()}
+
+    batches = [mpi_util.collect(play, episodes=3, seed=1, phase="resumed") for _ in range(3)]
+    again = mpi_util.collect(play, episodes=3, seed=1, phase="resumed", iteration=1)
+    assert again["x"].tolist() == batches[1]["x"].tolist() != batches[2]["x"].tolist()
+
+
+def test_environments_start_anew_with_another_play_only():
+    def count_up(start):
+        yield from ({"k": k} for k in itertools.count(start))
+
+    def train(start):
+        batches = [mpi_util.collect(lambda: count_up(start), envs=2, seed=1, phase="kept") for _ in range(3)]
+        return [batch["k"].tolist() for batch in batches]
+
+    assert train(0) == [[0, 0], [1, 1], [2, 2]]
+    assert train(5) == [[5, 5], [6, 6], [7, 7]]
+
+
+def test_a_gradient_is_not_lost_in_silence():
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(1, requires_grad=True)
+    batch = mpi_util.collect(lambda number: {"logp": [weight * number]}, episodes=3, seed=1, phase="gradients")
+    assert [float(x) for x in batch["logp"]] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        sum(batch["logp"]).backward()
+
+
+def test_a_generator_that_ends_and_a_play_without_rows():
+    with pytest.raises(UsageError, match="generator of play has ended"):
+        mpi_util.collect(lambda: (row for row in ()), envs=2, seed=1, phase="ends")
+    with pytest.raises(UsageError, match="play has returned None"):
+        mpi_util.collect(lambda: None, episodes=2, seed=1)
+    with pytest.raises(UsageError, match="play asks for 'env'"):
+        mpi_util.collect(lambda env: env, episodes=2, seed=1)
