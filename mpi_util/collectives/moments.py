@@ -80,7 +80,7 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         for name, pool in pools.items():
             missing = not all(name in own for own in shapes) and not all(numbers for numbers, _, _ in pool)
             if missing or len({now.mean.shape for _, now, _ in pool}) > 1:
-                raise rank_mismatch("merge_moments: names and shapes must be the same on every rank", shapes)
+                raise rank_mismatch("merge_moments: names and shapes must be the same in all environments", shapes)
         return [{name: _merge_one(pool) for name, pool in pools.items()}] * len(of_ranks)
 
     for name, state in channel_of(comm).agree("merge_moments", describe, merged).items():

@@ -110,7 +110,7 @@ def start(text: str, n: int, folder: Path) -> str:
     """Runs a program on n ranks in a folder of its own, and returns what it printed."""
     folder.mkdir(exist_ok=True)
     (folder / "wandb.py").write_text(WANDB)
-    (folder / "program.py").write_text(shortened(text).replace("mpi_fork(4)", f"mpi_fork({n})"))
+    (folder / "program.py").write_text(shortened(text).replace("mpi_fork(4", f"mpi_fork({n}"))
     done = run([sys.executable, "program.py"], 100, {"PYTHONPATH": f"{ROOT}:{folder}"}, cwd=folder)
     assert done.status == 0, done.err
     return done.out
