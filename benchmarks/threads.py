@@ -4,8 +4,7 @@
 
 A step of PPO on a policy and a value function of `layers` hidden layers (17 observations, 6 actions, Adam) in torch,
 and, for NumPy, the product of a minibatch with a hidden layer's weights; on idle cores, and beside a process that keeps
-one of them busy. Both numbers of threads in turn; of the means of `--seconds` each the median counts. As root it runs
-before other work of the machine: idle with real-time priority, which stops all else for half a minute.
+one of them busy. Both numbers of threads in turn; of the means of `--seconds` each the median counts.
 """
 
 import argparse
@@ -121,11 +120,6 @@ def main() -> None:
     found = {}
     os.environ |= environment(os.environ)  # a rank's, how long threads spin among it
     for busy in (0, 1):
-        with contextlib.suppress(PermissionError):  # other work of the machine counts where this is not allowed
-            os.sched_setscheduler(
-                0, *((os.SCHED_OTHER, os.sched_param(0)) if busy else (os.SCHED_RR, os.sched_param(30)))
-            )
-            os.setpriority(os.PRIO_PROCESS, 0, -19)
         found |= record.run_part("benchmarks.threads", args.mpi[0], *sys.argv[1:], "--busy", busy)
     record.save(args, found, [], unit="milliseconds")
 

@@ -15,6 +15,7 @@ PROGRAMS = {
     "idle": "--repeats 1 --ranks 2 --mpi mpich --steps 3 --contrast 0",
     "rollout": "--repeats 2 --ranks 2 --episodes 6",
     "collect": "--repeats 1 --ranks 1,2",
+    "threads": "--repeats 1 --networks 2x64 --rows 64",
     "coady": "--repeats 1 --ranks 1 --iterations 3 --episodes 6",
     "end_to_end": "--repeats 1 --ranks 2 --iterations 3",
     "learning": "--repeats 2 --jobs 2 --only PPO-1M/Hopper-v4,PPO-default-1M/Humanoid-v4 --steps 4096",
