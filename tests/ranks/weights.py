@@ -230,9 +230,7 @@ def check_reductions(comm, rank, size):
             mpi_util.RankMismatchError, "rank 1: float64 (2,)", lambda: mpi_util.all_sum(np.zeros(1 + rank), comm=comm)
         )
         number_or_array = 1.0 if rank == 0 else np.ones(3)
-        raises(
-            mpi_util.RankMismatchError, "rank 1: float64 (3,)", lambda: mpi_util.all_sum(number_or_array, comm=comm)
-        )
+        raises(mpi_util.RankMismatchError, "rank 1: float64 (3,)", lambda: mpi_util.all_sum(number_or_array, comm=comm))
 
 
 def check_sums_of_what_is_hard_to_sum(comm, rank, size):
