@@ -18,7 +18,7 @@ from mpi_util.ranks import runner
 TIMEOUT_S = 60
 
 PROGRAM = '''"""Shows what it is, and ends as its first argument says."""
-import atexit, multiprocessing, os, pickle, sys, threading, time
+import atexit, multiprocessing, os, pickle, sys, threading
 
 class Late:
     """A file that is written when the interpreter ends."""
@@ -41,7 +41,7 @@ if __name__ == "__main__":
     print(sys.argv, sys.orig_argv, sys.path, sys.flags, sys._xoptions, sys.warnoptions, list(sys.modules))
     print(pickle.dumps(Thing()), vars(sys.modules["__main__"]) is globals(), double.__code__.co_filename)
     atexit.register(print, "atexit")
-    threading.Thread(target=lambda: print(time.sleep(0.1), "a thread that is waited for")).start()
+    threading.Thread(target=lambda: print(threading.main_thread().join(), "a thread that is waited for")).start()
     how = sys.argv[1] if len(sys.argv) > 1 else ""
     if how == "raise": double(0)
     if how == "exit": sys.exit(3)
