@@ -26,7 +26,7 @@ from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, strea
 from ..ranks.state import state
 from .bcast import rank0_bcast_wts
 from .channel import Channel, channel_of
-from .deal import Deal, deal_on, share
+from .deal import Deal, deal_on, share_of
 from .gather import to_rank0
 
 PHASE = "rollout"
@@ -266,8 +266,9 @@ class _Iteration:
         """Args: number: None: the next one."""
         self.loop, self.number = loop, loop.next[loop.seed] if number is None else operator.index(number)
         loop.next[loop.seed] = self.number + 1
-        self._deal, is_root = loop.deal(), loop.channel.rank == 0
-        self._numbers = iter(share(loop.n["envs"] or 0) if self._deal is None else self._deal)
+        channel, self._deal = loop.channel, loop.deal()
+        is_root, envs = channel.rank == 0, operator.index(loop.n["envs"] or 0)
+        self._numbers = iter(share_of(envs, channel.rank, channel.size) if self._deal is None else self._deal)
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None

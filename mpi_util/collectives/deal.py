@@ -69,10 +69,15 @@ def share(n: int) -> range:
     Raises:
         UsageError: n is not a count.
     """
-    each, remainder = divmod(_count("share", n), nworkers())
+    return share_of(_count("share", n), rank(), nworkers())
+
+
+def share_of(n: int, k: int, n_ranks: int) -> range:
+    """The part of 0 .. n-1 of rank `k` of `n_ranks`, such as those of a communicator."""
     threads.use_one_core()
-    first = rank() * each + min(rank(), remainder)
-    return range(first, first + each + (rank() < remainder))
+    each, remainder = divmod(n, n_ranks)
+    first = k * each + min(k, remainder)
+    return range(first, first + each + (k < remainder))
 
 
 def _count(call: str, n: int) -> int:
