@@ -62,25 +62,22 @@ class Rollout:
     Attributes:
         number: each of 0, 1, ... is played once in an iteration, on one of the ranks.
         iteration: from the iterable that `rollouts` was given.
-        seed: 0 to 2**31 - 1, by (seed, iteration, number), such as for env.reset(seed=...).
+        seed: 0 to 2**31 - 1, by (seed, iteration, number), such as for env.reset(seed=...). rng: one generator, too.
         kept: for the body to keep something in: of a numbered environment it is there again in the next iteration.
     """
 
     number: int
     iteration: int
     seed: int
+    rng: np.random.Generator
     kept: Any = None
     is_open = False
 
     def start(self, of: "_Iteration", number: int) -> None:
         """It is played from now on."""
         self._of, self.number, self.iteration, self.is_open = of, number, of.number, True
-        self.seed = seed_of(*of.loop.stream_key, of.number, number)
-
-    @property
-    def rng(self) -> np.random.Generator:
-        """A new generator, by (seed, iteration, number)."""
-        return np.random.default_rng(stream(*self._of.loop.stream_key, self.iteration, self.number))
+        key = (*of.loop.stream_key, of.number, number)
+        self.seed, self.rng = seed_of(*key), np.random.default_rng(stream(*key))
 
     def gather(self, rows: Any, *, in_place: bool = False) -> Any:
         """Takes the rows of this rollout; to be called once in the loop's body, where the rollout ends.
