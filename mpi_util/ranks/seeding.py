@@ -59,7 +59,7 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 def keep_random_states(then: int) -> Callable[[], None]:
     """The function returned puts the states of `random`, `numpy.random` and torch back to what they are now.
 
-    Args: then: with it that function seeds TensorFlow, whose state cannot be read, and torch if it was not loaded yet.
+    Args: then: with it that function seeds what has no state to be read: TensorFlow, and CUDA, or torch, not used yet.
     """
     kept: list[tuple[Callable[[Any], object], Any]] = [
         (random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()),
@@ -69,6 +69,8 @@ def keep_random_states(then: int) -> Callable[[], None]:
         kept.append((torch.set_rng_state, torch.get_rng_state()))
         if torch.cuda.is_initialized():
             kept.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        else:  # torch.manual_seed also sets the seed with which CUDA begins, which would be the last rollout's
+            kept.append((torch.cuda.manual_seed_all, then))
 
     def put_back() -> None:
         if torch is None or "tensorflow" in sys.modules:
