@@ -7,7 +7,6 @@ single process would have, whoever has played what.
 
 import bisect
 import collections
-import contextlib
 import inspect
 import itertools
 import operator
@@ -205,12 +204,14 @@ class _Loop:
         n: of each kind: how many. next: for each seed the number of the next iteration, if nobody gives one.
         kept: the rollouts of numbered environments; in `collect` they are played by `play`.
         mean: rows of an episode in the iteration before; 0: there was none.
+        outside, inside: what the rank is doing (`failure.during`) around a rollout, and in it.
     """
 
     def __init__(self, call: str, comm: Comm, phase: str):
         self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
+        self.outside, self.inside = dict[str, Any](), dict[str, Any]()
         self.mean, self.next = 0.0, collections.Counter[int]()
 
     def set(self, weights: Any, seed: int, **n: int | None) -> None:
@@ -230,6 +231,14 @@ class _Loop:
         asked = f"{self.call} (next iteration)"  # with a name of its own: a rank may have left the iteration before
         answer: bool = self.channel.agree(asked, lambda: None, lambda _: [wish] * self.channel.size)
         return answer
+
+    def enter(self, number: int) -> None:
+        """Names the rollout in reports of errors until its rows are gathered, or if they never are the next one's."""
+        mine = state(failure.FailureState)
+        if mine.where is not self.inside:  # else the body has left a rollout, by an error that the program has caught
+            self.outside = mine.where
+        self.inside = {**self.outside, "phase": self.phase, "episode": number}
+        mine.at(self.inside)
 
     def deal(self) -> Deal | None:
         """Collective: the numbers of the next iteration; None: each rank has its environments."""
@@ -274,7 +283,6 @@ class _Iteration:
         else:
             rank0_bcast_wts(loop.weights, comm=loop.comm)
         self._following = self._following if is_root else next(self._numbers, None)
-        self._where = contextlib.ExitStack()
         self._put_back = keep_random_states(seed_of(*loop.stream_key, self.number))
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -285,7 +293,7 @@ class _Iteration:
                 rollout = Rollout() if self._deal else self.loop.kept.setdefault(number, Rollout())
                 rollout.start(self, number)
                 set_global_seeds(rollout.seed)
-                self._where.enter_context(failure.during(self.loop.phase, episode=number))
+                self.loop.enter(number)
                 yield rollout
                 if rollout.is_open:
                     raise UsageError("rollouts: the body of the loop has ended without rollout.gather(rows)")
@@ -295,7 +303,7 @@ class _Iteration:
 
     def add(self, number: int, rows: Any) -> Any:
         """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""
-        self._where.close()
+        state(failure.FailureState).at(self.loop.outside)
         rows = _listed(rows)
         n = max((_n_rows(leaf) for _, leaf in tree.walk(rows)), default=0)
         if self._deal and self.loop.n["steps"]:
