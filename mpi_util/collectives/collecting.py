@@ -7,6 +7,7 @@ single process would have, whoever has played what.
 
 import bisect
 import collections
+import functools
 import inspect
 import itertools
 import operator
@@ -211,11 +212,13 @@ class _Loop:
         self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
+        self.seed: int | None = None
         self.outside, self.inside = dict[str, Any](), dict[str, Any]()
         self.mean, self.next = 0.0, collections.Counter[int]()
 
     def set(self, weights: Any, seed: int, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
+        self.kept = self.kept if seed == self.seed else {}  # with another seed other environments
         self.weights, self.seed, self.n = weights, seed, n
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
@@ -343,7 +346,9 @@ def _count(sizes: list[tuple[int, int]], wanted: int | None) -> tuple[int, Colle
 
 
 def _code_of(play: Any) -> Any:
-    """Equal for what a loop makes again each time: a method, or a lambda with the same variables around it."""
+    """Equal for what a loop makes again each time: a method, a lambda or a partial, of the same variables or objects."""
+    if isinstance(play, functools.partial):
+        return _code_of(play.func), [*map(id, play.args)], {name: id(value) for name, value in play.keywords.items()}
     return (play.__code__, *map(id, play.__closure__ or ())) if inspect.isfunction(play) else play
 
 
