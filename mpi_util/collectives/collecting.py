@@ -329,11 +329,11 @@ class _Iteration:
 
         last, self.collected = channel.agree(loop.call, lambda: [(i, n) for i, _, n in self._found], decide)
         loop.mean = self.collected.steps / self.collected.rollouts
+        used = {i: rows for i, rows, _ in self._found if i <= last}
+        batch = to_rank0(channel, loop.call, [*used.values()], [*used])
         if loop.phase == PHASE:
             total = state(_Total)
             total.collected = Collected(*map(operator.add, total.collected, self.collected))
-        used = {i: rows for i, rows, _ in self._found if i <= last}
-        batch = to_rank0(channel, loop.call, [*used.values()], [*used])
         self.batch, self.over = None if channel.rank else batch, True
         self._put_back()
 
@@ -356,7 +356,7 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     """Those of the arguments of `play` that `collect` gives."""
     parameters = inspect.signature(play).parameters
     for name, parameter in parameters.items():
-        if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind < parameter.VAR_POSITIONAL:
+        if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind.name[:3] != "VAR":
             raise UsageError(
                 f"collect: play asks for '{name}', but is given {', '.join(_GIVEN)}; give it the rest by a function: "
                 f"lambda seed: play({name}, seed)"
