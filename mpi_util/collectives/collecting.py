@@ -346,7 +346,7 @@ def _count(sizes: list[tuple[int, int]], wanted: int | None) -> tuple[int, Colle
 
 
 def _code_of(play: Any) -> Any:
-    """Equal for what a loop makes again each time: a method, a lambda or a partial, of the same variables or objects."""
+    """Equal for what a loop makes again each time: a method, or a lambda or partial of the same variables, objects."""
     if isinstance(play, functools.partial):
         return _code_of(play.func), [*map(id, play.args)], {name: id(value) for name, value in play.keywords.items()}
     return (play.__code__, *map(id, play.__closure__ or ())) if inspect.isfunction(play) else play
