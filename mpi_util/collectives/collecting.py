@@ -146,7 +146,7 @@ def collect(
         loop.kept = {}
     loop.play = play
     for rollout in _Iteration(loop, iteration):
-        batch = rollout.gather(_rows_of(play, asks, rollout))
+        batch = rollout.gather(_rows_of(loop, asks, rollout))
     return batch
 
 
@@ -365,14 +365,16 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     return [name for name in parameters if name in _GIVEN and name not in bound]
 
 
-def _rows_of(play: Callable[..., Any], asks: list[str], rollout: Rollout) -> Any:
+def _rows_of(loop: _Loop, asks: list[str], rollout: Rollout) -> Any:
     """The rows of a rollout: what `play` returns, or what the generator that it has returned yields next."""
     if not isinstance(rollout.kept, GeneratorType):
-        rows = play(**{name: getattr(rollout, name) for name in asks})
+        rows = loop.play(**{name: getattr(rollout, name) for name in asks})
         if not isinstance(rows, GeneratorType):
             if rows is None:
                 raise UsageError("collect: play has returned None; it returns the rows of its rollout, such as a dict")
             return rows
+        if loop.n["envs"] is None:
+            raise UsageError("collect: play yields, as envs= needs it; with episodes= or steps= it returns its rows")
         rollout.kept = rows
     for rows in rollout.kept:
         return rows
