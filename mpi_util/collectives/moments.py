@@ -10,6 +10,7 @@ import numpy as np
 
 from ..arrays.adapters import adapter_for
 from ..errors import BatchError, rank_mismatch
+from ..ranks import threads
 from ..ranks.identity import Comm
 from .channel import channel_of
 
@@ -62,6 +63,7 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         BatchError: on every rank, if none has such an object, or one has one that takes no values.
     """
     found: dict[str, list[tuple[Numbers, Any]]] = {}
+    updates = threads.uses_all_cores()
 
     def describe() -> dict[str, States]:
         _find(holder, found, set())
@@ -88,6 +90,8 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
             if state is not None:
                 _write(rms, state)
             vars(rms)[_MERGED] = tuple(_state(rms))  # in the object's own dtype
+    if updates:  # between its gather and its update, for which rank 0 keeps its threads
+        threads.use_all_cores()
 
 
 def _find(holder: Any, found: dict[str, Any], seen: set[int], name: str = "", numbers: Numbers = ()) -> None:
