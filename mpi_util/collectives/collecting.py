@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import tree
-from ..errors import BatchError, UsageError
+from ..errors import BatchError, UsageError, whole_number
 from ..ranks import failure
 from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
@@ -225,9 +225,7 @@ class _Loop:
         given = [name for name, value in n.items() if value is not None]
         if len(given) != 1:
             raise UsageError(f"{self.call}: give one of {', '.join(n)}; got {' and '.join(given) or 'none'}")
-        value: Any = n[given[0]]
-        if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{self.call}: {given[0]} is a whole number of at least 1; got {value!r}")
+        whole_number(f"{self.call}: {given[0]}", n[given[0]], 1)
 
     def goes_on(self, wish: bool = True) -> bool:
         """Collective: rank 0's wish, on every rank."""
@@ -273,7 +271,8 @@ class _Iteration:
 
     def __init__(self, loop: _Loop, number: int | None):
         """Args: number: None: the next one."""
-        self.loop, self.number = loop, loop.next[loop.seed] if number is None else operator.index(number)
+        self.loop = loop
+        self.number = whole_number(f"{loop.call}: iteration", loop.next[loop.seed] if number is None else number)
         loop.next[loop.seed] = self.number + 1
         channel, self._deal = loop.channel, loop.deal()
         is_root, envs = channel.rank == 0, operator.index(loop.n["envs"] or 0)

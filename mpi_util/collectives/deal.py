@@ -6,14 +6,13 @@ import fcntl
 import itertools
 import math
 import mmap
-import operator
 import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..errors import RankMismatchError, UsageError
+from ..errors import RankMismatchError, UsageError, whole_number
 from ..host.segments import Segment, Ticket, attach
 from ..host.waiting import wait_until
 from ..ranks import failure, threads
@@ -69,7 +68,7 @@ def share(n: int) -> range:
     Raises:
         UsageError: n is not a count.
     """
-    return share_of(_count("share", n), rank(), nworkers())
+    return share_of(whole_number("share: n", n), rank(), nworkers())
 
 
 def share_of(n: int, k: int, n_ranks: int) -> range:
@@ -78,12 +77,6 @@ def share_of(n: int, k: int, n_ranks: int) -> range:
     each, remainder = divmod(n, n_ranks)
     first = k * each + min(k, remainder)
     return range(first, first + each + (k < remainder))
-
-
-def _count(call: str, n: int) -> int:
-    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
-        raise UsageError(f"{call}: n is a number of things to be shared, 0 or more; got {n!r}")
-    return operator.index(n)
 
 
 def deal(n: int, *, comm: Comm = None) -> "Deal":
@@ -104,7 +97,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
             too, which each rank runs a different number of times, so numbers of that inner deal were lost.
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
-    n = _count("deal", n)
+    n = whole_number("deal: n", n)
     return deal_on(channel_of(comm), n)
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from ..collectives.channel import channel_of
-from ..errors import LaunchError, UsageError
+from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
 from ..ranks import threads as pools
@@ -125,8 +125,8 @@ def start_ranks(
 ) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
-            raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
+        if value is not None:
+            whole_number(f"mpi_fork: {name}", value, least)
     if (output := settings.get("output", "all")) not in ("all", "rank0"):
         raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
     role = state(Role)

@@ -1,6 +1,5 @@
 """Seeds a rank's process, and makes random streams that do not depend on which rank draws from them."""
 
-import operator
 import random
 import sys
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import whole_number
 from .identity import rank
 
 
@@ -18,7 +17,7 @@ def set_global_seeds(seed: int) -> None:
     Call it with `rank_seed(seed)` where every rank is to draw differently. A tf.Graph that is made afterwards has a
     seed of its own: call `tf.compat.v1.set_random_seed` inside it.
     """
-    seed = _number("set_global_seeds", seed)
+    seed = whole_number("set_global_seeds: a seed", seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
@@ -53,7 +52,7 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 
     Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
     """
-    return np.random.SeedSequence(_number("stream", seed), spawn_key=key)
+    return np.random.SeedSequence(whole_number("stream: a seed", seed), spawn_key=key)
 
 
 def keep_random_states(then: int) -> Callable[[], None]:
@@ -79,10 +78,3 @@ def keep_random_states(then: int) -> Callable[[], None]:
             put(value)
 
     return put_back
-
-
-def _number(call: str, seed: int) -> int:
-    """A seed of any integer type, 0 or more. None is refused: it would differ in each process."""
-    if not hasattr(seed, "__index__") or (number := operator.index(seed)) < 0:
-        raise UsageError(f"{call}: a seed is a whole number, 0 or more; got {seed!r}")
-    return number
