@@ -251,12 +251,14 @@ class _Loop:
 class _KeptLoops(dict[str, _Loop]):
     """By phase, the loops that a program makes itself, around `collect`."""
 
-    def __init__(self, channel: Channel):
+    def __init__(self, _: Channel):
         super().__init__()
 
 
 def _kept_loop(call: str, comm: Comm, phase: str) -> _Loop:
-    return channel_of(comm).states.of(_KeptLoops).setdefault(phase, _Loop(call, comm, phase))
+    loop = channel_of(comm).states.of(_KeptLoops).setdefault(phase, _Loop(call, comm, phase))
+    loop.call = call  # `collect` and `rollouts` may take turns in a phase
+    return loop
 
 
 class _Iteration:
