@@ -212,7 +212,7 @@ class _Loop:
         self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
-        self.seed: int | None = None
+        self.seed: Any = None
         self.outside, self.inside = dict[str, Any](), dict[str, Any]()
         self.mean, self.next = 0.0, collections.Counter[int]()
 
