@@ -104,7 +104,7 @@ def collect(
     play: Callable[..., Any], *, episodes: int | None = None, steps: int | None = None, envs: int | None = None,
     weights: Any = None, seed: int, iteration: int | None = None, phase: str = PHASE, comm: Comm = None,
 ) -> Any:  # fmt: skip
-    """Collective: plays rollouts on all ranks, and joins their rows on rank 0: the same bits at any number of ranks.
+    """Collective: plays rollouts on all ranks, and joins their rows on rank 0; every rank waits for the others there.
 
         batch = mpi_util.collect(play, episodes=40, weights=agent, seed=1)
         if batch is None:
@@ -127,7 +127,7 @@ def collect(
             in each iteration, so its local variables are there in the next one.
         weights: what `rank0_bcast_wts` sends first; None: nothing.
         seed: of the run, 0 or more.
-        iteration: None: how many calls with this phase and seed came before.
+        iteration: None: the one after that of the last call with this phase and seed; the first is 0.
         phase: names the work in reports of errors, and with `seed` the random numbers.
         comm: communicator; None: all ranks.
 
@@ -165,7 +165,8 @@ def rollouts(
                 continue  # this iteration is not over, or this is another rank
             ...  # update; `break` here ends the loop on all ranks
 
-    The body runs for each rollout of each iteration that this rank has; rank 0 has one at least.
+    The body runs for each rollout of each iteration that this rank has; rank 0 has one at least. Do not keep the
+    iterator in a variable: `break` must delete it, which tells the other ranks.
 
     Args:
         iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is

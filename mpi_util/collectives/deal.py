@@ -57,7 +57,7 @@ class Round(NamedTuple):
 def share(n: int) -> range:
     """This rank's part of 0 .. n-1, one block of it; the first ranks get the remainder. Not collective.
 
-    As `deal` does, it ends the time in which rank 0 computes with all cores: what is shared is computed beside others.
+    As in a collective call, rank 0 goes back to one thread.
 
         for step in range(len(share(4000))): ...      # of 4000 steps
         envs = [make_env(i) for i in share(num_envs)]
@@ -82,11 +82,9 @@ def share_of(n: int, k: int, n_ranks: int) -> range:
 def deal(n: int, *, comm: Comm = None) -> "Deal":
     """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
-    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
-    one machine count in shared memory under a lock. Other machines request half of their remaining share from rank 0,
-    down to one (guided scheduling). Rank 0 answers before each number of its own, while it waits in a collective call,
-    and in `Deal.serve`. Every rank makes every call of `deal`: one that skips a call gets no numbers from then on. If
-    all ranks of another machine leave the loop early, no rank gets the numbers that are left there.
+    A rank takes the next number when it asks for one, so none waits for a slow one. Every rank makes every call: one
+    that skips a call gets no numbers from then on. Another machine requests several numbers at once; rank 0 answers
+    before each of its own, in collective calls and in `Deal.serve`. What it has left if all its ranks leave is lost.
 
     Args:
         n: how many; the same on every rank.
