@@ -47,13 +47,17 @@ class Collected(NamedTuple):
     unused_steps: int = 0
 
 
-class _Total:
+class _Process:
+    """Attributes: outside, inside: what the rank is doing (`failure.during`) around a rollout, and in the last one."""
+
     collected = Collected()
+    outside: dict[str, Any] = {}
+    inside: dict[str, Any] = {}
 
 
 def collected() -> Collected:
     """The totals of this process; of calls with `phase="rollout"`, the default. Not collective."""
-    return state(_Total).collected
+    return state(_Process).collected
 
 
 class Rollout:
@@ -206,7 +210,6 @@ class _Loop:
         n: of each kind: how many. next: for each seed the number of the next iteration, if nobody gives one.
         kept: the rollouts of numbered environments; in `collect` they are played by `play`.
         mean: rows of an episode in the iteration before; 0: there was none.
-        outside, inside: what the rank is doing (`failure.during`) around a rollout, and in it.
     """
 
     def __init__(self, call: str, comm: Comm, phase: str):
@@ -214,7 +217,6 @@ class _Loop:
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
         self.seed: Any = None
-        self.outside, self.inside = dict[str, Any](), dict[str, Any]()
         self.mean, self.next = 0.0, collections.Counter[int]()
 
     def set(self, weights: Any, seed: int, **n: int | None) -> None:
@@ -236,11 +238,11 @@ class _Loop:
 
     def enter(self, number: int) -> None:
         """Names the rollout in reports of errors until its rows are gathered, or if they never are the next one's."""
-        mine = state(failure.FailureState)
-        if mine.where is not self.inside:  # else the body has left a rollout, by an error that the program has caught
-            self.outside = mine.where
-        self.inside = {**self.outside, "phase": self.phase, "episode": number}
-        mine.at(self.inside)
+        mine, own = state(failure.FailureState), state(_Process)
+        if mine.where is not own.inside:  # else the body has left a rollout, by an error that the program has caught
+            own.outside = mine.where
+        own.inside = {**own.outside, "phase": self.phase, "episode": number}
+        mine.at(own.inside)
 
     def deal(self) -> Deal | None:
         """Collective: the numbers of the next iteration; None: each rank has its environments."""
@@ -308,7 +310,7 @@ class _Iteration:
 
     def add(self, number: int, rows: Any) -> Any:
         """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""
-        state(failure.FailureState).at(self.loop.outside)
+        state(failure.FailureState).at(state(_Process).outside)
         rows = _listed(rows)
         n = max((_n_rows(leaf) for _, leaf in tree.walk(rows)), default=0)
         if self._deal and self.loop.n["steps"]:
@@ -334,7 +336,7 @@ class _Iteration:
         used = {i: rows for i, rows, _ in self._found if i <= last}
         batch = to_rank0(channel, loop.call, [*used.values()], [*used])
         if loop.phase == PHASE:
-            total = state(_Total)
+            total = state(_Process)
             total.collected = Collected(*map(operator.add, total.collected, self.collected))
         self.batch, self.over = None if channel.rank else batch, True
         self._put_back()

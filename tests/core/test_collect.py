@@ -309,6 +309,7 @@ def test_the_phase_is_that_of_the_rollout_after_an_error_that_was_caught():
     def where():
         return state(FailureState).where
 
+    state(FailureState).at({})
     for passes in (False, True):
         try:
             with mpi_util.during("outside"):
