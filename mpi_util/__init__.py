@@ -1,7 +1,7 @@
 """mpi_util: run a batch reinforcement-learning program on N processes by adding about ten lines.
 
-All ranks collect rollouts; `rank0_accum_batches` gathers them to rank 0; rank 0 alone updates, with the whole machine,
-because the others sleep; `rank0_bcast_wts` sends the weights back.
+All ranks collect rollouts, and rank 0 alone updates, with the whole machine, because the others sleep. `collect` (or
+`rollouts`) sends the weights, plays and gathers; it is made of `rank0_bcast_wts`, `deal` and `rank0_accum_batches`.
 
 Importing this starts no MPI and loads no framework. Of the folders below it loads only host/ and ranks/, which tell a
 process who it is and let it fail well; all else is loaded when one of its names is first read.
@@ -13,7 +13,7 @@ and launch/ load cluster/.) A folder's `__init__` says in whose process it runs 
     host/            one Linux machine: shared memory, waiting and waking, cores, processes
     arrays/          nested batches and models as named arrays; adapters/: one file for each framework; knows no ranks
     ranks/           what a rank is, and what it calls alone: failure, watchdog, threads, seeding, printing
-    collectives/     what ranks do together: gather, broadcast, reduce, deal
+    collectives/     what ranks do together: collect rollouts, gather, broadcast, reduce, deal
     launch/          the process that starts the ranks, waits for them, and says which one failed and why
     cluster/ *       several machines: their hosts and agents, and how collectives reach from one to another
     doctor/ *        checks whether a job will run here: python -m mpi_util doctor

@@ -1,7 +1,9 @@
 """The errors of mpi_util. Each message says what is wrong, where, and how to fix it."""
 
 import itertools
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 
 class MpiUtilError(Exception):
@@ -42,6 +44,13 @@ def rank_mismatch(what: str, found: Iterable[object], ranks: Iterable[int] | Non
     """The error that says `what` differs, in which call, and what to do; with a table of what each of `ranks` has."""
     table = "".join(f"\n  rank {k}: {one}" for k, one in zip(ranks or itertools.count(), found))
     return RankMismatchError(f"{what}:{table}")
+
+
+def whole_number(what: str, value: Any, least: int = 0) -> int:
+    """`value` as an int. UsageError: it is none, as True and 2.0 are none, or less than `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise UsageError(f"{what} is a whole number of at least {least}; got {value!r}")
+    return operator.index(value)
 
 
 def first_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ single process would have, whoever has played what.
 
 import bisect
 import collections
-import contextlib
+import functools
 import inspect
 import itertools
 import operator
@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import tree
-from ..errors import BatchError, UsageError
+from ..errors import BatchError, UsageError, whole_number
 from ..ranks import failure
 from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
 from ..ranks.state import state
 from .bcast import rank0_bcast_wts
 from .channel import Channel, channel_of
-from .deal import Deal, deal_on, share
+from .deal import Deal, deal_on, share_of
 from .gather import to_rank0
 
 PHASE = "rollout"
@@ -47,13 +47,17 @@ class Collected(NamedTuple):
     unused_steps: int = 0
 
 
-class _Total:
+class _Process:
+    """Attributes: outside, inside: what the rank is doing (`failure.during`) around a rollout, and in the last one."""
+
     collected = Collected()
+    outside: dict[str, Any] = {}
+    inside: dict[str, Any] = {}
 
 
 def collected() -> Collected:
     """The totals of this process; of calls with `phase="rollout"`, the default. Not collective."""
-    return state(_Total).collected
+    return state(_Process).collected
 
 
 class Rollout:
@@ -62,25 +66,22 @@ class Rollout:
     Attributes:
         number: each of 0, 1, ... is played once in an iteration, on one of the ranks.
         iteration: from the iterable that `rollouts` was given.
-        seed: 0 to 2**31 - 1, by (seed, iteration, number), such as for env.reset(seed=...).
+        seed: 0 to 2**31 - 1, by (seed, iteration, number), such as for env.reset(seed=...). rng: one generator, too.
         kept: for the body to keep something in: of a numbered environment it is there again in the next iteration.
     """
 
     number: int
     iteration: int
     seed: int
+    rng: np.random.Generator
     kept: Any = None
     is_open = False
 
     def start(self, of: "_Iteration", number: int) -> None:
         """It is played from now on."""
         self._of, self.number, self.iteration, self.is_open = of, number, of.number, True
-        self.seed = seed_of(*of.loop.stream_key, of.number, number)
-
-    @property
-    def rng(self) -> np.random.Generator:
-        """A new generator, by (seed, iteration, number)."""
-        return np.random.default_rng(stream(*self._of.loop.stream_key, self.iteration, self.number))
+        key = (*of.loop.stream_key, of.number, number)
+        self.seed, self.rng = seed_of(*key), np.random.default_rng(stream(*key))
 
     def gather(self, rows: Any, *, in_place: bool = False) -> Any:
         """Takes the rows of this rollout; to be called once in the loop's body, where the rollout ends.
@@ -107,7 +108,7 @@ def collect(
     play: Callable[..., Any], *, episodes: int | None = None, steps: int | None = None, envs: int | None = None,
     weights: Any = None, seed: int, iteration: int | None = None, phase: str = PHASE, comm: Comm = None,
 ) -> Any:  # fmt: skip
-    """Collective: plays rollouts on all ranks, and joins their rows on rank 0: the same bits at any number of ranks.
+    """Collective: plays rollouts on all ranks, and joins their rows on rank 0; every rank waits for the others there.
 
         batch = mpi_util.collect(play, episodes=40, weights=agent, seed=1)
         if batch is None:
@@ -130,7 +131,7 @@ def collect(
             in each iteration, so its local variables are there in the next one.
         weights: what `rank0_bcast_wts` sends first; None: nothing.
         seed: of the run, 0 or more.
-        iteration: None: how many calls with this phase and seed came before.
+        iteration: None: the one after that of the last call with this phase and seed; the first is 0.
         phase: names the work in reports of errors, and with `seed` the random numbers.
         comm: communicator; None: all ranks.
 
@@ -149,7 +150,7 @@ def collect(
         loop.kept = {}
     loop.play = play
     for rollout in _Iteration(loop, iteration):
-        batch = rollout.gather(_rows_of(play, asks, rollout))
+        batch = rollout.gather(_rows_of(loop, asks, rollout))
     return batch
 
 
@@ -168,7 +169,8 @@ def rollouts(
                 continue  # this iteration is not over, or this is another rank
             ...  # update; `break` here ends the loop on all ranks
 
-    The body runs for each rollout of each iteration that this rank has; rank 0 has one at least.
+    The body runs for each rollout of each iteration that this rank has; rank 0 has one at least. Do not keep the
+    iterator in a variable: `break` must delete it, which tells the other ranks.
 
     Args:
         iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is
@@ -214,25 +216,33 @@ class _Loop:
         self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
+        self.seed: Any = None
         self.mean, self.next = 0.0, collections.Counter[int]()
 
     def set(self, weights: Any, seed: int, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
+        self.kept = self.kept if seed == self.seed else {}  # with another seed other environments
         self.weights, self.seed, self.n = weights, seed, n
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
         given = [name for name, value in n.items() if value is not None]
         if len(given) != 1:
             raise UsageError(f"{self.call}: give one of {', '.join(n)}; got {' and '.join(given) or 'none'}")
-        value: Any = n[given[0]]
-        if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{self.call}: {given[0]} is a whole number of at least 1; got {value!r}")
+        whole_number(f"{self.call}: {given[0]}", n[given[0]], 1)
 
     def goes_on(self, wish: bool = True) -> bool:
         """Collective: rank 0's wish, on every rank."""
         asked = f"{self.call} (next iteration)"  # with a name of its own: a rank may have left the iteration before
         answer: bool = self.channel.agree(asked, lambda: None, lambda _: [wish] * self.channel.size)
         return answer
+
+    def enter(self, number: int) -> None:
+        """Names the rollout in reports of errors until its rows are gathered, or if they never are the next one's."""
+        mine, own = state(failure.FailureState), state(_Process)
+        if mine.where is not own.inside:  # else the body has left a rollout, by an error that the program has caught
+            own.outside = mine.where
+        own.inside = {**own.outside, "phase": self.phase, "episode": number}
+        mine.at(own.inside)
 
     def deal(self) -> Deal | None:
         """Collective: the numbers of the next iteration; None: each rank has its environments."""
@@ -244,12 +254,14 @@ class _Loop:
 class _KeptLoops(dict[str, _Loop]):
     """By phase, the loops that a program makes itself, around `collect`."""
 
-    def __init__(self, channel: Channel):
+    def __init__(self, _: Channel):
         super().__init__()
 
 
 def _kept_loop(call: str, comm: Comm, phase: str) -> _Loop:
-    return channel_of(comm).states.of(_KeptLoops).setdefault(phase, _Loop(call, comm, phase))
+    loop = channel_of(comm).states.of(_KeptLoops).setdefault(phase, _Loop(call, comm, phase))
+    loop.call = call  # `collect` and `rollouts` may take turns in a phase
+    return loop
 
 
 class _Iteration:
@@ -264,10 +276,12 @@ class _Iteration:
 
     def __init__(self, loop: _Loop, number: int | None):
         """Args: number: None: the next one."""
-        self.loop, self.number = loop, loop.next[loop.seed] if number is None else operator.index(number)
+        self.loop = loop
+        self.number = whole_number(f"{loop.call}: iteration", loop.next[loop.seed] if number is None else number)
         loop.next[loop.seed] = self.number + 1
-        self._deal, is_root = loop.deal(), loop.channel.rank == 0
-        self._numbers = iter(share(loop.n["envs"] or 0) if self._deal is None else self._deal)
+        channel, self._deal = loop.channel, loop.deal()
+        is_root, envs = channel.rank == 0, operator.index(loop.n["envs"] or 0)
+        self._numbers = iter(share_of(envs, channel.rank, channel.size) if self._deal is None else self._deal)
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
@@ -276,7 +290,6 @@ class _Iteration:
         else:
             rank0_bcast_wts(loop.weights, comm=loop.comm)
         self._following = self._following if is_root else next(self._numbers, None)
-        self._where = contextlib.ExitStack()
         self._put_back = keep_random_states(seed_of(*loop.stream_key, self.number))
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -287,7 +300,7 @@ class _Iteration:
                 rollout = Rollout() if self._deal else self.loop.kept.setdefault(number, Rollout())
                 rollout.start(self, number)
                 set_global_seeds(rollout.seed)
-                self._where.enter_context(failure.during(self.loop.phase, episode=number))
+                self.loop.enter(number)
                 yield rollout
                 if rollout.is_open:
                     raise UsageError("rollouts: the body of the loop has ended without rollout.gather(rows)")
@@ -297,7 +310,7 @@ class _Iteration:
 
     def add(self, number: int, rows: Any) -> Any:
         """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""
-        self._where.close()
+        state(failure.FailureState).at(state(_Process).outside)
         rows = _listed(rows)
         n = max((_n_rows(leaf) for _, leaf in tree.walk(rows)), default=0)
         if self._deal and self.loop.n["steps"]:
@@ -320,11 +333,11 @@ class _Iteration:
 
         last, self.collected = channel.agree(loop.call, lambda: [(i, n) for i, _, n in self._found], decide)
         loop.mean = self.collected.steps / self.collected.rollouts
-        if loop.phase == PHASE:
-            total = state(_Total)
-            total.collected = Collected(*map(operator.add, total.collected, self.collected))
         used = {i: rows for i, rows, _ in self._found if i <= last}
         batch = to_rank0(channel, loop.call, [*used.values()], [*used])
+        if loop.phase == PHASE:
+            total = state(_Process)
+            total.collected = Collected(*map(operator.add, total.collected, self.collected))
         self.batch, self.over = None if channel.rank else batch, True
         self._put_back()
 
@@ -337,7 +350,9 @@ def _count(sizes: list[tuple[int, int]], wanted: int | None) -> tuple[int, Colle
 
 
 def _code_of(play: Any) -> Any:
-    """Equal for what a loop makes again each time: a method, or a lambda with the same variables around it."""
+    """Equal for what a loop makes again each time: a method, or a lambda or partial of the same variables, objects."""
+    if isinstance(play, functools.partial):
+        return _code_of(play.func), [*map(id, play.args)], {name: id(value) for name, value in play.keywords.items()}
     return (play.__code__, *map(id, play.__closure__ or ())) if inspect.isfunction(play) else play
 
 
@@ -345,7 +360,7 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     """Those of the arguments of `play` that `collect` gives."""
     parameters = inspect.signature(play).parameters
     for name, parameter in parameters.items():
-        if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind < parameter.VAR_POSITIONAL:
+        if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind.name[:3] != "VAR":
             raise UsageError(
                 f"collect: play asks for '{name}', but is given {', '.join(_GIVEN)}; give it the rest by a function: "
                 f"lambda seed: play({name}, seed)"
@@ -354,14 +369,16 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     return [name for name in parameters if name in _GIVEN and name not in bound]
 
 
-def _rows_of(play: Callable[..., Any], asks: list[str], rollout: Rollout) -> Any:
+def _rows_of(loop: _Loop, asks: list[str], rollout: Rollout) -> Any:
     """The rows of a rollout: what `play` returns, or what the generator that it has returned yields next."""
     if not isinstance(rollout.kept, GeneratorType):
-        rows = play(**{name: getattr(rollout, name) for name in asks})
+        rows = loop.play(**{name: getattr(rollout, name) for name in asks})
         if not isinstance(rows, GeneratorType):
             if rows is None:
                 raise UsageError("collect: play has returned None; it returns the rows of its rollout, such as a dict")
             return rows
+        if loop.n["envs"] is None:
+            raise UsageError("collect: play yields, as envs= needs it; with episodes= or steps= it returns its rows")
         rollout.kept = rows
     for rows in rollout.kept:
         return rows

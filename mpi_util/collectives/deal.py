@@ -6,14 +6,13 @@ import fcntl
 import itertools
 import math
 import mmap
-import operator
 import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..errors import RankMismatchError, UsageError
+from ..errors import RankMismatchError, UsageError, whole_number
 from ..host.segments import Segment, Ticket, attach
 from ..host.waiting import wait_until
 from ..ranks import failure, threads
@@ -58,7 +57,7 @@ class Round(NamedTuple):
 def share(n: int) -> range:
     """This rank's part of 0 .. n-1, one block of it; the first ranks get the remainder. Not collective.
 
-    As `deal` does, it ends the time in which rank 0 computes with all cores: what is shared is computed beside others.
+    As in a collective call, rank 0 goes back to one thread.
 
         for step in range(len(share(4000))): ...      # of 4000 steps
         envs = [make_env(i) for i in share(num_envs)]
@@ -69,26 +68,23 @@ def share(n: int) -> range:
     Raises:
         UsageError: n is not a count.
     """
-    each, remainder = divmod(_count("share", n), nworkers())
+    return share_of(whole_number("share: n", n), rank(), nworkers())
+
+
+def share_of(n: int, k: int, n_ranks: int) -> range:
+    """The part of 0 .. n-1 of rank `k` of `n_ranks`, such as those of a communicator."""
     threads.use_one_core()
-    first = rank() * each + min(rank(), remainder)
-    return range(first, first + each + (rank() < remainder))
-
-
-def _count(call: str, n: int) -> int:
-    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
-        raise UsageError(f"{call}: n is a number of things to be shared, 0 or more; got {n!r}")
-    return operator.index(n)
+    each, remainder = divmod(n, n_ranks)
+    first = k * each + min(k, remainder)
+    return range(first, first + each + (k < remainder))
 
 
 def deal(n: int, *, comm: Comm = None) -> "Deal":
     """Collective: an iterator over this rank's part of 0 .. n-1; together the ranks get each number once.
 
-    A rank takes the next number when it asks for one, so a rank that is done never waits for one that is slow. Ranks of
-    one machine count in shared memory under a lock. Other machines request half of their remaining share from rank 0,
-    down to one (guided scheduling). Rank 0 answers before each number of its own, while it waits in a collective call,
-    and in `Deal.serve`. Every rank makes every call of `deal`: one that skips a call gets no numbers from then on. If
-    all ranks of another machine leave the loop early, no rank gets the numbers that are left there.
+    A rank takes the next number when it asks for one, so none waits for a slow one. Every rank makes every call: one
+    that skips a call gets no numbers from then on. Another machine requests several numbers at once; rank 0 answers
+    before each of its own, in collective calls and in `Deal.serve`. What it has left if all its ranks leave is lost.
 
     Args:
         n: how many; the same on every rank.
@@ -99,7 +95,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
             too, which each rank runs a different number of times, so numbers of that inner deal were lost.
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
-    n = _count("deal", n)
+    n = whole_number("deal: n", n)
     return deal_on(channel_of(comm), n)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..arrays.adapters import adapter_for
 from ..errors import BatchError, rank_mismatch
+from ..ranks import threads
 from ..ranks.identity import Comm
 from .channel import channel_of
 
@@ -42,13 +43,12 @@ def merge(a: Moments, b: Moments) -> Moments:
 def merge_moments(holder: Any, *, comm: Comm = None) -> None:
     """Collective: gives the normalisers of all environments one state: the last merged one and what each has added.
 
-    Call it once per iteration, such as after a rollout. If they start from a state that is not empty, such as that of a
-    resumed run, call it before the first rollout too: a state that is the same in all of them counts once.
+    Call it on every rank once per iteration; the other ranks wait for one that does not. After loading a saved state,
+    call it before the first rollout too: a state that is the same in all of them counts once.
 
-    Items of lists, and of dicts with whole numbers as keys, are environments; a rank may have any number, or none. What
-    they hold at one place ("obs_rms") is merged in the order of dicts' numbers, then of ranks and lists, in float64
-    (Chan, Golub and LeVeque, 1983, equations 1.5): the same bits at any number of ranks if environments are those of
-    `share(8)`, but not if a rank has one normaliser for all of its own. One alone on one rank stays as it is.
+    Items of lists, and of dicts with whole numbers as keys, are environments, of which a rank may have any number. What
+    they hold under one name ("obs_rms") is merged in float64 (Chan, Golub and LeVeque, 1983, equations 1.5), in the
+    order of the keys, then of ranks and lists: the same bits at any number of ranks, if each environment has its own.
 
     Args:
         holder: object with attributes mean, var (arrays, tensors or numbers; var divides by count) and count, or an
@@ -62,6 +62,7 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         BatchError: on every rank, if none has such an object, or one has one that takes no values.
     """
     found: dict[str, list[tuple[Numbers, Any]]] = {}
+    updates = threads.uses_all_cores()
 
     def describe() -> dict[str, States]:
         _find(holder, found, set())
@@ -88,6 +89,8 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
             if state is not None:
                 _write(rms, state)
             vars(rms)[_MERGED] = tuple(_state(rms))  # in the object's own dtype
+    if updates:  # between its gather and its update, for which rank 0 keeps its threads
+        threads.use_all_cores()
 
 
 def _find(holder: Any, found: dict[str, Any], seen: set[int], name: str = "", numbers: Numbers = ()) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from ..collectives.channel import channel_of
-from ..errors import LaunchError, UsageError
+from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
 from ..ranks import threads as pools
@@ -26,40 +26,19 @@ HOSTS = "MPI_UTIL_HOSTS"
 
 
 def mpi_fork(
-    n: int | None = None,
-    gpu_pct: float = 0.0,
-    bind_to_core: bool = False,
-    threads: int | None = None,
-    max_restarts: int = 0,
-    hosts: str | None = None,
-    hostfile: str | os.PathLike[str] | None = None,
-    tag_output: bool = False,
-    log_dir: str | os.PathLike[str] | None = None,
-    output: Literal["all", "rank0"] = "all",
-    exit: bool = False,
-) -> Literal["parent", "child"]:
+    n: int | None = None, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None,
+    max_restarts: int = 0, hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None,
+    tag_output: bool = False, log_dir: str | os.PathLike[str] | None = None,
+    output: Literal["all", "rank0"] = "all", exit: bool = False,
+) -> Literal["parent", "child"]:  # fmt: skip
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
     What is above the call runs in every rank, and in the process that waits. Where a launcher (mpiexec, srun) has
     started several ranks nothing is started, and their number counts instead of `n`. A program that a rank has started,
-    as by subprocess, may start a job of its own; from its os.environ the launcher's variables are removed. What the
-    user has set (OMP_NUM_THREADS and the like, torch.set_num_threads) stays; MPI_UTIL_CORES limits the cores. In a
-    rank, with n = 1 too, it changes:
+    as by subprocess, may start a job of its own; from its os.environ the launcher's variables are removed.
 
-    - sys.excepthook, threading.excepthook, atexit: an uncaught exception, or an exit with a non-zero status, ends all
-      ranks; the others leave together. Below an `mpiexec` of yours that status is not known to the others.
-    - BLAS and torch: one thread; on rank 0 all cores from a gather to the next collective call, unless no array of the
-      models it has sent has 65,536 numbers (256 x 256). TensorFlow: see `setup_tensorflow_for_mpi`.
-    - os.environ: the number of threads (OMP_NUM_THREADS, ...) and MPI_UTIL_THREADS, _UPDATE_THREADS, _RANK_PID and
-      _GPU_PCT; from the launcher also MPI_UTIL_JOB, _BOUND, _TTY, _RESTARTS, _SAVED, _DEPTH, PYTHONUNBUFFERED, and for
-      a terminal COLUMNS and LINES.
-    - sys.meta_path: an entry that gives torch its threads when it is imported; it wraps torch.set_num_threads.
-    - stdin: from here on rank 0's is this program's, of which nothing is read before; the others have none.
-    - stdout and stderr: written line by line; /dev/null where they are closed. SIGRTMAX - 3: the watchdog's.
-    - A rank is killed when its launcher dies (PR_SET_PDEATHSIG). Rank 0 may run on all cores of its machine's ranks.
-
-    Other signals and their masks stay; the process that waits catches SIGINT, SIGTERM and SIGHUP while it does, and
-    raises its soft limit of open files (`ulimit -Sn`) if that is too low for `n`.
+    An uncaught exception, or an exit with a non-zero status, ends all ranks; docs/names.md lists what else changes in a
+    rank: hooks, signals, standard streams, environment variables, and the threads of BLAS, torch and TensorFlow.
 
     Args:
         n: number of ranks; 1 runs in this process, without MPI. None: one for each slot of the hosts, or without hosts
@@ -125,8 +104,8 @@ def start_ranks(
 ) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < least):
-            raise UsageError(f"mpi_fork: {name} is a whole number of at least {least}; got {value!r}")
+        if value is not None:
+            whole_number(f"mpi_fork: {name}", value, least)
     if (output := settings.get("output", "all")) not in ("all", "rank0"):
         raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
     role = state(Role)

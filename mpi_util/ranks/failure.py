@@ -194,9 +194,7 @@ def _failure_of(error: BaseException) -> Failure:
 
 
 def _traced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback, with "Did you mean", which before 3.12 only Python's own hook has."""
-    if sys.version_info >= (3, 12):
-        return "".join(traceback.format_exception(kind, error, trace))
+    """The traceback as Python's own hook prints it: before 3.12 "Did you mean" is nowhere else."""
     with contextlib.redirect_stderr(io.StringIO()) as text:
         sys.__excepthook__(kind, error, trace)
     return text.getvalue()

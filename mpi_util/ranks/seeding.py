@@ -1,6 +1,5 @@
 """Seeds a rank's process, and makes random streams that do not depend on which rank draws from them."""
 
-import operator
 import random
 import sys
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import whole_number
 from .identity import rank
 
 
@@ -18,7 +17,7 @@ def set_global_seeds(seed: int) -> None:
     Call it with `rank_seed(seed)` where every rank is to draw differently. A tf.Graph that is made afterwards has a
     seed of its own: call `tf.compat.v1.set_random_seed` inside it.
     """
-    seed = _number("set_global_seeds", seed)
+    seed = whole_number("set_global_seeds: a seed", seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
@@ -53,13 +52,13 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 
     Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
     """
-    return np.random.SeedSequence(_number("stream", seed), spawn_key=key)
+    return np.random.SeedSequence(whole_number("stream: a seed", seed), spawn_key=key)
 
 
 def keep_random_states(then: int) -> Callable[[], None]:
     """The function returned puts the states of `random`, `numpy.random` and torch back to what they are now.
 
-    Args: then: with it that function seeds TensorFlow, whose state cannot be read, and torch if it was not loaded yet.
+    Args: then: with it that function seeds what has no state to be read: TensorFlow, and CUDA, or torch, not used yet.
     """
     kept: list[tuple[Callable[[Any], object], Any]] = [
         (random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()),
@@ -69,6 +68,8 @@ def keep_random_states(then: int) -> Callable[[], None]:
         kept.append((torch.set_rng_state, torch.get_rng_state()))
         if torch.cuda.is_initialized():
             kept.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        else:  # torch.manual_seed also sets the seed with which CUDA begins, which would be the last rollout's
+            kept.append((torch.cuda.manual_seed_all, then))
 
     def put_back() -> None:
         if torch is None or "tensorflow" in sys.modules:
@@ -77,10 +78,3 @@ def keep_random_states(then: int) -> Callable[[], None]:
             put(value)
 
     return put_back
-
-
-def _number(call: str, seed: int) -> int:
-    """A seed of any integer type, 0 or more. None is refused: it would differ in each process."""
-    if not hasattr(seed, "__index__") or (number := operator.index(seed)) < 0:
-        raise UsageError(f"{call}: a seed is a whole number, 0 or more; got {seed!r}")
-    return number

@@ -184,6 +184,11 @@ def use_all_cores() -> None:
     state(_Threads).switch(True)
 
 
+def uses_all_cores() -> bool:
+    """True on rank 0 from a gather to its next collective call."""
+    return state(_Threads).all_cores
+
+
 def note_model(largest: int) -> None:
     """Rank 0 has sent a model. Args: largest: numbers in its largest array; from now on that of all models counts."""
     threads = state(_Threads)

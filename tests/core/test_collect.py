@@ -1,5 +1,6 @@
 """`collect` and `rollouts` as programs use them: the same bits on any number of ranks, and errors in one line."""
 
+import functools
 import itertools
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import pytest
 from conftest import mpi_environment, run
 
 import mpi_util
-from mpi_util.errors import UsageError
+from mpi_util.errors import BatchError, UsageError
+from mpi_util.ranks.failure import FailureState
+from mpi_util.ranks.state import state
 
 HEAD = """
 import collections, random, sys, time
@@ -268,3 +271,81 @@ def test_a_generator_that_ends_and_a_play_without_rows():
         mpi_util.collect(lambda: None, episodes=2, seed=1)
     with pytest.raises(UsageError, match="play asks for 'env'"):
         mpi_util.collect(lambda env: env, episodes=2, seed=1)
+
+
+def test_environments_of_a_communicator_are_all_played(tmp_path, mpi):
+    program = (
+        "from mpi4py import MPI\nsome = MPI.COMM_WORLD.Split(mpi_util.rank >= 2)\n"
+        "batch = mpi_util.collect(lambda number: ({'n': number} for _ in 'a'), envs=5, seed=1, comm=some)\n"
+        "print(batch and batch['n'].tolist())\n"
+    )
+    assert (
+        sorted(output(program, 4, tmp_path, mpi_environment(mpi)).split("\n"))
+        == ["", "None", "None"] + ["[0, 1, 2, 3, 4]"] * 2
+    )
+
+
+def test_environments_last_as_long_as_play_and_the_seed():
+    def play(step, number, seed):
+        yield from ({"x": (seed, k)} for k in itertools.count(0, step))
+
+    def found(step, seed):
+        batch = mpi_util.collect(functools.partial(play, step), envs=1, seed=seed, phase="partial")
+        return int(batch["x"][0][0]), int(batch["x"][1][0])
+
+    (first, start), (same, following) = found(2, 1), found(2, 1)
+    assert (first, start, following) == (same, 0, 2)
+    assert found(2, 2) != (first, 4) and found(2, 2)[1] == 2
+    assert found(3, 2)[1] == 0
+
+
+def test_a_rollouts_generator_goes_on():
+    for rollout in mpi_util.rollouts(episodes=2, seed=1, phase="rng"):
+        assert rollout.rng.random() != rollout.rng.random()
+        rollout.gather({"a": 1})
+
+
+def test_the_phase_is_that_of_the_rollout_after_an_error_that_was_caught():
+    def where():
+        return state(FailureState).where
+
+    state(FailureState).at({})
+    for passes in (False, True):
+        try:
+            with mpi_util.during("outside"):
+                for rollout in mpi_util.rollouts(episodes=2, seed=1, phase="caught"):
+                    assert where() == {"phase": "caught", "episode": rollout.number}
+                    passes or {}[rollout.number]
+                    rollout.gather({"a": 1})
+                    assert where() == {"phase": "outside"}
+        except KeyError:
+            pass
+    assert where() == {}
+
+
+def test_rows_that_cannot_be_gathered_are_not_counted():
+    before = mpi_util.collected
+    with pytest.raises(BatchError):
+        mpi_util.collect(lambda number: {"a" * (number + 1): 1}, episodes=2, seed=1)
+    assert mpi_util.collected == before
+
+
+def test_cuda_begins_with_the_same_seed_whoever_has_played_what():
+    torch = pytest.importorskip("torch")
+    queued = []
+    for n in (2, 3):
+        mpi_util.collect(lambda: {"a": 1}, episodes=n, seed=1, phase="cuda", iteration=0)
+        queued.append(torch.cuda._lazy_seed_tracker.manual_seed_all_cb[0].__closure__[0].cell_contents)
+    assert queued[0] == queued[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [({"iteration": -1}, "iteration is a whole number"), ({"iteration": 1.5}, "iteration is a whole number"),
+     ({"play": lambda *, env: 1}, "play asks for 'env'"),
+     ({"play": lambda: (x for x in "a")}, "play yields")],
+)  # fmt: skip
+def test_arguments_that_make_no_sense(change, wrong):
+    arguments = {"play": lambda: {"a": 1}, "episodes": 1, "seed": 1, "phase": "wrong"} | change
+    with pytest.raises(UsageError, match=wrong):
+        mpi_util.collect(**arguments)

@@ -40,7 +40,7 @@ def test_shares_are_blocks_that_differ_by_one_at_most(as_rank, n, size):
 
 @pytest.mark.parametrize("n", [-1, 2.0, True, "3", None])
 def test_a_share_of_what_is_no_count(n):
-    with pytest.raises(UsageError, match="share: n is a number of things"):
+    with pytest.raises(UsageError, match="share: n is a whole number"):
         mpi_util.share(n)
 
 
@@ -59,7 +59,7 @@ def test_a_seed_is_a_whole_number(seed):
     assert mpi_util.stream(np.int64(5), 1).entropy == 5
     mpi_util.set_global_seeds(np.int64(5))
     for call in (mpi_util.set_global_seeds, mpi_util.rank_seed, mpi_util.seed_of, mpi_util.stream):
-        with pytest.raises(UsageError, match="a seed is a whole number, 0 or more"):
+        with pytest.raises(UsageError, match="a seed is a whole number of at least 0"):
             call(seed)
 
 
