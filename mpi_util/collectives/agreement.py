@@ -33,6 +33,14 @@ def opened_reply(message: Message) -> tuple[int, Any]:
         raise _UnreadableReply from error
 
 
+class Before(list[Callable[[], object]]):
+    """What this process does before its next collective call, or its end: it has left a loop, and tells the others."""
+
+    def run(self) -> None:
+        while self:
+            self.pop()()
+
+
 class Agreement:
     """The part of a channel that agrees: a star around rank 0.
 
@@ -53,10 +61,12 @@ class Agreement:
         everyone = world()
         self.whole = everyone is None or size == everyone.Get_size()
         self._pid = os.getpid() if size > 1 else 0
-        self._failure = state(failure.FailureState)
+        self._failure, self._before = state(failure.FailureState), state(Before)
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
+        if self._before:
+            self._before.run()
         if os.getpid() == self._pid:
             self._failure.call = op
         else:

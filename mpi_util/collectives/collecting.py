@@ -24,6 +24,7 @@ from ..ranks import failure
 from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
 from ..ranks.state import state
+from .agreement import Before
 from .bcast import rank0_bcast_wts
 from .channel import Channel, channel_of
 from .deal import Deal, deal_on, share_of
@@ -196,9 +197,9 @@ def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> I
         of = _Iteration(loop, i)
         try:
             yield from of
-        except GeneratorExit:  # the body has left the loop
+        except GeneratorExit:  # the body has left the loop, by `break` or by an error, which may end the job
             if of.over:
-                loop.goes_on(False)  # what the other ranks ask next
+                state(Before).append(lambda: loop.goes_on(False))  # what the other ranks ask next
             raise
         steps += of.collected.steps
 
@@ -358,6 +359,8 @@ def _code_of(play: Any) -> Any:
 
 def _names_asked(play: Callable[..., Any]) -> list[str]:
     """Those of the arguments of `play` that `collect` gives."""
+    if not callable(play):
+        raise UsageError(f"collect: play is a function that plays a rollout; got {play!r}")
     parameters = inspect.signature(play).parameters
     for name, parameter in parameters.items():
         if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind.name[:3] != "VAR":

@@ -19,6 +19,7 @@ from ..ranks import failure, threads
 from ..ranks.identity import Comm, nworkers, rank
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
+from .agreement import Before
 from .channel import Channel, channel_of
 
 # number of the round, how many it deals, the next to deal, the end of these, how many episodes have ended and their
@@ -101,6 +102,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
 
 def deal_on(channel: Channel, n: int, by_rows: bool = False, mean: float = 0.0) -> "Deal":
     """`deal` on a channel. Args: by_rows, mean: as of `Round`; the caller then reports each episode to `Deal.end`."""
+    state(Before).run()
     if channel.whole or channel.size > 1:  # else a rank deals to itself
         state(_Made)[threading.get_ident()] += 1
     counter = channel.states.of(channel.counter_kind or Counter)

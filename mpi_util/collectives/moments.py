@@ -68,7 +68,7 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         _find(holder, found, set())
         for name, rms in ((name, rms) for name, own in found.items() for _, rms in own):
             try:
-                vars(rms)[_MERGED], rms.count = vars(rms).get(_MERGED), rms.count
+                vars(rms)[_MERGED], rms.mean, rms.var, rms.count = vars(rms).get(_MERGED), rms.mean, rms.var, rms.count
             except (AttributeError, TypeError) as error:
                 raise BatchError(f"merge_moments: '{name}', a {type(rms).__name__}, takes no values: {error}") from None
         return {name: [(key, _state(rms), _last(rms)) for key, rms in own] for name, own in found.items()}

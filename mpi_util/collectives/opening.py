@@ -14,6 +14,7 @@ from ..ranks import failure, threads
 from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
+from .agreement import Before
 from .channel import Channel, Kept
 from .peers import Peers, all_of
 
@@ -104,6 +105,8 @@ def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
     """This process ends: announces it on every channel, and waits for the others there."""
     state(Watchdog).at_end()
     kept = state(Kept)
+    if not status:
+        state(Before).run()
     for channel in kept.open:
         channel.messages.announce_end(status, reason)
     end = None if seconds is None else time.perf_counter() + seconds
