@@ -56,8 +56,12 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
         RankMismatchError: on every rank, with the first name that differs, if the models differ.
         WeightsError: on every rank, if the model of one has no weights (yet), or what cannot be written.
     """
-    channel = channel_of(comm)
-    channel.version = _send("rank0_bcast_wts", channel, _Models(model, graph))
+    return send_weights("rank0_bcast_wts", channel_of(comm), model, graph)
+
+
+def send_weights(op: str, channel: Channel, model: Any, graph: Any = None) -> int:
+    """`rank0_bcast_wts`, for a call with another name."""
+    channel.version = _send(op, channel, _Models(model, graph))
     return channel.version
 
 

@@ -21,11 +21,12 @@ import numpy as np
 from ..arrays import tree
 from ..errors import BatchError, UsageError, whole_number
 from ..ranks import failure
+from ..ranks.console import print0_once
 from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
 from ..ranks.state import state
 from .agreement import Before
-from .bcast import rank0_bcast_wts
+from .bcast import send_weights
 from .channel import Channel, channel_of
 from .deal import Deal, deal_on, share_of
 from .gather import to_rank0
@@ -211,6 +212,7 @@ class _Loop:
         n: of each kind: how many. next: for each seed the number of the next iteration, if nobody gives one.
         kept: the rollouts of numbered environments; in `collect` they are played by `play`.
         mean: rows of an episode in the iteration before; 0: there was none.
+        version: of the weights with which the iteration before began; -1: there was none.
     """
 
     def __init__(self, call: str, comm: Comm, phase: str):
@@ -218,7 +220,7 @@ class _Loop:
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
         self.seed: Any = None
-        self.mean, self.next = 0.0, collections.Counter[int]()
+        self.mean, self.next, self.version = 0.0, collections.Counter[int](), -1
 
     def set(self, weights: Any, seed: int, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
@@ -286,10 +288,14 @@ class _Iteration:
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
-        if loop.weights is None:
-            loop.goes_on()
-        else:
-            rank0_bcast_wts(loop.weights, comm=loop.comm)
+        if loop.weights is not None:
+            send_weights(loop.call, channel, loop.weights)
+        elif loop.goes_on() and loop.version == channel.version and channel.size > 1:
+            print0_once(
+                f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: the other ranks play "
+                "with the weights that they had then"
+            )
+        loop.version = channel.version
         self._following = self._following if is_root else next(self._numbers, None)
         self._put_back = keep_random_states(seed_of(*loop.stream_key, self.number))
 
@@ -312,8 +318,17 @@ class _Iteration:
     def add(self, number: int, rows: Any) -> Any:
         """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""
         state(failure.FailureState).at(state(_Process).outside)
-        rows = _listed(rows)
-        n = max((_n_rows(leaf) for _, leaf in tree.walk(rows)), default=0)
+        n, rows = 0, _listed(rows)
+        for path, leaf in tree.walk(rows):
+            items = leaf if isinstance(leaf, list) else [leaf]
+            n = max(n, len(leaf) if items is leaf or getattr(leaf, "shape", None) else 1)
+            if any(getattr(item, "requires_grad", False) for item in items):
+                print0_once(
+                    f"mpi_util: {self.loop.call}: '{path}' comes to rank 0 without its gradient; if the loss needs it, "
+                    "compute it again in the update, from what it was made of"
+                )
+            if items is leaf:  # pickled, a tensor would be a leaf of its own, through which no gradient comes
+                leaf[:] = [item.detach() if hasattr(item, "detach") else item for item in leaf]
         if self._deal and self.loop.n["steps"]:
             if not n:
                 raise BatchError(f"{self.loop.call}: steps= needs rows, and episode {number} has none")
@@ -398,11 +413,7 @@ def _listed(node: Any) -> Any:
         items = [_listed(item) for item in node]
         return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
     is_number = isinstance(node, (bool, int, float, complex)) or (hasattr(node, "dtype") and hasattr(node, "shape"))
-    if is_number:
-        return node
-    # pickled, a tensor would be a leaf of its own, through which no gradient comes to the policy
-    items = node if isinstance(node, list) else [node]
-    return tree.Objects(item.detach() if hasattr(item, "detach") else item for item in items)
+    return node if is_number else tree.Objects(node if isinstance(node, list) else [node])
 
 
 def _refill(rows: Any, batch: Any) -> None:
@@ -412,10 +423,6 @@ def _refill(rows: Any, batch: Any) -> None:
     elif isinstance(rows, (dict, tuple)):
         for key in rows if isinstance(rows, dict) else range(len(rows)):
             _refill(rows[key], batch and batch[key])
-
-
-def _n_rows(leaf: Any) -> int:
-    return len(leaf) if isinstance(leaf, list) or getattr(leaf, "shape", None) else 1
 
 
 def _copied(rows: Any) -> Any:

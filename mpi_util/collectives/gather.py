@@ -218,7 +218,7 @@ class Rows:
             raise BatchError(f"{op}: {found}; after deal(): index=episodes.taken")
         for i, (structure, _) in enumerate(self._packed):
             if structure != self._packed[0][0]:
-                raise segments_differ(op, i, structure, self._packed[0][0])
+                raise segments_differ(op, (order[i], order[0]), structure, self._packed[0][0])
         rows = [[len(array) for array in arrays] for _, arrays in self._packed]
         return Header(self._packed[0][0] if self._packed else None, index is not None, order, rows)
 

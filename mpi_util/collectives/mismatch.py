@@ -42,10 +42,10 @@ def check_same(op: str, descriptions: Sequence[Sequence[Any]]) -> None:
     raise rank_mismatch(what, map(text, found))
 
 
-def segments_differ(op: str, number: int, structure: Structure, expected: Structure) -> BatchError:
-    """The error of a rank whose segment of that number has another structure than its first one."""
+def segments_differ(op: str, numbers: tuple[int, int], structure: Structure, expected: Structure) -> BatchError:
+    """The error of a rank of which two segments differ. Args: numbers: those in the index."""
     path, here, there = _difference(structure, expected)
-    return BatchError(f"{op}: {path} is {here} in segment {number} and {there} in segment 0 of the same rank")
+    return BatchError(f"{op}: {path} is {here} in number {numbers[0]} and {there} in number {numbers[1]}")
 
 
 def structures_differ(op: str, structures: Mapping[int, Structure]) -> RankMismatchError:

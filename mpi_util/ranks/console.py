@@ -121,8 +121,11 @@ class _OnRank0:
             raise AttributeError(name)
         return self
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
+    def __iter__(self) -> NoReturn:
+        raise UsageError(
+            "a loop over what on_rank0 has made would end at once on this rank; loop over range(n), or over "
+            "tqdm(range(n), disable=mpi_util.rank > 0)"
+        )
 
     def __repr__(self, *_: Any) -> str:
         return "<on rank 0 alone>"

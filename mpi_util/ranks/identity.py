@@ -177,7 +177,7 @@ def check_no_parent() -> None:
     if state(Role).is_parent:
         raise LaunchError(
             "this process has started the ranks, which have ended, and has nothing to compute; "
-            "write `if mpi_fork(n) == 'parent': sys.exit()`"
+            "write `mpi_fork(n, exit=True)`, or `if mpi_fork(n) == 'parent': sys.exit()`"
         )
 
 
