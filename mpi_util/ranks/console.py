@@ -114,7 +114,7 @@ class _OnRank0:
 
     __call__ = __getitem__ = __enter__ = __iadd__ = __isub__ = __copy__ = __deepcopy__ = _itself
     __setattr__ = __delattr__ = __setitem__ = __delitem__ = __exit__ = _false
-    __len__ = __lt__ = __le__ = __gt__ = __ge__ = _false
+    __contains__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = _false
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # by which Python and NumPy ask what it is
