@@ -10,7 +10,7 @@ from ..layout import Slot, alignment_key
 from . import adapter_for, as_bits, as_numbers, is_extension, slot_maker, value_slot, with_bits
 
 _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  # as which Python's numbers travel
-_CONSTANTS = (str, tuple, type, type(None))
+_LONG, _DEEP = 1000, 5  # a longer list is data; so deep in an object nothing is looked for
 
 
 def to_array(leaf: Any) -> np.ndarray:
@@ -63,9 +63,9 @@ def slots(model: Any, read_only: bool, held: list[tuple[str, Any]]) -> list[Slot
 class _Search:
     """Finds slots. What the program gives is sent, or is an error.
 
-    Of a plain object those attributes are sent that are numbers, arrays, tensors or models, and those that are dicts or
-    objects of numbers, arrays and tensors, as a normaliser is. The others stay as they are: an object that holds
-    something else, or no array, may be a buffer, a logger, or a configuration.
+    Of a plain object those attributes are sent that are numbers, arrays, tensors or models, and what holds nothing but
+    such: dicts, lists, tuples and objects, as a normaliser's. The others stay as they are, as a list of numbers or an
+    object without an array, which may be data, a buffer, a logger or a configuration; but models in them are sent.
     """
 
     def __init__(self, read_only: bool, held: list[tuple[str, Any]]):
@@ -86,24 +86,22 @@ class _Search:
             self.found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(thing).slots(thing)]
             self.held.append((path, thing))
         elif not self.read_only and _is_plain(thing):
-            self._add_attributes(path, thing)
+            n_found = len(self.found)
+            self._add_inside(path, thing, True, [id(thing)])
+            if len(self.found) == n_found:
+                raise _refused(path, thing)
         else:
             self.found.append(_slot(path, thing, self.read_only))
 
-    def _add_attributes(self, path: str, thing: Any) -> None:
-        n_found, attributes = len(self.found), vars(thing)
-        for name, value in sorted(attributes.items()):
-            place = f"{path}/{name}" if path else name
-            inside = value if isinstance(value, dict) else vars(value) if _is_plain(value) else {}
-            values = {key: each for key, each in inside.items() if _is_value(each)}
-            constants = all(isinstance(inside[key], _CONSTANTS) for key in inside.keys() - values.keys())
-            if constants and any(hasattr(each, "shape") for each in values.values()):
-                for key, each in sorted(values.items()):
-                    self.add(f"{place}/{key}", each, inside, key)
-            elif _is_value(value) or (_is_model(value) and adapter_for(value).parts(value)):  # no optimizer
-                self.add(place, value, attributes, name)
-        if len(self.found) == n_found:
-            raise _refused(path, thing)
+    def _add_inside(self, path: str, thing: Any, values: bool, around: list[int]) -> None:
+        """Of an object, or of what one holds. Args: values: numbers and arrays, too. around: ids, against cycles."""
+        for key, item in _items(thing):
+            owner = None if isinstance(thing, tuple) else thing if isinstance(thing, (dict, list)) else vars(thing)
+            place = f"{path}/{key}" if path else str(key)
+            if _is_network(item) or (values and _is_value(item) and (owner is not None or not _is_number(item))):
+                self.add(place, item, owner, key)
+            elif id(item) not in around and len(around) < _DEEP:
+                self._add_inside(place, item, _is_state(item), [*around, id(item)])
 
 
 def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
@@ -168,6 +166,31 @@ def _is_value(thing: Any) -> bool:
 def _is_model(thing: Any) -> bool:
     stateful = hasattr(thing, "state_dict") or hasattr(thing, "trainable_variables")
     return stateful and hasattr(adapter_for(thing), "parts")
+
+
+def _is_network(thing: Any) -> bool:
+    """A model, and no optimizer."""
+    return _is_model(thing) and bool(adapter_for(thing).parts(thing))
+
+
+def _items(thing: Any) -> list[tuple[Any, Any]]:
+    """Of a dict, list, tuple or plain object, in an order that all ranks have; of anything else, and of data, none."""
+    if isinstance(thing, (list, tuple)):
+        return [*enumerate(thing)] if len(thing) < _LONG else []
+    inside = thing if isinstance(thing, dict) else vars(thing) if _is_plain(thing) else {}
+    return sorted(inside.items(), key=lambda item: str(item[0]))
+
+
+def _is_state(thing: Any, depth: int = 1) -> bool:
+    """It holds nothing but numbers, arrays, tensors, models and what holds such; unless a dict, more than numbers."""
+    items = [item for _, item in _items(thing) if not isinstance(item, (str, type, type(None)))]
+    if not items or depth == _DEEP or (all(map(_is_number, items)) and not isinstance(thing, dict)):
+        return False
+    return all(
+        _is_value(item) or _is_network(item) or _is_state(item, depth + 1)
+        or (isinstance(item, tuple) and all(map(_is_number, item)))  # such as a shape
+        for item in items
+    )  # fmt: skip
 
 
 def _is_plain(thing: Any) -> bool:
