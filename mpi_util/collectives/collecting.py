@@ -13,13 +13,13 @@ import itertools
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from types import GeneratorType
+from types import GeneratorType, NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import tree
-from ..errors import BatchError, UsageError, whole_number
+from ..errors import BatchError, UsageError, rank_mismatch, whole_number
 from ..ranks import failure
 from ..ranks.console import print0_once
 from ..ranks.identity import Comm
@@ -183,8 +183,11 @@ def rollouts(
 
     Raises: as `collect`; UsageError also if the body ends without `Rollout.gather`.
     """
-    if iterations is None and total_steps is not None:
-        iterations = itertools.count()
+    if total_steps is not None:
+        whole_number("rollouts: total_steps", total_steps, 1)
+        iterations = itertools.count() if iterations is None else iterations
+    if not isinstance(iterations, (Iterable, NoneType)):
+        raise UsageError(f"rollouts: iterations are numbers, such as range(100); got {iterations!r}")
     loop = _kept_loop("rollouts", comm, phase) if iterations is None else _Loop("rollouts", comm, phase)
     loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
     return iter(_Iteration(loop, None)) if iterations is None else _run(loop, iterations, total_steps)
@@ -193,7 +196,9 @@ def rollouts(
 def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> Iterator[Rollout]:
     steps = 0
     for i in iterations:
-        if (total_steps is not None and steps >= total_steps) or not loop.goes_on():
+        if total_steps is not None and steps >= total_steps:
+            break
+        if not loop.goes_on():
             return
         of = _Iteration(loop, i)
         try:
@@ -203,6 +208,7 @@ def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> I
                 state(Before).append(lambda: loop.goes_on(False))  # what the other ranks ask next
             raise
         steps += of.collected.steps
+    loop.goes_on()  # rank 0 may have left the last iteration
 
 
 class _Loop:
@@ -220,11 +226,12 @@ class _Loop:
         self.kept: dict[int, Rollout] = {}
         self.play: Any = None
         self.seed: Any = None
+        self.n: dict[str, int | None] = {"envs": None}
         self.mean, self.next, self.version = 0.0, collections.Counter[int](), -1
 
     def set(self, weights: Any, seed: int, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
-        self.kept = self.kept if seed == self.seed else {}  # with another seed other environments
+        self.kept = self.kept if (seed, n["envs"]) == (self.seed, self.n["envs"]) else {}  # others
         self.weights, self.seed, self.n = weights, seed, n
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
@@ -344,10 +351,16 @@ class _Iteration:
         """Collective: the rows come to rank 0."""
         loop, channel = self.loop, self.loop.channel
 
-        def decide(of_ranks: list[list[tuple[int, int]]]) -> list[tuple[int, Collected]]:
-            return [_count(sorted(itertools.chain(*of_ranks)), loop.n["steps"])] * channel.size
+        kind, wanted = next((name, n) for name, n in loop.n.items() if n is not None)
+        what = f"{kind}={wanted}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"
 
-        last, self.collected = channel.agree(loop.call, lambda: [(i, n) for i, _, n in self._found], decide)
+        def decide(of_ranks: list[tuple[str, list[tuple[int, int]]]]) -> list[tuple[int, Collected]]:
+            texts, sizes = zip(*of_ranks)
+            if len({*texts}) > 1:
+                raise rank_mismatch(f"{loop.call}: all ranks must collect the same", texts)
+            return [_count(sorted(itertools.chain(*sizes)), loop.n["steps"])] * channel.size
+
+        last, self.collected = channel.agree(loop.call, lambda: (what, [(i, n) for i, _, n in self._found]), decide)
         loop.mean = self.collected.steps / self.collected.rollouts
         used = {i: rows for i, rows, _ in self._found if i <= last}
         batch = to_rank0(channel, loop.call, [*used.values()], [*used])
@@ -376,7 +389,10 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     """Those of the arguments of `play` that `collect` gives."""
     if not callable(play):
         raise UsageError(f"collect: play is a function that plays a rollout; got {play!r}")
-    parameters = inspect.signature(play).parameters
+    try:
+        parameters = inspect.signature(play).parameters
+    except ValueError:  # of a function in C
+        return []
     for name, parameter in parameters.items():
         if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind.name[:3] != "VAR":
             raise UsageError(
@@ -392,6 +408,8 @@ def _rows_of(loop: _Loop, asks: list[str], rollout: Rollout) -> Any:
     if not isinstance(rollout.kept, GeneratorType):
         rows = loop.play(**{name: getattr(rollout, name) for name in asks})
         if not isinstance(rows, GeneratorType):
+            if loop.n["envs"] is not None:
+                raise UsageError("collect: with envs=, play is a generator function, so that its environment continues")
             if rows is None:
                 raise UsageError("collect: play has returned None; it returns the rows of its rollout, such as a dict")
             return rows

@@ -23,6 +23,8 @@ def set_global_seeds(seed: int) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
     if "tensorflow" in sys.modules:
+        if "keras" in sys.modules:  # what keras.random draws from
+            sys.modules["keras"].utils.set_random_seed(seed % 2**32)
         tf = sys.modules["tensorflow"]  # or, where a program has put it there, tensorflow.compat.v1
         getattr(tf.random, "set_seed" if hasattr(tf.random, "set_seed") else "set_random_seed")(seed)
 
@@ -52,7 +54,9 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 
     Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
     """
-    return np.random.SeedSequence(whole_number("stream: a seed", seed), spawn_key=key)
+    return np.random.SeedSequence(
+        whole_number("stream: a seed", seed), spawn_key=[whole_number("stream: a key", k) for k in key]
+    )
 
 
 def keep_random_states(then: int) -> Callable[[], None]:

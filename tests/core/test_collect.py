@@ -175,6 +175,52 @@ def test_rank_0_ends_the_loop_of_all_ranks(leave, tmp_path, mpi):
     assert sorted(out.splitlines()) == ["left 15 3"] * 3
 
 
+LAST = """
+for rollout in mpi_util.rollouts(ITERATIONS, episodes=4, seed=1):
+    if rollout.gather({"a": 1}) is not None and rollout.iteration == 2:
+        LEAVE
+print("left", mpi_util.collect(lambda number: {"n": number}, episodes=2, seed=1, phase="after") is not None)
+"""
+
+
+@pytest.mark.parametrize("iterations", ["range(3)", "total_steps=12"])
+def test_rank_0_may_leave_the_last_iteration(iterations, tmp_path, mpi):
+    text = LAST.replace("ITERATIONS", iterations)
+    out = output(text.replace("LEAVE", "break"), 3, tmp_path, mpi_environment(mpi))
+    assert sorted(out.splitlines()) == ["left False"] * 2 + ["left True"]
+
+
+def test_an_error_in_the_update_ends_the_others_within_the_loop(tmp_path, mpi):
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + LAST.replace("ITERATIONS", "range(9)").replace("LEAVE", "raise OSError('disk full')"))
+    done = run([sys.executable, path, 3], 30, mpi_environment(mpi))
+    assert done.status == 1 and "left" not in done.out and "OSError: disk full" in done.err
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["seed=1 + mpi_util.rank", "seed=1, iteration=None if mpi_util.rank else 7",
+     "seed=1, phase='a' if mpi_util.rank else 'b'"],
+)  # fmt: skip
+def test_ranks_that_collect_something_else_are_told(call, tmp_path, mpi):
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + f"mpi_util.collect(lambda: {{'a': 1}}, episodes=4, {call})\nprint('gone on')\n")
+    done = run([sys.executable, path, 2], 30, mpi_environment(mpi))
+    assert done.status and "collect: all ranks must collect the same" in done.err and not done.out
+
+
+def test_what_stays_behind_is_said_once(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "import torch\nnet = torch.nn.Linear(1, 1)\n"
+        "for i in range(4):\n"
+        "    batch = mpi_util.collect(lambda: {'v': net(torch.ones(2, 1))}, episodes=4, seed=1)\n"
+    )
+    done = run([sys.executable, path, 2], 60)
+    assert done.status == 0 and done.err.count("'v' comes to rank 0 without its gradient") == 1
+    assert done.err.count("no weights= and no rank0_bcast_wts") == 1 and done.err.count("\n") == 2
+
+
 WRONG = {
     "without-gather": ("if rollout.number == 1: continue\n", "UsageError: rollouts: the body of the loop has ended"),
     "twice": ("rollout.gather({'a': 1})\n", "UsageError: Rollout.gather: called a second time"),
@@ -343,7 +389,8 @@ def test_cuda_begins_with_the_same_seed_whoever_has_played_what():
     ("change", "wrong"),
     [({"iteration": -1}, "iteration is a whole number"), ({"iteration": 1.5}, "iteration is a whole number"),
      ({"play": lambda *, env: 1}, "play asks for 'env'"),
-     ({"play": lambda: (x for x in "a")}, "play yields")],
+     ({"play": lambda: (x for x in "a")}, "play yields"), ({"play": {}}, "play is a function"),
+     ({"envs": 2, "episodes": None}, "play is a generator function")],
 )  # fmt: skip
 def test_arguments_that_make_no_sense(change, wrong):
     arguments = {"play": lambda: {"a": 1}, "episodes": 1, "seed": 1, "phase": "wrong"} | change
