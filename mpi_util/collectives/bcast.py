@@ -13,7 +13,7 @@ from ..arrays.adapters import sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure, threads
-from ..ranks.console import msg
+from ..ranks.console import msg, print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import state
 from .channel import Channel, channel_of, paired
@@ -36,13 +36,11 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     which numbers, arrays and tensors among them differ between ranks; up to 2,048 elements of an array are compared.
 
     Args:
-        model: torch module (parameters and buffers), torch optimizer (its state), Keras model (all weights, BatchNorm's
-            statistics too) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of such, of NumPy
-            arrays, tensors, variables, and plain objects; the same names, dtypes and shapes on every rank. A number in
-            a dict or list is replaced by one of its type; one in a tuple cannot be. Numbers in automatic layer names
-            (`dense_3`) do not matter. Of a plain object those attributes are sent that are numbers, arrays, tensors or
-            models, or that hold nothing but numbers, arrays and tensors (dicts, and objects such as a normaliser's). A
-            running mean becomes rank 0's; `merge_moments` merges those of all ranks instead.
+        model: torch module (parameters and buffers), torch optimizer (its state), Keras model (all weights) or
+            optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of such, of NumPy arrays, tensors,
+            variables, numbers (not in a tuple) and plain objects; the same names, dtypes and shapes on every rank, but
+            for the numbers in automatic layer names (`dense_3`). Of an object those attributes are sent that are
+            numbers, arrays, tensors or models, or hold nothing but such (no lists of numbers: data), and all models.
         graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
             state), and nothing is added to it; where the ranks' differ, because rank 0 alone has an optimizer, the
             trainable ones. None: the session's own; other models have none.
@@ -223,25 +221,16 @@ def _writable(found: list[Slot]) -> ModelCopier:
     return ModelCopier.of(found)
 
 
-class _Noted(list[str]):
-    """The array whose alignment differs, once that was printed."""
-
-
 class _Unsent(list[str]):
     """The attributes that differ and are not sent, once they were printed."""
 
 
 def _note_alignment(copier: ModelCopier, rank_0s: bytes, rank_1s: bytes = b"") -> None:
-    """Prints which array lies otherwise in memory on rank 1 than on rank 0, if one does, once.
-
-    A vector instruction may begin elsewhere in an array with other strides, or at another alignment; then the same
-    product with the same values has other last bits.
-    """
-    if rank_1s and rank_0s != rank_1s and not state(_Noted):
+    """Prints once which array has other strides or alignment on rank 1: products with it have other last bits."""
+    if rank_1s and rank_0s != rank_1s:
         differ = np.frombuffer(rank_0s, np.int64) != np.frombuffer(rank_1s, np.int64)
         name = copier.layout.entries[int(np.flatnonzero(differ)[0])].name
-        state(_Noted).append(name)
-        failure.print_line(
+        print0_once(
             f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
             "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
         )

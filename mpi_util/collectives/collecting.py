@@ -1,8 +1,8 @@
 """`collect` and `rollouts`: an iteration's rollouts, divided among the ranks and gathered; in each rank's process.
 
 Both do the same for each iteration (`_Iteration`): send the weights, deal the numbers of the rollouts, seed each one by
-its number, gather the rows in the order of the numbers, and put the random states back. So rank 0 goes on with what a
-single process would have, whoever has played what.
+its number, gather the rows in the order of the numbers, and put the random states back. Rank 0 then continues exactly
+as a single process would, whichever ranks played.
 """
 
 import bisect
@@ -50,8 +50,7 @@ class Collected(NamedTuple):
 
 
 class _Process:
-    """Attributes: outside, inside: what the rank is doing (`failure.during`) around a rollout, and in the last one."""
-
+    # what the rank is doing (`failure.during`) around a rollout, and in the last one
     collected = Collected()
     outside: dict[str, Any] = {}
     inside: dict[str, Any] = {}
@@ -120,30 +119,24 @@ def collect(
     afterwards puts the random states back. (TensorFlow's cannot be read: it is seeded by (seed, iteration).)
 
     Args:
-        play: plays one rollout and returns its rows: a nested dict or tuple of arrays and tensors, whose first axis is
-            rows, numbers (a row each), and lists, which are joined; other objects are listed, one for each rollout.
-            What is in a list must not change afterwards. Tensors come without their gradients' history. It
-            is called with those of these arguments that it names: `seed` (0 to 2**31 - 1), `rng` (a
-            numpy.random.Generator), `number`, `iteration`.
+        play: plays one rollout; gets those of `seed` (0 to 2**31 - 1), `rng` (a numpy.random.Generator), `number` and
+            `iteration` that are its parameters. Returns the rows: a nested dict or tuple of arrays and tensors, whose
+            first axis is rows, numbers (a row each), and lists, which are joined; other objects are listed, one for
+            each rollout. What is in a list must not change afterwards. Gradients do not travel.
         episodes: how many. A rank that is free takes the next number.
         steps: instead, episodes 0, 1, ... until they have so many rows together (the longest array of each counts).
-            Episodes that were begun and are not needed then are dropped.
-        envs: instead, one segment of each environment 0 .. envs - 1, which is always the same rank's; there may be
-            fewer than ranks. `play` is a generator function, which is started once for each number and yields a segment
-            in each iteration, so its local variables are there in the next one.
+            Surplus episodes are dropped, and counted in `collected.unused_rollouts`.
+        envs: instead, a segment of each environment 0 .. envs - 1, which stays on one rank. `play` is a generator
+            function: started once for each number, it yields a segment in each iteration.
         weights: what `rank0_bcast_wts` sends first; None: nothing.
         seed: of the run, 0 or more.
         iteration: None: the one after that of the last call with this phase and seed; the first is 0.
         phase: names the work in reports of errors, and with `seed` the random numbers.
         comm: communicator; None: all ranks.
 
-    Returns:
-        Rank 0: the rows of all rollouts in the order of their numbers, as `rank0_accum_batches` joins them. Others:
-        None.
+    Returns: rank 0: the rows in the order of the rollouts' numbers, as `rank0_accum_batches` joins them. Others: None.
 
-    Raises:
-        UsageError: arguments that make no sense. RankMismatchError, BatchError, WeightsError: as
-            `rank0_accum_batches` and `rank0_bcast_wts`.
+    Raises: UsageError: wrong arguments, on the rank that has them; else as `rank0_accum_batches`, `rank0_bcast_wts`.
     """
     loop = _kept_loop("collect", comm, phase)
     loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
@@ -164,8 +157,7 @@ def rollouts(
     """Collective: `collect` for a program whose rollout is the body of a loop. Every rank makes the same loop.
 
         for rollout in mpi_util.rollouts(range(100), episodes=40, weights=agent, seed=1):
-            obs, _ = env.reset(seed=rollout.seed)
-            ...
+            ...  # play, from env.reset(seed=rollout.seed) on
             batch = rollout.gather({"obs": observes, "act": actions})
             if batch is None:
                 continue  # this iteration is not over, or this is another rank
@@ -243,8 +235,7 @@ class _Loop:
     def goes_on(self, wish: bool = True) -> bool:
         """Collective: rank 0's wish, on every rank."""
         asked = f"{self.call} (next iteration)"  # with a name of its own: a rank may have left the iteration before
-        answer: bool = self.channel.agree(asked, lambda: None, lambda _: [wish] * self.channel.size)
-        return answer
+        return bool(self.channel.agree(asked, lambda: None, lambda _: [wish] * self.channel.size))
 
     def enter(self, number: int) -> None:
         """Names the rollout in reports of errors until its rows are gathered, or if they never are the next one's."""
@@ -261,15 +252,13 @@ class _Loop:
         return None if self.n["episodes"] is None else deal_on(self.channel, self.n["episodes"])
 
 
-class _KeptLoops(dict[str, _Loop]):
+def _kept_loops(_: Channel) -> dict[str, _Loop]:
     """By phase, the loops that a program makes itself, around `collect`."""
-
-    def __init__(self, _: Channel):
-        super().__init__()
+    return {}
 
 
 def _kept_loop(call: str, comm: Comm, phase: str) -> _Loop:
-    loop = channel_of(comm).states.of(_KeptLoops).setdefault(phase, _Loop(call, comm, phase))
+    loop = channel_of(comm).states.of(_kept_loops).setdefault(phase, _Loop(call, comm, phase))
     loop.call = call  # `collect` and `rollouts` may take turns in a phase
     return loop
 
@@ -389,10 +378,7 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     """Those of the arguments of `play` that `collect` gives."""
     if not callable(play):
         raise UsageError(f"collect: play is a function that plays a rollout; got {play!r}")
-    try:
-        parameters = inspect.signature(play).parameters
-    except ValueError:  # of a function in C
-        return []
+    parameters = inspect.signature(play).parameters
     for name, parameter in parameters.items():
         if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind.name[:3] != "VAR":
             raise UsageError(

@@ -47,10 +47,7 @@ class Round(NamedTuple):
     mean: float = 0.0
 
     def needed(self, under_way: int, ended: int, rows: int) -> int:
-        """How many more episodes to begin if those under way get as many rows as others did; 0 or less: none yet.
-
-        Args: rows: of the `ended` ones.
-        """
+        """How many more to begin if those under way get as many rows as the `ended` ones did; 0 or less: none yet."""
         mean = (rows + self.mean) / max(1, ended + (self.mean > 0))
         return math.ceil((self.n - rows) / mean) - under_way if mean else 1
 
@@ -63,11 +60,7 @@ def share(n: int) -> range:
         for step in range(len(share(4000))): ...      # of 4000 steps
         envs = [make_env(i) for i in share(num_envs)]
 
-    Args:
-        n: how many; 0 gives every rank an empty range.
-
-    Raises:
-        UsageError: n is not a count.
+    Args: n: how many; 0 gives every rank an empty range. Raises: UsageError: n is not a count.
     """
     return share_of(whole_number("share: n", n), rank(), nworkers())
 

@@ -81,15 +81,12 @@ def wait_until(
         return result
     start = spun_from = time.perf_counter()
     tests, due = 1, _SHORT_S if watchdog else math.inf
-    spin_only = os.environ.get("MPI_UTIL_WAIT") == "spin"
     try:
         while not (result := test()):
             now = time.perf_counter()
             waited = now - start
             if waited > due:
                 due = watchdog.due(waited)
-            if spin_only:
-                continue
             tests += 1
             if now - spun_from < (max(spin_s, MPI_SPIN_S) if by_mpi else spin_s) or tests < SPIN_TESTS:
                 os.sched_yield()

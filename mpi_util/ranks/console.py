@@ -95,8 +95,7 @@ def on_rank0(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
         writer = mpi_util.on_rank0(SummaryWriter, "runs/mine")
 
     The stand-in is false. Its attributes, its items and what its calls return are the stand-in again. It can be set,
-    compared, formatted, copied and used in `with`. A loop over it is empty, so it is not for loops that all ranks must
-    make. It is no number or array, and cannot be gathered or pickled.
+    compared, formatted, copied and used in `with`; a loop over it is refused. It cannot be gathered or pickled.
 
     Raises: UsageError: `make` cannot be called.
     """

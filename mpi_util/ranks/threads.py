@@ -1,10 +1,8 @@
 """How many threads BLAS and torch have, in each rank's process: one; for rank 0's update of a large model, all cores.
 
-Left alone, each of the ranks that collect would start a thread for every core. After a gather the others sleep: until
-its next collective call rank 0 may use every core, unless its model is small. A single rank does the same, because the
-number of threads can change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. TensorFlow's pools keep their
-size once it runs: on each rank they have as many threads for one operation as rank 0 has cores, as that decides how a
-large product is cut.
+From a gather to its next collective call rank 0 may use every core, as the others sleep. A single rank does the same,
+because the number of threads can change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. TensorFlow keeps
+its number once it runs: on each rank as many threads for one operation as rank 0 has cores.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
 threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
@@ -31,9 +29,8 @@ _WAIT_POLICY = "OMP_WAIT_POLICY"
 # How long torch's threads spin for each other. With the default, a step on 125 rows of a 2x64 network took 50 ms on two
 # cores that had other work too; with this number it takes 3 ms there, and 0.8 instead of 0.6 ms on idle cores.
 _SPIN_COUNT = "10000"
-# Numbers in the largest array of a model that is worth several threads: a layer of 256 x 256. On two idle cores two
-# threads took 0.7 of one's time with 2x256 and 4000 rows, but no less with 2x64; beside a process that keeps one core
-# busy 2x64 took 2 to 8 times as long: they wait for each other 43 times in a step (benchmarks/results/threads.json).
+# Numbers in the largest array of a model that is worth several threads: a layer of 256 x 256. Smaller models gain
+# little, and take 2 to 8 times as long beside a process that keeps a core busy (benchmarks/results/threads.json).
 _LARGE = 256 * 256
 _OURS = "MPI_UTIL_THREADS"  # lists the variables that this package has set; all others are the user's
 # start of a library's file name -> start of its variable's name, and the names of its functions to get and set
