@@ -33,14 +33,13 @@ def options(framework, algo, sizes):
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 @pytest.mark.slow_unless(framework="numpy", algo="ppo", sizes=[WIDE])
-@pytest.mark.parametrize("algo", ["ppo", "ppo-kl", "trpo", "vpg"])
 @pytest.mark.parametrize(
-    ("framework", "sizes"),
+    ("framework", "sizes", "algo"),
     [
-        pytest.param("numpy", WIDE, id="numpy-wide"),
-        pytest.param("numpy", NARROW, id="numpy-narrow"),
-        pytest.param("torch", WIDE, id="torch", marks=pytest.mark.torch),
-        pytest.param("tf", WIDE, id="tf", marks=pytest.mark.tensorflow),
+        *(pytest.param("numpy", WIDE, algo, id=f"numpy-wide-{algo}") for algo in ("ppo", "ppo-kl", "trpo", "vpg")),
+        *(pytest.param("numpy", NARROW, algo, id=f"numpy-narrow-{algo}") for algo in ("ppo", "trpo")),
+        *(pytest.param("torch", WIDE, algo, id=f"torch-{algo}", marks=pytest.mark.torch) for algo in ("ppo", "trpo")),
+        *(pytest.param("tf", WIDE, algo, id=f"tf-{algo}", marks=pytest.mark.tensorflow) for algo in ("vpg", "ppo-kl")),
     ],
 )
 def test_one_core_or_two(tmp_path, framework, algo, sizes):
