@@ -70,8 +70,8 @@ def test_the_readme_adds_few_lines_and_names_the_calls_that_they_are_made_of():
     marked = [line for line in lines if "  # +" in line]
     assert len(marked) == 5 and all("  # +" in line for line in lines if "mpi_util" in line)
     assert README.index("docs/pattern.svg") < README.index(WITH_MARKS) < README.index("\n## ")
-    below = README[README.index(WITH_MARKS) :].partition("```python\n")[2].partition("```")[0].splitlines()
-    calls = [line.partition("  #")[0] for line in below]
+    below = README[README.index(WITH_MARKS) :].partition("```diff\n")[2].partition("```")[0].splitlines()
+    calls = [line.removeprefix("+").partition("  #")[0] for line in below]
     assert len(calls) == 4 and {line.strip() for line in calls[:3]} < {line.strip() for line in STEPS.splitlines()}
 
 
