@@ -128,7 +128,7 @@ def own_work(n: int, machines: int, repeats: int) -> list[float]:
 
         def __init__(self) -> None:
             Channel.__init__(self)
-            self.size, self.messages = n, There(0, n)
+            self.size, self.messages = n, There(0, n, None, None)
             self.others = {k: [*range(k, min(n, k + size))] for k in range(size, n, size)}
             self.below, self._spoiled = [*range(1, size)], False
 

@@ -106,7 +106,9 @@ class _Parallel(OnPolicyAlgorithm):
         if self.n_steps < mpi_util.nworkers:
             raise UsageError(f"n_steps={self.n_steps} is less than a step for each of {mpi_util.nworkers} ranks")
         if mpi_util.rank == 0:
-            threads.use_all_cores()  # as SB3: with another number of threads the first weights differ in the last bit
+            threads.use_all_cores(
+                of_any_size=True
+            )  # as SB3: with other threads the first weights differ in the last bit
         super()._setup_model()
         self._ended: list[tuple[int, Any, Any]] = []  # (num_timesteps, infos, dones) of steps at which episodes ended
         if mpi_util.nworkers > 1:
@@ -156,7 +158,7 @@ class _Parallel(OnPolicyAlgorithm):
     def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any) -> bool:
         """Collective: runs this rank's steps; rank 0 then has all ranks' rows. False if rank 0's callback stops all."""
         if mpi_util.nworkers == 1:
-            threads.use_all_cores()
+            threads.use_all_cores(of_any_size=True)
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
         callback.on_rollout_start()
         mpi_util.rank0_bcast_wts(self.policy)  # after the callback, which may have changed them

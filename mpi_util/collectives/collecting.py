@@ -166,12 +166,13 @@ def rollouts(
     The body runs for each rollout of each iteration that this rank has; rank 0 has one at least. Do not keep the
     iterator in a variable: `break` must delete it, which tells the other ranks.
 
+    `episodes`, `steps`, `weights`, `seed`, `phase`, `comm` as for `collect`.
+
     Args:
         iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is
             numbered as by `collect`, for a loop within the program's own: after it, `if mpi_util.rank: continue`.
         total_steps: ends the loop once the iterations have so many rows together; alone, iterations are 0, 1, ...
         envs: how many; what the body keeps of an environment goes into `Rollout.kept`.
-        episodes, steps, weights, seed, phase, comm: as `collect`.
 
     Raises: as `collect`; UsageError also if the body ends without `Rollout.gather`.
     """

@@ -16,6 +16,7 @@ from ..arrays.layout import Layout
 from ..errors import BatchError, MpiUtilError
 from ..ranks.identity import Comm
 from .channel import channel_of
+from .mismatch import check_all_same
 
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
@@ -64,18 +65,39 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
 
 def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False) -> Any:
-    def make() -> Arrays:
+    """Numbers are added up by rank 0 within the agreement, which may be interrupted; arrays as gradients are."""
+    channel = channel_of(comm)
+
+    def given() -> np.ndarray:
         array = array_of(x, numbers=True)
         if array.dtype.kind in "SU":
             raise BatchError(f"{name}: {array.dtype} is text; give it a number, or use rank0_gather")
-        dtype = result_dtype(array.dtype)
         try:
-            np.add(np.empty(0, dtype), np.empty(0, dtype))
+            np.add(nothing := np.empty(0, result_dtype(array.dtype)), nothing)
         except TypeError as error:
             raise MpiUtilError(f"{name}: {error}") from None
-        return {"x": array.astype(dtype)}
+        return array
 
-    total: Any = average(name, make, comm=comm, divide=divide)["x"]
+    def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
+        check_all_same(name, [(number.dtype, number.shape) for number in numbers])
+        dtype = result_dtype(numbers[0].dtype)
+        total = numbers[0].astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
+        for number in numbers[1:]:
+            np.add(total, number, out=total)
+        return [np.asarray(total / channel.size if divide else total).astype(dtype)] * channel.size
+
+    def make() -> Arrays:
+        return {"x": (array := given()).astype(result_dtype(array.dtype))}
+
+    try:
+        is_number = not array_of(x, numbers=True).ndim
+    except Exception:  # raised again within the agreement, and so on every rank
+        is_number = True
+    total: Any
+    if is_number:
+        total = channel.agree(name, given, decide)
+    else:
+        total = average(f"{name} of an array", make, comm=comm, divide=divide)["x"]
     return adapter_for(x).from_numbers(total, x)
 
 

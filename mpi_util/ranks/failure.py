@@ -228,7 +228,7 @@ def _shorten(text: str, longest: int) -> str:
 def call_site() -> str:
     """`file:line` from which the program has called this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and OURS.match(frame.f_code.co_filename):
+    while frame.f_back is not None and (OURS.match(name := frame.f_code.co_filename) or name == contextlib.__file__):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

@@ -99,11 +99,12 @@ class _Threads:
             sys.meta_path.insert(0, self)
             process.undo.callback(sys.meta_path.remove, self)
 
-    def switch(self, all_cores: bool) -> None:
-        if self._most and all_cores != self.all_cores:
+    def switch(self, all_cores: bool, of_any_size: bool = False) -> None:
+        small = 0 < self.largest < _LARGE and not os.environ.get(UPDATE_THREADS)
+        n = self._most if all_cores and (of_any_size or not small) else 1
+        if self._most and (all_cores, n) != (self.all_cores, self._n):
             self._find({self._n})
-            small = 0 < self.largest < _LARGE and not os.environ.get(UPDATE_THREADS)
-            self.all_cores, self._n = all_cores, self._most if all_cores and not small else 1
+            self.all_cores, self._n = all_cores, n
             self._set()
 
     def _set(self) -> None:
@@ -176,9 +177,9 @@ def start(is_root: bool, most: int = 0) -> None:
     state(_Threads).start(is_root, most)
 
 
-def use_all_cores() -> None:
-    """Gives rank 0 a thread for each core, unless its model is small: it has gathered, and the others sleep."""
-    state(_Threads).switch(True)
+def use_all_cores(of_any_size: bool = False) -> None:
+    """Gives rank 0 a thread for each core: it has gathered, and the others sleep. Args: of_any_size: of a model."""
+    state(_Threads).switch(True, of_any_size)
 
 
 def uses_all_cores() -> bool:

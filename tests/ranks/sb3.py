@@ -131,6 +131,8 @@ def check_algorithms():
             # the rows of two environments on every rank, and the first ones
             count = model.get_vec_normalize_env().obs_rms.count
             assert abs(count - 3 * 62 - 2 * SIZE) < 0.1, count
+        if RANK == 0:
+            threads.use_all_cores(of_any_size=True)  # as in a process without mpi_util
         plain = algorithm("MlpPolicy", env if isinstance(env, str) else env(), seed=3, **settings)
         assert RANK or first == weights(plain), algorithm
         if SIZE == 1:
