@@ -106,9 +106,8 @@ class _Parallel(OnPolicyAlgorithm):
         if self.n_steps < mpi_util.nworkers:
             raise UsageError(f"n_steps={self.n_steps} is less than a step for each of {mpi_util.nworkers} ranks")
         if mpi_util.rank == 0:
-            threads.use_all_cores(
-                of_any_size=True
-            )  # as SB3: with other threads the first weights differ in the last bit
+            # as SB3: with another number of threads the first weights differ in the last bit
+            threads.use_all_cores(of_any_size=True)
         super()._setup_model()
         self._ended: list[tuple[int, Any, Any]] = []  # (num_timesteps, infos, dones) of steps at which episodes ended
         if mpi_util.nworkers > 1:

@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: 
 
 import mpi_util  # noqa: E402
 from mpi_util import UsageError  # noqa: E402
+from mpi_util.ranks import threads  # noqa: E402
 from mpi_util_sb3 import parallel  # noqa: E402
 
 RANK, SIZE = mpi_util.rank, mpi_util.nworkers
