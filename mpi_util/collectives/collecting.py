@@ -50,8 +50,8 @@ class Collected(NamedTuple):
 
 
 class _Process:
-    # what the rank is doing (`failure.during`) around a rollout, and in the last one
     collected = Collected()
+    # what the rank is doing (`failure.during`) around a rollout, and in the last one
     outside: dict[str, Any] = {}
     inside: dict[str, Any] = {}
 
@@ -139,13 +139,10 @@ def collect(
     Raises: UsageError: wrong arguments, on the rank that has them; else as `rank0_accum_batches`, `rank0_bcast_wts`.
     """
     loop = _kept_loop("collect", comm, phase)
-    loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
+    loop.set(weights, seed, play, episodes=episodes, steps=steps, envs=envs)
     asks, batch = _names_asked(play), None
-    if _code_of(loop.play) != _code_of(play):
-        loop.kept = {}
-    loop.play = play
     for rollout in _Iteration(loop, iteration):
-        batch = rollout.gather(_rows_of(loop, asks, rollout))
+        batch = rollout.gather(_rows_of(loop, play, asks, rollout))
     return batch
 
 
@@ -182,7 +179,7 @@ def rollouts(
     if not isinstance(iterations, (Iterable, NoneType)):
         raise UsageError(f"rollouts: iterations are numbers, such as range(100); got {iterations!r}")
     loop = _kept_loop("rollouts", comm, phase) if iterations is None else _Loop("rollouts", comm, phase)
-    loop.set(weights, seed, episodes=episodes, steps=steps, envs=envs)
+    loop.set(weights, seed, None, episodes=episodes, steps=steps, envs=envs)
     return iter(_Iteration(loop, None)) if iterations is None else _run(loop, iterations, total_steps)
 
 
@@ -209,7 +206,7 @@ class _Loop:
 
     Attributes:
         n: of each kind: how many. next: for each seed the number of the next iteration, if nobody gives one.
-        kept: the rollouts of numbered environments; in `collect` they are played by `play`.
+        kept: the rollouts of numbered environments, as long as `_kept_for` (seed, number of them, play) is the same.
         mean: rows of an episode in the iteration before; 0: there was none.
         version: of the weights with which the iteration before began; -1: there was none.
     """
@@ -217,14 +214,13 @@ class _Loop:
     def __init__(self, call: str, comm: Comm, phase: str):
         self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}
-        self.play: Any = None
-        self.seed: Any = None
-        self.n: dict[str, int | None] = {"envs": None}
+        self._kept_for: Any = None
         self.mean, self.next, self.version = 0.0, collections.Counter[int](), -1
 
-    def set(self, weights: Any, seed: int, **n: int | None) -> None:
+    def set(self, weights: Any, seed: int, play: Any, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
-        self.kept = self.kept if (seed, n["envs"]) == (self.seed, self.n["envs"]) else {}  # others
+        if n["envs"] is not None and (wanted := (seed, n["envs"], _code_of(play))) != self._kept_for:
+            self.kept, self._kept_for = {}, wanted
         self.weights, self.seed, self.n = weights, seed, n
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
@@ -390,10 +386,10 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     return [name for name in parameters if name in _GIVEN and name not in bound]
 
 
-def _rows_of(loop: _Loop, asks: list[str], rollout: Rollout) -> Any:
+def _rows_of(loop: _Loop, play: Callable[..., Any], asks: list[str], rollout: Rollout) -> Any:
     """The rows of a rollout: what `play` returns, or what the generator that it has returned yields next."""
     if not isinstance(rollout.kept, GeneratorType):
-        rows = loop.play(**{name: getattr(rollout, name) for name in asks})
+        rows = play(**{name: getattr(rollout, name) for name in asks})
         if not isinstance(rows, GeneratorType):
             if loop.n["envs"] is not None:
                 raise UsageError("collect: with envs=, play is a generator function, so that its environment continues")

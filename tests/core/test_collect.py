@@ -345,6 +345,17 @@ def test_environments_last_as_long_as_play_and_the_seed():
     assert found(3, 2)[1] == 0
 
 
+def test_environments_go_on_whatever_else_is_collected_in_their_phase():
+    def play():
+        yield from ({"k": k} for k in itertools.count())
+
+    found = []
+    for _ in range(3):
+        found += mpi_util.collect(play, envs=1, seed=1, phase="both")["k"].tolist()
+        mpi_util.collect(lambda: {"k": 0}, episodes=2, seed=2, phase="both")
+    assert found == [0, 1, 2]
+
+
 def test_a_rollouts_generator_goes_on():
     for rollout in mpi_util.rollouts(episodes=2, seed=1, phase="rng"):
         assert rollout.rng.random() != rollout.rng.random()
