@@ -215,12 +215,16 @@ class _Loop:
         self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}
         self._kept_for: Any = None
+        self._play: Any = None
         self.mean, self.next, self.version = 0.0, collections.Counter[int](), -1
 
     def set(self, weights: Any, seed: int, play: Any, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
-        if n["envs"] is not None and (wanted := (seed, n["envs"], _code_of(play))) != self._kept_for:
-            self.kept, self._kept_for = {}, wanted
+        if n["envs"] is not None:
+            wanted = seed, n["envs"], _code_of(play)
+            if wanted != self._kept_for:
+                self.kept, self._kept_for = {}, wanted
+            self._play = play  # kept alive: `_code_of` has ids
         self.weights, self.seed, self.n = weights, seed, n
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
