@@ -96,6 +96,8 @@ class ProcessMonitor:
     def pause(self) -> None:
         """Ctrl-Z: all processes of the job stop with this one, and continue with it (`fg`)."""
         stopped = reap.job_processes(str(self.folder), stop=True)
+        for pid in stopped:  # Open MPI's launcher, stopped last, may have passed on the SIGCONT of the last pause
+            reap.send(pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         for pid in stopped:
             reap.send(pid, signal.SIGCONT)

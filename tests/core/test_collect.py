@@ -210,6 +210,7 @@ def test_ranks_that_collect_something_else_are_told(call, tmp_path, mpi):
 
 
 def test_what_stays_behind_is_said_once(tmp_path):
+    pytest.importorskip("torch")
     path = tmp_path / "program.py"
     path.write_text(
         HEAD + "import torch\nnet = torch.nn.Linear(1, 1)\n"

@@ -449,7 +449,7 @@ def test_a_pause_stops_all_processes_until_the_parent_continues(python):
     run.wait_for("READY")
     run.wait_for("RANK", 2)
     pids = [run.process.pid, launcher_of(run), *(pid for pid, _ in run.pids().values())]
-    for _ in range(2):
+    for _ in range(20):  # Open MPI passes SIGCONT on, which the next pause may meet
         run.process.send_signal(signal.SIGTSTP)
         deadline = time.monotonic() + STOPPED_WITHIN_S
         while not all(map(reap.is_stopped, pids)):
