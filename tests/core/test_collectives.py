@@ -10,7 +10,7 @@ from conftest import mpi_environment, run
 PROGRAMS = 5 if importlib.util.find_spec("torch") else 2  # that ranks/collectives.py runs
 
 
-@pytest.mark.slow_unless(n=[1, 3])
+@pytest.mark.slow_unless(n=3)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_collectives(run_ranks, n):
     assert run_ranks("collectives.py", n, timeout=200).out.count("checks on") == PROGRAMS

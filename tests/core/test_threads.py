@@ -38,7 +38,7 @@ def require(found, collecting=1, updating=CORES):
 
 
 @pytest.mark.torch
-@pytest.mark.slow_unless(mode="after")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["after", "before", "late"])
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 def test_rank_0_updates_with_all_cores_and_collects_with_one(mode):

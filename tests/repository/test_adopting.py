@@ -125,7 +125,7 @@ def test_a_program_before_and_after(shape, tmp_path):
     assert alone == three and len(out.splitlines()) == len(alone.splitlines()) - 1 == ITERATIONS
 
 
-@pytest.mark.slow_unless(recipe="Recurrent policies: LSTM, GRU 1")
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_prints_the_same_on_one_and_three_ranks(recipe, tmp_path):
     text = RECIPES[recipe].replace('render_mode="human"', 'render_mode="rgb_array"')

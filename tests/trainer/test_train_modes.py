@@ -266,8 +266,8 @@ TWO_BRANCH = ["--network", "examples.two_branch:network"]
 
 
 @pytest.mark.torch
-@pytest.mark.slow_if(algo="trpo")
-@pytest.mark.parametrize("algo", ["ppo", pytest.param("trpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "trpo"])
 def test_ones_own_network_gives_the_same_bits_and_resumes(tmp_path, algo):
     how = [*EPISODES, *TWO_BRANCH, *brief(algo)]
     threads = {"OMP_NUM_THREADS": "4"}  # which torch would take on each process
@@ -293,7 +293,7 @@ BAD_NETWORKS = {
 
 
 @pytest.mark.torch
-@pytest.mark.slow_unless(case=["no colon", "no function"])
+@pytest.mark.slow_unless(case="no function")
 @pytest.mark.parametrize("case", BAD_NETWORKS)
 def test_a_network_that_cannot_be_used_gets_one_line(tmp_path, case):
     name, line = BAD_NETWORKS[case]

@@ -570,7 +570,7 @@ def test_frozen_weights_stay_as_they_are():
             receiver.model = arrays(4.0)
 
 
-@pytest.mark.slow_if(share=False)
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [False, True], ids=["copied", "shared"])
 def test_ten_thousand_sends_and_no_mixed_version(share):
     net = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(8)))
