@@ -53,13 +53,12 @@ def table(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("name", "env", "mpi", "n"),
     [
-        ("ppo_torch", "Pendulum-v1", "mpich", 2),  # no rank ends an episode
         ("ppo_torch", "CartPole-v1", "mpich", 4),
         ("vpg_torch", "FrozenLake-v1", "mpich", 1),  # Discrete observations
         ("vpg_torch", "CartPole-v1", "openmpi", 2),
-        ("ppo_tf1", "CartPole-v1", "mpich", 4),
-        ("vpg_tf1", "CartPole-v1", "mpich", 2),
-        ("trpo_tf1", "Pendulum-v1", "openmpi", 2),
+        ("ppo_tf1", "CartPole-v1", "mpich", 2),
+        ("vpg_tf1", "CartPole-v1", "mpich", 1),
+        ("trpo_tf1", "Pendulum-v1", "openmpi", 2),  # no rank ends an episode
     ],
     indirect=["mpi"],
 )

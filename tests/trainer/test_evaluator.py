@@ -75,7 +75,6 @@ def check(folder, expected, out: str) -> set[int]:
     [("mpich", 1, ()), ("openmpi", 2, ()), ("mpich", 3, ("--overlap",))]
     + [
         ("openmpi", 3, ("--parallel", "average")),
-        pytest.param("mpich", 2, ("--framework", "torch"), marks=[pytest.mark.torch, pytest.mark.slow]),
         pytest.param("mpich", 2, ("--framework", "tf"), marks=pytest.mark.tensorflow),
     ],
     indirect=["mpi"],

@@ -944,7 +944,7 @@ def test_a_busy_sender_serves_other_machines_and_sends_the_newest(run_ranks):
 
 
 @pytest.mark.slow_if(machines=2)
-@pytest.mark.parametrize("machines", [1, 2])
+@pytest.mark.parametrize(("mpi", "machines"), [("mpich", 1), ("mpich", 2)], indirect=["mpi"])
 def test_any_number_of_schemes_one_after_another(run_ranks, machines):
     """MPICH has room for some 2,000 communicators."""
     assert "well" in run_ranks("weight_sync.py", 2, "many", 2200, env={"MPI_UTIL_MACHINES": str(machines)}).out
