@@ -110,10 +110,8 @@ class ClusterChannel(Channel):
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
         try:
             if self.rank == 0:
-                receiver = forwarding.Receiver(self, target.block, target.pieces)
-                with forwarding.kept_on_failure(receiver.coming):
+                with forwarding.receiving(self, target.block, target.pieces):
                     super().collect(op, target, arrays)
-                    receiver.finish()
             elif self.leads:
                 block, address = self.lease(target.nbytes, target.writers)
                 for k in target.writers:

@@ -90,38 +90,37 @@ def send(channel: "ClusterChannel", block: np.ndarray) -> None:
         wait_for(channel, requests)
 
 
-class Receiver:
+@contextlib.contextmanager
+def receiving(channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]) -> Iterator[None]:
     """Rank 0 receives what other leaders `send`, in parts from each in turn. What lies apart is copied to its places.
 
+    The first parts may come while the `with` block runs.
+
     Args: block: uint8; rank 0's. pieces: by leader, where in it the bytes of its block belong, in their order.
-
-    Attributes: coming: (request, its memory, where its bytes belong) of the parts that are received now.
     """
+    tag, streams = tag_of_call(channel), [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]
+    ahead = (each for turn in itertools.zip_longest(*streams) for each in turn if each)
+    coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()  # (request, its memory, where its bytes belong)
 
-    def __init__(self, channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]):
-        self._channel, self._block, self._tag = channel, block, tag_of_call(channel)
-        streams = [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]
-        self._ahead = (each for turn in itertools.zip_longest(*streams) for each in turn if each)
-        self.coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()
-        for _ in range(_AHEAD):
-            self._receive_next(np.empty(_PART_BYTES, np.uint8))
-
-    def _receive_next(self, memory: np.ndarray) -> None:
-        for leader, part in itertools.islice(self._ahead, 1):
+    def receive_next(memory: np.ndarray) -> None:
+        for leader, part in itertools.islice(ahead, 1):
             (start, n), *more = part
-            target = memory[: sum(n for _, n in part)] if more else self._block[start : start + n]
-            self.coming.append((self._channel.comm.Irecv(target, leader, self._tag), memory, part))
+            target = memory[: sum(n for _, n in part)] if more else block[start : start + n]
+            coming.append((channel.comm.Irecv(target, leader, tag), memory, part))
 
-    def finish(self) -> None:
-        while self.coming:
-            request, memory, part = self.coming[0]
-            wait_for(self._channel, [request])
+    with kept_on_failure(coming):
+        for _ in range(_AHEAD):
+            receive_next(np.empty(_PART_BYTES, np.uint8))
+        yield
+        while coming:
+            request, memory, part = coming[0]
+            wait_for(channel, [request])
             at = 0
             for start, n in part if len(part) > 1 else ():
-                self._block[start : start + n] = memory[at : at + n]
+                block[start : start + n] = memory[at : at + n]
                 at += n
-            self.coming.popleft()
-            self._receive_next(memory)
+            coming.popleft()
+            receive_next(memory)
 
 
 def _in_parts(pieces: Sequence["Piece"]) -> list[list["Piece"]]:
