@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays.layout import Layout
 from ..collectives.barrier import add_in_agreement, add_through_rank_0
 from ..host.segments import align
-from .forwarding import tag_of_call, wait_for
+from .forwarding import kept_on_failure, tag_of_call, wait_for
 
 if TYPE_CHECKING:
     from ..collectives.reduce import Reduction
@@ -47,11 +47,8 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     if not channel.agree(reduction.op, write, lambda shared: [all(shared)] * channel.size):
         return add_through_rank_0(channel, reduction)
     if channel.leads:
-        try:
+        with channel.reported(reduction.op):
             _run(channel, reduction, dict(zip(here, rows)), result)
-        except Exception as error:
-            channel.notify_waiting(reduction.op, error)
-            raise
         for k in channel.below:
             channel.messages.send(k, None)
     else:
@@ -81,7 +78,7 @@ def _run(channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.n
     last = hops[-1][0]
     root = channel.leaders.index(last)
 
-    with channel.spoiled_on_failure(requests):
+    with kept_on_failure(requests, channel):
         if channel.rank != last:
             requests += [channel.between.Ibcast(part, root) for part in results]
         so_far = {(p, j): np.empty_like(results[p]) for p, j in tasks if j}

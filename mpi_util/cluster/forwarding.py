@@ -38,12 +38,17 @@ class Abandoned(list[Any]):
 
 
 @contextlib.contextmanager
-def kept_on_failure(requests: Collection[Any]) -> Iterator[None]:
-    """If the block fails, the requests that it has begun are kept, and with them their memory."""
+def kept_on_failure(requests: Collection[Any], spoiled: "ClusterChannel | None" = None) -> Iterator[None]:
+    """If the block fails, the requests that it has begun are kept, and with them their memory.
+
+    Args: spoiled: the channel of collective requests: leaders may be out of step then, so later calls raise an error.
+    """
     try:
         yield
     except BaseException:
         state(Abandoned).extend(requests)
+        if spoiled:
+            spoiled.unusable = "a call between machines was interrupted; the program must be started again"
         raise
 
 
@@ -76,10 +81,10 @@ def wait_for(channel: "ClusterChannel", requests: Sequence[Any]) -> None:
 def broadcast(channel: "ClusterChannel", block: np.ndarray) -> None:
     """Collective of the leaders: rank 0's block, uint8, in that of each."""
     requests: list[Any] = []
-    with channel.spoiled_on_failure(requests):
+    with kept_on_failure(requests, channel):
         for start in range(0, len(block), _BROADCAST_BYTES):
             requests.append(channel.between.Ibcast(block[start : start + _BROADCAST_BYTES]))
-            wait_for(channel, requests[-1:])
+        wait_for(channel, requests)
 
 
 def send(channel: "ClusterChannel", block: np.ndarray) -> None:
@@ -125,13 +130,12 @@ def receiving(channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int,
 
 def _in_parts(pieces: Sequence["Piece"]) -> list[list["Piece"]]:
     """The pieces in parts of `_PART_BYTES`, the last one of what is left; a piece may lie in several."""
-    parts, room = list[list["Piece"]](), 0
+    parts, at = list[list["Piece"]](), 0
     for start, n in pieces:
         while n:
-            if not room:
+            if at % _PART_BYTES == 0:
                 parts.append([])
-                room = _PART_BYTES
-            taken = min(n, room)
+            taken = min(n, _PART_BYTES - at % _PART_BYTES)
             parts[-1].append((start, taken))
-            start, n, room = start + taken, n - taken, room - taken
+            start, n, at = start + taken, n - taken, at + taken
     return parts
