@@ -3,9 +3,7 @@
 All is non-blocking MPI, tested and slept between, so a leader that waits takes no core. Meanwhile it looks for messages
 that say why the bytes will not come: an error of another rank in the same call, or the end of a rank.
 
-Why it is so, measured between pretended hosts (benchmarks/leaders.py): MPI's own broadcast takes 0.6 to 1.4 times as
-long as a pipelined tree of our own did. But rows that are received through a derived datatype, straight to their places
-in rank 0's memory, take MPICH up to 40 times as long as parts that rank 0 copies there.
+benchmarks/leaders.py measures why broadcasts are MPI's own, and why rows come in parts that rank 0 copies.
 """
 
 import contextlib
