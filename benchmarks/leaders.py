@@ -117,7 +117,8 @@ def in_parts(channel: Any, here: np.ndarray, target: np.ndarray, pieces: dict[in
     if channel.rank:
         forwarding.send(channel, here)
     else:
-        forwarding.Receiver(channel, target, pieces).finish()
+        with forwarding.receiving(channel, target, pieces):
+            pass
 
 
 if __name__ == "__main__":

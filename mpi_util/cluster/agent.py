@@ -15,6 +15,7 @@ import platform
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _RECORDS = ("rank-", "failed-", "ended-", "saved-")
 _PACKAGE = Path(__file__).parent.parent
 
 # Runs on the host before anything is known of it, as `python -c`: reads the first message, goes to the program's
-# folder, and becomes the agent, in the ranks' environment. It reports what is wrong as the agent would.
+# folder, and becomes the agent, which needs only the standard library. The last line on stderr says what is wrong.
 BOOT = """
 import json, os, sys
 line = b""
@@ -39,16 +40,12 @@ start = json.loads(line)
 try:
     os.chdir(start["cwd"])
 except OSError:
-    print(json.dumps({"wrong": "it has no folder " + start["cwd"]}), flush=True)
-    sys.exit(1)
-boot = "import sys; sys.path.insert(0, sys.argv[1])\\n"
-boot += "try:\\n    from mpi_util.cluster import agent\\n"
-boot += "except Exception as error:\\n    import json\\n"
-boot += "    text = f'it has no working mpi_util in {sys.argv[1]}: {error}'\\n"
-boot += "    print(json.dumps({'wrong': text}), flush=True)\\n"
-boot += "else:\\n    agent.main(*sys.argv[2:])\\n"
-arguments = [start["python"], "-c", boot, start["root"], start["job"], json.dumps(start["ranks"]), start["script"]]
-os.execve(start["python"], arguments, start["environment"])
+    sys.exit("it has no folder " + start["cwd"])
+os.environ.clear()
+os.environ.update(start["environment"])
+sys.path[:] = start["path"]
+from mpi_util.cluster import agent
+agent.main(start["job"], start["ranks"], start["script"])
 """
 
 
@@ -81,19 +78,19 @@ def machine() -> str:
 
 
 class Agent:
-    """The process on the host, until its end. Args: ranks: that will be here. reader: of the parent's messages."""
+    """The process on the host, until its end. Args: ranks: that will be here. parent: that started it."""
 
-    def __init__(self, folder: Path, ranks: list[int], reader: "JsonLineReader"):
-        self._folder, self._lowest = folder, min(ranks, default=-1)
+    def __init__(self, folder: Path, ranks: list[int], parent: "JsonLines"):
+        self._folder = folder
         self._monitor = ProcessMonitor(folder, ranks, self._died)
-        self._reader = reader
+        self._parent = parent
         self._heard = time.monotonic()
         self._written: dict[str, float] = {}  # records that were sent, with their times of change
         self.ended = False
 
     def run(self, messages: list[dict[str, Any]]) -> None:
         """Until the parent says that the job is over, or is silent for too long. Args: messages: that have come."""
-        self._monitor.selector.register(0, selectors.EVENT_READ, lambda: self._receive(self._reader.read()))
+        self._monitor.selector.register(0, selectors.EVENT_READ, lambda: self._receive(self._parent.read()))
         try:
             self._receive(messages)
             while not self.ended and time.monotonic() - self._heard < SILENCE_S:
@@ -103,20 +100,20 @@ class Agent:
             self._send_records()
         finally:
             self._monitor.close()
-        say(done=True)
+        self._parent.say(done=True)
 
     def _receive(self, messages: list[dict[str, Any]] | None) -> None:
         self.ended = self.ended or messages is None
         for message in messages or ():
             self._heard = time.monotonic()
             if "beat" in message:
-                say(beat=message["beat"], time=time.time(), stopped=self._monitor.is_stopped(self._lowest))
+                self._parent.say(beat=message["beat"], time=time.time())
             elif "start" in message:
                 self._start(message["start"], message["command"])
             elif "signal" in message:
                 self._monitor.signal(message["rank"], message["signal"])
                 if self._monitor.refused:
-                    say(unready=self._monitor.refused)
+                    self._parent.say(unready=self._monitor.refused)
             else:
                 self.ended = True
 
@@ -124,21 +121,20 @@ class Agent:
         process: Any = subprocess.Popen(  # noqa: S602  # as sshd would have it
             command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env=os.environ | dict.fromkeys(FOLDER_VARIABLES, str(self._folder)), start_new_session=True,
-            preexec_fn=lambda: [signal.signal(signum, signal.SIG_DFL) for signum in _SIGNALS],
         )  # fmt: skip
         pass_on = functools.partial(self._pass_on, number, process.stdout.fileno())
         self._monitor.selector.register(process.stdout.fileno(), selectors.EVENT_READ, pass_on)
-        self._monitor.watch(process.pid, lambda _: say(process=number, status=process.wait()))
+        self._monitor.watch(process.pid, lambda _: self._parent.say(process=number, status=process.wait()))
 
     def _pass_on(self, number: int, output: int) -> None:
         if text := os.read(output, 1 << 16).decode(errors="replace"):
-            say(process=number, said=text)
+            self._parent.say(process=number, said=text)
         else:
             self._monitor.selector.unregister(output)
 
     def _died(self, death: Death) -> None:
         self._send_records()  # first, as the parent asks them why
-        say(died=death)
+        self._parent.say(died=death)
 
     def _send_records(self) -> None:
         for entry in os.scandir(self._folder):
@@ -146,44 +142,47 @@ class Agent:
                 if entry.name.startswith(_RECORDS) and self._written.get(entry.name) != (at := entry.stat().st_mtime):
                     text = Path(entry.path).read_text()
                     self._written[entry.name] = at
-                    say(record=entry.name, text=text)
+                    self._parent.say(record=entry.name, text=text)
 
 
-class JsonLineReader:
-    """Reads messages, which are lines of JSON, from a pipe."""
+class JsonLines:
+    """Exchanges messages, which are lines of JSON, with the other side. Args: the descriptors of two pipes."""
 
-    def __init__(self, descriptor: int):
-        self._descriptor, self._rest = descriptor, b""
+    def __init__(self, reading: int, writing: int):
+        self._reading, self._writing, self._rest, self._unsent = reading, writing, b"", b""
 
     def read(self) -> list[dict[str, Any]] | None:
         """Messages that have arrived whole, without what a login shell prints; None: the other side has ended.
 
         ValueError: a line is no message.
         """
-        if not (data := os.read(self._descriptor, 1 << 16)):
+        if not (data := os.read(self._reading, 1 << 16)):
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [dict(json.loads(line)) for line in lines if line.startswith(b"{")]
 
+    def say(self, **message: Any) -> None:
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self.flush()
 
-def say(**message: Any) -> None:
-    """Writes the parent a message. Write errors are ignored; EOF on stdin reports a dead parent."""
-    with contextlib.suppress(OSError):
-        data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(1, data) :]
+    def flush(self) -> None:
+        """Sends what there was no room for; that the other side has ended is found out by `read`."""
+        with contextlib.suppress(OSError):
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._writing, self._unsent[: 1 << 16]) :]
 
 
-def main(job: str, ranks: str, script: str) -> None:
+def main(job: str, ranks: list[int], script: str) -> None:
     """The agent's program: says what this host has, and continues if the parent wants it to."""
     for signum in _SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)  # they are for the parent, but Slurm sends them to all
-    say(facts=facts(script), machine=machine())
-    messages = (reader := JsonLineReader(0)).read()
-    if not messages:
+        # they are for the parent, but Slurm sends them to all; unlike SIG_IGN, a function is not inherited
+        signal.signal(signum, lambda *_: None)
+    parent = JsonLines(0, 1)
+    parent.say(facts=facts(script), machine=machine())
+    if not (messages := parent.read()):
         return  # the parent has another one that is on this host, or finds something wrong here
     try:
-        agent = Agent(Path(job), json.loads(ranks), reader)
+        agent = Agent(Path(job), ranks, parent)
     except OSError as error:
-        return say(wrong=f"the job's folder cannot be made there: {error}")
+        sys.exit(f"the job's folder cannot be made there: {error}")
     agent.run(messages[1:])

@@ -6,7 +6,6 @@ results meanwhile, so a link carries every byte once in each direction, however 
 """
 
 import itertools
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +13,13 @@ import numpy as np
 from ..arrays.layout import Layout
 from ..collectives.barrier import add_in_agreement, add_through_rank_0
 from ..host.segments import align
-from .forwarding import tag_of_call, wait_for
+from .forwarding import kept_on_failure, tag_of_call, wait_for
 
 if TYPE_CHECKING:
     from ..collectives.reduce import Reduction
     from .channel import ClusterChannel
 
 _PART_BYTES, _PARTS = 1 << 18, 64  # small parts: the last machine waits for one from each before it; but not too many
-_AHEAD = 8  # parts that are awaited at once
 
 
 def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
@@ -49,11 +47,8 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     if not channel.agree(reduction.op, write, lambda shared: [all(shared)] * channel.size):
         return add_through_rank_0(channel, reduction)
     if channel.leads:
-        try:
+        with channel.reported(reduction.op):
             _run(channel, reduction, dict(zip(here, rows)), result)
-        except Exception as error:
-            channel.notify_waiting(reduction.op, error)
-            raise
         for k in channel.below:
             channel.messages.send(k, None)
     else:
@@ -80,30 +75,20 @@ def _run(channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.n
     hops = [(leader, [*ranks]) for leader, ranks in neighbours]
     own = [j for j, (leader, _) in enumerate(hops) if leader == channel.rank]
     tasks = [*itertools.product(range(len(results)), own)]  # (part, hop), in the order of all leaders
-    awaited = iter([task for task in tasks if task[1]])
-    coming: deque[tuple[Any, np.ndarray]] = deque()  # (request, part of the sum so far)
     last = hops[-1][0]
     root = channel.leaders.index(last)
 
-    def await_next() -> None:
-        """Begins to receive the next part to which this leader adds, if there is one more."""
-        for p, j in itertools.islice(awaited, 1):
-            part = np.empty_like(results[p])
-            requests.append(channel.comm.Irecv(part, hops[j - 1][0], tag))
-            coming.append((requests[-1], part))
-
-    with channel.spoiled_on_failure(requests):
+    with kept_on_failure(requests, channel):
         if channel.rank != last:
             requests += [channel.between.Ibcast(part, root) for part in results]
-        for _ in range(_AHEAD):
-            await_next()
+        so_far = {(p, j): np.empty_like(results[p]) for p, j in tasks if j}
+        coming = {(p, j): channel.comm.Irecv(part, hops[j - 1][0], tag) for (p, j), part in so_far.items()}
+        requests += coming.values()
         for p, j in tasks:
             total, *others = (parts_of[k][p] for k in hops[j][1])
             if j:
-                request, so_far = coming.popleft()
-                wait_for(channel, [request])
-                np.add(so_far, total, out=total)
-                await_next()
+                wait_for(channel, [coming[p, j]])
+                np.add(so_far[p, j], total, out=total)
             for row in others:
                 np.add(total, row, out=total)
             if j + 1 < len(hops):

@@ -58,16 +58,6 @@ class ClusterChannel(Channel):
         self.others = {k: ranks for k, ranks in machines.items() if k}
         self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
 
-    @contextlib.contextmanager
-    def spoiled_on_failure(self, requests: list[Any]) -> Iterator[None]:
-        """For MPI's collective requests: if the block fails, leaders may be out of step; later calls raise an error."""
-        try:
-            with forwarding.kept_on_failure(requests):
-                yield
-        except BaseException:
-            self.unusable = "a call between machines was interrupted; the program must be started again"
-            raise
-
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
         if self.rank == 0:
             awaited |= self.others.keys()
@@ -108,12 +98,10 @@ class ClusterChannel(Channel):
         return targets
 
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
-        try:
+        with self.reported(op):
             if self.rank == 0:
-                receiver = forwarding.Receiver(self, target.block, target.pieces)
-                with forwarding.kept_on_failure(receiver.coming):
+                with forwarding.receiving(self, target.block, target.pieces):
                     super().collect(op, target, arrays)
-                    receiver.finish()
             elif self.leads:
                 block, address = self.lease(target.nbytes, target.writers)
                 for k in target.writers:
@@ -124,37 +112,35 @@ class ClusterChannel(Channel):
                 if self.above and any(array.nbytes for array in arrays):
                     target = target._replace(address=self.messages.receive(self.above, op))
                 super().collect(op, target, arrays)
-        except Exception as error:
-            self.notify_waiting(op, error)
-            raise
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Any]:
         here, elsewhere = super().spread_sources(nbytes, fill), BlockSource(nbytes)
         return [source if leader == 0 else elsewhere for source, leader in zip(here, self.machine)]
 
     def spread(self, op: str, source: Any) -> np.ndarray:
-        try:
+        with self.reported(op):
             if self.rank == 0:
                 forwarding.broadcast(self, source.block)
             elif self.leads:
-                with self.spoiled_on_failure([]):
-                    nbytes, below = source.nbytes, self.below
-                    block, address = self.lease(nbytes, below)
+                with forwarding.kept_on_failure([], self):
+                    block, address = self.lease(source.nbytes, self.below)
                     forwarding.broadcast(self, block)
-                for k in below:
+                for k in self.below:
                     self.messages.send(k, address)
-                source = BlockSource(nbytes, None, block, () if address else below)
+                source = BlockSource(source.nbytes, None, block, () if address else self.below)
             elif self.above:
                 source = source._replace(address=self.messages.receive(self.above, op))
             return super().spread(op, source)
-        except Exception as error:
-            self.notify_waiting(op, error)
-            raise
 
-    def notify_waiting(self, op: str, error: Exception) -> None:
-        """A leader fails in the middle of a call: the ranks that may wait for it raise the error too."""
-        if self.leads:
-            self.messages.fail(op, error, [*self.below, 0, *self.others])
+    @contextlib.contextmanager
+    def reported(self, op: str) -> Iterator[None]:
+        """If the block fails on a leader, the ranks that may wait for it raise the error too."""
+        try:
+            yield
+        except Exception as error:
+            if self.leads:
+                self.messages.fail(op, error, [*self.below, 0, *self.others])
+            raise
 
     def close(self) -> None:
         if self.between:

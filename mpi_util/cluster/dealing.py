@@ -4,31 +4,28 @@ The ranks of a machine share a counter. Rank 0's machine begins with all numbers
 when they have none left: each time half of their remaining share, down to one (guided scheduling).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..collectives.channel import Channel
 from ..collectives.deal import ALL_DEALT, Counter, Round
 from ..collectives.messages import Background
 from ..errors import RankMismatchError
 from ..ranks.state import state
 
-if TYPE_CHECKING:
-    from ..collectives.channel import Channel
-
 _QUESTION_TAG = 2  # of a rank that requests numbers from rank 0
 _CLOSED_TAG = 3  # of rank 0, which notifies other machines that it has closed a round
 _ENDED_TAG = 4  # of a rank whose episode has ended
-_WATCHED = 4  # rounds of which they may still have numbers
 
 
 class ClusterCounter(Counter):
     """Collective: the counter of a machine, which rank 0 supplies with numbers."""
 
-    def __init__(self, channel: "Channel"):
+    def __init__(self, channel: Channel):
         super().__init__(channel)
         self.guesses = 0 in self.here  # this machine begins with all numbers
         self._questions: list[tuple[int, Round, int]] = []  # that rank 0 cannot answer yet
         self._others = [k for k in range(channel.size) if k not in self.here]
-        self._watched: list[int] = []
+        self._watched: int | None = None  # the last round of which they have numbers, until they know that it is closed
         self._notices: list[Any] = []
         if channel.rank == 0:
             state(Background).append(self.serve)
@@ -60,36 +57,31 @@ class ClusterCounter(Counter):
         if self.channel.rank == 0:
             while message := comm.improbe(tag=_ENDED_TAG):
                 super().end(*message.recv())
-            questions, self._questions = self._questions, []
             while message := comm.improbe(tag=_QUESTION_TAG):
-                questions.append(message.recv())
-            for question in questions:
-                self._answer(*question)
-            for round_number in filter(self.is_closed, [*self._watched]):
-                self._watched.remove(round_number)
-                self._notices += [comm.isend(round_number, k, _CLOSED_TAG) for k in self._others]
+                self._questions.append(message.recv())
+            self._questions = [question for question in self._questions if not self._answer(*question)]
+            if self._watched is not None and self.is_closed(self._watched):
+                self._notices += [comm.isend(self._watched, k, _CLOSED_TAG) for k in self._others]
+                self._watched = None
             self._notices = [request for request in self._notices if not request.Test()]
         elif not self.guesses:
             while message := comm.improbe(0, _CLOSED_TAG):
                 self.close_round(message.recv())
 
-    def _answer(self, asking: int, dealt: Round, n_ranks: int) -> None:
-        """Rank 0 sends numbers to a rank of another machine, on which several ranks share them."""
+    def _answer(self, asking: int, dealt: Round, n_ranks: int) -> bool:
+        """Rank 0 sends numbers to a rank of another machine, on which several ranks share them. False: none yet."""
         found: range | str | None
         try:
             with self.lock_threads:
                 found = self.take_some(dealt, lambda left: max(1, left * n_ranks // (2 * self.channel.size)))
         except RankMismatchError as error:
             found = str(error)
-        if found is None:
-            self._questions.append((asking, dealt, n_ranks))
-            return
-        self.channel.messages.send(asking, found)
-        if dealt[0] not in self._watched:
-            self._watched = [*self._watched[1 - _WATCHED :], dealt[0]]
+        if found is not None:
+            self.channel.messages.send(asking, found)
+            self._watched = max(self._watched or 0, dealt.number)
+        return found is not None
 
     def close(self) -> None:
-        background = state(Background)
-        if self.serve in background:
-            background.remove(self.serve)
+        if self.channel.rank == 0:
+            state(Background).remove(self.serve)
         super().close()

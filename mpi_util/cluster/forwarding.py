@@ -3,9 +3,7 @@
 All is non-blocking MPI, tested and slept between, so a leader that waits takes no core. Meanwhile it looks for messages
 that say why the bytes will not come: an error of another rank in the same call, or the end of a rank.
 
-Why it is so, measured between pretended hosts (benchmarks/leaders.py): MPI's own broadcast takes 0.6 to 1.4 times as
-long as a pipelined tree of our own did. But rows that are received through a derived datatype, straight to their places
-in rank 0's memory, take MPICH up to 40 times as long as parts that rank 0 copies there.
+benchmarks/leaders.py measures why broadcasts are MPI's own, and why rows come in parts that rank 0 copies.
 """
 
 import contextlib
@@ -38,12 +36,17 @@ class Abandoned(list[Any]):
 
 
 @contextlib.contextmanager
-def kept_on_failure(requests: Collection[Any]) -> Iterator[None]:
-    """If the block fails, the requests that it has begun are kept, and with them their memory."""
+def kept_on_failure(requests: Collection[Any], spoiled: "ClusterChannel | None" = None) -> Iterator[None]:
+    """If the block fails, the requests that it has begun are kept, and with them their memory.
+
+    Args: spoiled: the channel of collective requests: leaders may be out of step then, so later calls raise an error.
+    """
     try:
         yield
     except BaseException:
         state(Abandoned).extend(requests)
+        if spoiled:
+            spoiled.unusable = "a call between machines was interrupted; the program must be started again"
         raise
 
 
@@ -76,10 +79,10 @@ def wait_for(channel: "ClusterChannel", requests: Sequence[Any]) -> None:
 def broadcast(channel: "ClusterChannel", block: np.ndarray) -> None:
     """Collective of the leaders: rank 0's block, uint8, in that of each."""
     requests: list[Any] = []
-    with channel.spoiled_on_failure(requests):
+    with kept_on_failure(requests, channel):
         for start in range(0, len(block), _BROADCAST_BYTES):
             requests.append(channel.between.Ibcast(block[start : start + _BROADCAST_BYTES]))
-            wait_for(channel, requests[-1:])
+        wait_for(channel, requests)
 
 
 def send(channel: "ClusterChannel", block: np.ndarray) -> None:
@@ -90,49 +93,47 @@ def send(channel: "ClusterChannel", block: np.ndarray) -> None:
         wait_for(channel, requests)
 
 
-class Receiver:
+@contextlib.contextmanager
+def receiving(channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]) -> Iterator[None]:
     """Rank 0 receives what other leaders `send`, in parts from each in turn. What lies apart is copied to its places.
 
+    The first parts may come while the `with` block runs.
+
     Args: block: uint8; rank 0's. pieces: by leader, where in it the bytes of its block belong, in their order.
-
-    Attributes: coming: (request, its memory, where its bytes belong) of the parts that are received now.
     """
+    tag, streams = tag_of_call(channel), [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]
+    ahead = (each for turn in itertools.zip_longest(*streams) for each in turn if each)
+    coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()  # (request, its memory, where its bytes belong)
 
-    def __init__(self, channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int, Sequence["Piece"]]):
-        self._channel, self._block, self._tag = channel, block, tag_of_call(channel)
-        streams = [[(leader, part) for part in _in_parts(own)] for leader, own in pieces.items()]
-        self._ahead = (each for turn in itertools.zip_longest(*streams) for each in turn if each)
-        self.coming: deque[tuple[Any, np.ndarray, list[Piece]]] = deque()
-        for _ in range(_AHEAD):
-            self._receive_next(np.empty(_PART_BYTES, np.uint8))
-
-    def _receive_next(self, memory: np.ndarray) -> None:
-        for leader, part in itertools.islice(self._ahead, 1):
+    def receive_next(memory: np.ndarray) -> None:
+        for leader, part in itertools.islice(ahead, 1):
             (start, n), *more = part
-            target = memory[: sum(n for _, n in part)] if more else self._block[start : start + n]
-            self.coming.append((self._channel.comm.Irecv(target, leader, self._tag), memory, part))
+            target = memory[: sum(n for _, n in part)] if more else block[start : start + n]
+            coming.append((channel.comm.Irecv(target, leader, tag), memory, part))
 
-    def finish(self) -> None:
-        while self.coming:
-            request, memory, part = self.coming[0]
-            wait_for(self._channel, [request])
+    with kept_on_failure(coming):
+        for _ in range(_AHEAD):
+            receive_next(np.empty(_PART_BYTES, np.uint8))
+        yield
+        while coming:
+            request, memory, part = coming[0]
+            wait_for(channel, [request])
             at = 0
             for start, n in part if len(part) > 1 else ():
-                self._block[start : start + n] = memory[at : at + n]
+                block[start : start + n] = memory[at : at + n]
                 at += n
-            self.coming.popleft()
-            self._receive_next(memory)
+            coming.popleft()
+            receive_next(memory)
 
 
 def _in_parts(pieces: Sequence["Piece"]) -> list[list["Piece"]]:
     """The pieces in parts of `_PART_BYTES`, the last one of what is left; a piece may lie in several."""
-    parts, room = list[list["Piece"]](), 0
+    parts, at = list[list["Piece"]](), 0
     for start, n in pieces:
         while n:
-            if not room:
+            if at % _PART_BYTES == 0:
                 parts.append([])
-                room = _PART_BYTES
-            taken = min(n, room)
+            taken = min(n, _PART_BYTES - at % _PART_BYTES)
             parts[-1].append((start, taken))
-            start, n, room = start + taken, n - taken, room - taken
+            start, n, at = start + taken, n - taken, at + taken
     return parts

@@ -52,15 +52,17 @@ class Hosts(NamedTuple):
         """A monitor of a job on these hosts; at a restart on those that `find` gives, but for those that fail."""
         restart = environment[RESTARTS] != "0"
         hosts = find() if restart else self
-        try:
-            return ClusterMonitor(folder, ranks, on_death, hosts, environment, script)
-        except HostError as error:
-            left = {name: slots for name, slots in hosts.slots.items() if name not in error.hosts}
-            if not restart or not left:
-                raise
-            for name, what in error.hosts.items():
-                print_line(f"mpi_util: restarting without host {name}: {what}")
-            return ClusterMonitor(folder, ranks, on_death, hosts._replace(slots=left), environment, script)
+        while True:
+            by_host = hosts.ranks_by_host(len(ranks))
+            try:
+                return ClusterMonitor(folder, by_host, on_death, hosts.shell, environment, script)
+            except HostError as error:
+                left = {name: slots for name, slots in hosts.slots.items() if name not in error.hosts}
+                if not restart or not left:
+                    raise
+                for name, what in error.hosts.items():
+                    print_line(f"mpi_util: restarting without host {name}: {what}")
+                hosts = hosts._replace(slots=left)
 
 
 def find(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> Hosts:

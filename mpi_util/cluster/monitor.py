@@ -14,18 +14,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import LaunchError
 from ..launch.monitor import FOLDER_VARIABLES, ProcessMonitor
 from ..launch.verdict import Death
 from ..ranks.failure import print_line
 from . import remote, rsh
-
-if TYPE_CHECKING:
-    from .hosts import Hosts
 
 _END_S = 9.0  # for the agents to end what is on their hosts; longer than it takes to know that one is lost
 _HYDRA = "-hosts {hosts} -launcher ssh -launcher-exec {rsh}"
@@ -42,24 +39,23 @@ _OPTIONS = {  # of each kind of launcher: start the ranks on {hosts}, by the pro
 class ClusterMonitor(ProcessMonitor):
     """The processes of a job on several hosts. HostError: hosts cannot be used; nothing has been started.
 
-    Args: as for ProcessMonitor, but `ranks` are all of the job; hosts: for them; environment: of launcher and ranks;
-        script: the program's file, which all hosts need.
+    Args: folder, on_death: as for ProcessMonitor. by_host: the ranks of each host. shell: what runs a command there.
+        environment: of launcher and ranks. script: the program's file, which all hosts need.
     """
 
     def __init__(
-        self, folder: Path, ranks: Sequence[int], on_death: Callable[[Death], object], hosts: "Hosts",
+        self, folder: Path, by_host: dict[str, list[int]], on_death: Callable[[Death], object], shell: tuple[str, ...],
         environment: dict[str, str], script: str,
     ):  # fmt: skip
-        by_host = hosts.ranks_by_host(len(ranks))
         self._environment = environment | dict.fromkeys(FOLDER_VARIABLES, str(folder))
         self._rsh = f"{folder}/rsh.sh"
         self._asking: list[socket.socket] = []  # for a process on another host
         self._listener = socket.socket(socket.AF_UNIX)
-        self._remotes, here = remote.connect(by_host, hosts.shell, str(folder), self._environment, script)
+        self._remotes, here = remote.connect(by_host, shell, str(folder), self._environment, script)
         try:
             super().__init__(folder, by_host.get(here, []), on_death)
-            self._here = socket.gethostname() if here in ("localhost", "127.0.0.1") else here
-            named = {self._here if name == here else name: its for name, its in by_host.items()}
+            own = socket.gethostname() if here in ("localhost", "127.0.0.1") else here  # by that others know it
+            named = {own if name == here else name: its for name, its in by_host.items()}
             self._slots = {name: len(its) for name, its in named.items() if self._remotes}
             self.hosts = {rank: name for name in self._slots for rank in named[name]}
             self._listen()
@@ -88,9 +84,8 @@ class ClusterMonitor(ProcessMonitor):
             super().signal(rank, signum)
 
     def is_stopped(self, rank: int) -> bool:
-        """See ProcessMonitor; on other hosts of their lowest rank only."""
-        each = self._remotes.get(self.hosts.get(rank, ""))
-        return each.stopped if each else super().is_stopped(rank)
+        """See ProcessMonitor; of a rank on another host it is not known."""
+        return self.hosts.get(rank) not in self._remotes and super().is_stopped(rank)
 
     def pause(self) -> None:
         """See ProcessMonitor: the agents would take this host for lost."""
@@ -146,7 +141,7 @@ class ClusterMonitor(ProcessMonitor):
         self._asking.append(connection)
         # Open MPI tells its process there of the program in place of ssh, which is only here
         command = " ".join(arguments[at + 1 :]).replace(self._rsh, "ssh")
-        if arguments[at] != self._here:
+        if arguments[at] in self._remotes:
             return self._remotes[arguments[at]].say(start=number, command=command)
         process = subprocess.Popen(  # noqa: S602  # the launcher does not know that it is here
             command, shell=True, stdin=subprocess.DEVNULL, env=self._environment, start_new_session=True
@@ -172,8 +167,6 @@ class ClusterMonitor(ProcessMonitor):
                 self._on_death(death._replace(time=death.time - each.offset_s, host=each.name))
             elif "unready" in message:
                 self.refused = message["unready"]
-            elif "wrong" in message:
-                each.lose(message["wrong"])
         if each.done:
             with contextlib.suppress(KeyError):
                 self.selector.unregister(each.output)

@@ -4,10 +4,9 @@ See agent.py for the messages.
 """
 
 import contextlib
-import json
 import os
 import re
-import selectors
+import select
 import shlex
 import socket
 import subprocess
@@ -23,20 +22,21 @@ from . import agent
 _HELLO_S = 40.0  # until an agent answers: its interpreter and MPI's library may come from a slow network file system
 _LAST_WORDS_S = 2.0
 _FLUSH_S = 0.05
+_OF_SRUN = re.compile(r"srun:.*\bExited\b")  # comes after the words of what it has started
 _OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*)$")  # variables of a host or login
 
 
-class Remote:
+class Remote(agent.JsonLines):
     """One host's agent.
 
     Attributes:
-        lost: why the host cannot be reached; "": it can. stopped: the lowest rank there is stopped.
+        lost: why the host cannot be reached; "": it can.
         done: the agent has ended what was there, or the host is lost.
         offset_s: how far its clock is ahead of this one's, by the shortest trip there and back.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
-        self.name, self.lost, self.done, self.stopped = name, "", False, False
+        self.name, self.lost, self.done = name, "", False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         command = f"exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(agent.BOOT)}"
         script = ["sh", "-c", command] if shell[0] == "srun" else [command]
@@ -44,9 +44,9 @@ class Remote:
             [*shell, name, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             start_new_session=True,
         )  # fmt: skip
-        self._process, self._input, self.output = process, process.stdin.fileno(), process.stdout.fileno()
-        os.set_blocking(self._input, False)
-        self._lines, self._unsent = agent.JsonLineReader(self.output), b""
+        self._process, self.output = process, process.stdout.fileno()
+        os.set_blocking(process.stdin.fileno(), False)
+        super().__init__(self.output, process.stdin.fileno())
         self._heard, self._beat = time.monotonic(), 0.0
         self.offset_s = 0.0
         self._trip_s = float("inf")
@@ -55,7 +55,7 @@ class Remote:
     def receive(self) -> list[dict[str, Any]]:
         """What has arrived; sets `lost` at the end of the connection."""
         try:
-            messages = self._lines.read()
+            messages = self.read()
         except ValueError:
             return self.lose("something else than mpi_util's agent answers there")
         if messages is None:
@@ -63,7 +63,7 @@ class Remote:
         self._heard = time.monotonic()
         for message in messages:
             if "beat" in message:
-                now, self.stopped = time.time(), message["stopped"]
+                now = time.time()
                 if 0 <= now - message["beat"] < self._trip_s:
                     self._trip_s = now - message["beat"]
                     self.offset_s = message["time"] - (message["beat"] + now) / 2
@@ -86,32 +86,22 @@ class Remote:
         if now - self._heard > agent.SILENCE_S:
             self.lose(f"nothing comes from it for {now - self._heard:.0f} s: its network is down, or it is")
 
-    def say(self, **message: Any) -> None:
-        self._unsent += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):  # full; or broken, which `receive` finds out
-            while self._unsent:
-                self._unsent = self._unsent[os.write(self._input, self._unsent[: 1 << 16]) :]
-
     def _last_words(self) -> str:
         """What its shell said, and with which status it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_S)
         self._errors.seek(0)
-        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines()]
         if self._process.returncode == 127:
             return f"it has no {sys.executable}"
-        return lines[-1].strip().removesuffix(".") if lines else ""  # more words follow
+        words = [line for line in lines if line and not _OF_SRUN.match(line)]
+        return words[-1].removesuffix(".") if words else ""  # more words follow
 
     def close(self) -> None:
         """Ends the connection; the agent ends then by itself."""
         self._process.kill()
-        self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._errors):
-            with contextlib.suppress(OSError):
-                file.close()
+        with self._process:  # waits for it, and closes its pipes
+            self._errors.close()
 
 
 def connect(
@@ -123,9 +113,9 @@ def connect(
 
     Args: by_host: the ranks of each. job: the folder to make there. script: the program's file, or "".
     """
-    root = str(Path(agent.__file__).parents[2])
+    path = [str(Path(agent.__file__).parents[2]), *sys.path]
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
-    start = dict(cwd=os.getcwd(), python=sys.executable, root=root, job=job, script=script, environment=kept)
+    start = dict(cwd=os.getcwd(), path=path, job=job, script=script, environment=kept)
     own = socket.gethostname()
     here = [name for name in by_host if name in ("localhost", "127.0.0.1", own, own.partition(".")[0])]
     machines = {agent.machine(): name for name in here[:1]}
@@ -150,23 +140,21 @@ def connect(
 
 def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) -> dict[str, str]:
     """What is wrong with each host, "" if nothing is; notes in `machines` ({machine: host}) what the hosts are."""
-    found = {name: f"it does not answer within {_HELLO_S:g} s" for name in remotes}
-    own, deadline = agent.facts(script) if remotes else {}, time.monotonic() + _HELLO_S
-    with selectors.DefaultSelector() as selector:
-        for remote in remotes.values():
-            selector.register(remote.output, selectors.EVENT_READ, remote)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+    found, own = dict[str, str](), agent.facts(script) if remotes else {}
+    deadline = time.monotonic() + _HELLO_S
+    for name, each in remotes.items():
+        messages, waiting = list[dict[str, Any]](), select.poll()
+        waiting.register(each.output, select.POLLIN)
+        while not messages and not each.lost:  # nothing has come, or what a login shell prints
             for remote in remotes.values():
                 remote.flush()  # a large environment does not fit into a pipe
-            for key, _ in selector.select(min(left, _FLUSH_S)):
-                name, messages = key.data.name, key.data.receive()
-                if not messages and not key.data.lost:
-                    continue  # what a login shell prints
-                selector.unregister(key.fd)
-                answer = messages[0] if messages else {"wrong": key.data.lost}
-                found[name] = answer.get("wrong") or _difference(answer["facts"], own, script)
-                if not found[name] and (other := machines.setdefault(answer["machine"], name)) != name:
-                    found[name] = f"it is {other}, by another name"
+            if waiting.poll(_FLUSH_S * 1e3):
+                messages = each.receive()
+            elif time.monotonic() > deadline:
+                each.lose(f"it does not answer within {_HELLO_S:g} s")
+        found[name] = each.lost or _difference(messages[0]["facts"], own, script)
+        if not found[name] and (other := machines.setdefault(messages[0]["machine"], name)) != name:
+            found[name] = f"it is {other}, by another name"
     return found
 
 

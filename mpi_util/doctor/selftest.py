@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +20,9 @@ _ROWS = 15_500_000  # float32, 62 MB; each of them exact
 _REPEATS = 5
 
 
-def run() -> int:
-    """Starts the ranks, of which rank 0 prints what was found as a JSON object. Returns the exit status."""
-    if mpi_fork(2) == "parent":
-        return 0
+def run() -> None:
+    """Starts the ranks, of which rank 0 prints what was found as a JSON object."""
+    mpi_fork(2, exit=True)
     channel = channel_of()
     size, whole = channel.size, np.arange(_ROWS, dtype=np.float32)
     mine = {"x": whole[rank() * _ROWS // size : (rank() + 1) * _ROWS // size]}
@@ -43,7 +41,6 @@ def run() -> int:
         found = dict(seconds=seconds, bytes=whole.nbytes, ranks=size, right=int(right) == size)
         found |= dict(sharing=channel.machine.count(0), threads=threads.pools())  # sharing: ranks that share memory
         print(json.dumps(found), flush=True)
-    return 0
 
 
 def _clock(call: Callable[[], object]) -> float:
@@ -55,4 +52,4 @@ def _clock(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    run()

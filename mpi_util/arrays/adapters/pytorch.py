@@ -82,12 +82,11 @@ _kept: weakref.WeakKeyDictionary[Any, tuple[list[Any], KeptSlots]] = weakref.Wea
 
 def _module_slots(module: Any) -> list[Slot]:
     torch, kind = framework("torch"), type(module)
-    other = kind.named_parameters is not torch.nn.Module.named_parameters or kind.__eq__ is not torch.nn.Module.__eq__
-    if other or isinstance(module, torch.jit.ScriptModule):
+    if kind.named_parameters is not torch.nn.Module.named_parameters or kind.__eq__ is not torch.nn.Module.__eq__:
         return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
     parts = [*module.modules()]
     if any(isinstance(part, torch.jit.ScriptModule) for part in parts):  # its dicts are others at each look
-        return KeptSlots(_new_slots(module))
+        return [*_new_slots(module)]
     former, found = _kept.get(module, (None, KeptSlots(())))
     if former is None or _fingerprint(parts) != former:
         found = KeptSlots(_new_slots(module))
