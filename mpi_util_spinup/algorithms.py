@@ -35,8 +35,8 @@ class PPOBuffer:
     """The steps of an epoch on this rank; `get` gives them with advantages (GAE-lambda) and rewards-to-go."""
 
     def __init__(self, obs_dim: Any, act_dim: Any, size: int, gamma: float = 0.99, lam: float = 0.95):
-        self.obs_buf = np.zeros(core.combined_shape(size, obs_dim), np.float32)
-        self.act_buf = np.zeros(core.combined_shape(size, act_dim), np.float32)
+        self.obs_buf = np.zeros((size, *np.empty(obs_dim).shape), np.float32)
+        self.act_buf = np.zeros((size, *np.empty(act_dim).shape), np.float32)
         self.adv_buf, self.rew_buf, self.ret_buf, self.val_buf, self.logp_buf = np.zeros((5, size), np.float32)
         self.gamma, self.lam = gamma, lam
         self.ptr, self.path_start_idx, self.max_size = 0, 0, size
@@ -190,8 +190,6 @@ def _descend(optimizer: Adam, loss: torch.Tensor, module: torch.nn.Module) -> No
 class _Run:
     """What the algorithms share: environment, networks, buffer, logger, and the loop. Args: given: all arguments."""
 
-    gain: Callable[[torch.Tensor, Data], tuple[torch.Tensor, dict[str, float]]]
-
     def __init__(self, given: dict[str, Any]):
         for name in given.keys() - _NO_NUMBERS:
             least = num_procs() if name == "steps_per_epoch" else _LEAST.get(name)
@@ -211,7 +209,7 @@ class _Run:
         spaces = self.env.observation_space, self.env.action_space
         self.ac = given["actor_critic"](*spaces, **(given["ac_kwargs"] or {}))
         sync_params(self.ac)
-        pi, v = (core.count_vars(module) for module in (self.ac.pi, self.ac.v))
+        pi, v = (sum(p.numel() for p in module.parameters()) for module in (self.ac.pi, self.ac.v))
         self.logger.log(f"\nNumber of parameters: \t pi: {pi}, \t v: {v}\n")
         steps = len(range(proc_id(), given["steps_per_epoch"], num_procs()))
         self.buf = PPOBuffer(spaces[0].shape, spaces[1].shape, steps, given["gamma"], given["lam"])

@@ -13,17 +13,6 @@ from torch.distributions import Categorical, Distribution, Normal
 from mpi_util.errors import UsageError
 
 
-def combined_shape(length: int, shape: Any = None) -> tuple[int, ...]:
-    """The shape of `length` rows of a shape, which is a number or a tuple; None: of `length` numbers."""
-    if shape is None or isinstance(shape, int):
-        return (length,) if shape is None else (length, shape)
-    return (length, *shape)
-
-
-def count_vars(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
 def discount_cumsum(x: np.ndarray, discount: float) -> np.ndarray:
     """y[t] = x[t] + discount * y[t + 1], float64 (T,)."""
     y = np.array(x, np.float64)
@@ -38,18 +27,19 @@ def mlp(sizes: Sequence[int], activation: Any, output_activation: Any = nn.Ident
     return nn.Sequential(*layers[:-1], output_activation())
 
 
+def log_prob(pi: Distribution, act: torch.Tensor) -> torch.Tensor:
+    """Of actions; those of a Box have parts."""
+    return pi.log_prob(act).sum(-1) if isinstance(pi, Normal) else pi.log_prob(act)
+
+
 class Actor(nn.Module):
     """A policy: `forward` gives the distribution of the actions, and the log-probabilities of some."""
 
-    def _distribution(self, obs: torch.Tensor) -> Distribution:
-        raise NotImplementedError
+    _distribution: Any  # of an observation; each kind of policy defines it
 
     def forward(self, obs: torch.Tensor, act: torch.Tensor | None = None) -> tuple[Distribution, Any]:
         pi = self._distribution(obs)
-        return pi, None if act is None else self._log_prob_from_distribution(pi, act)
-
-    def _log_prob_from_distribution(self, pi: Distribution, act: torch.Tensor) -> torch.Tensor:
-        return pi.log_prob(act)
+        return pi, None if act is None else log_prob(pi, act)
 
 
 class MLPCategoricalActor(Actor):
@@ -73,9 +63,6 @@ class MLPGaussianActor(Actor):
 
     def _distribution(self, obs: torch.Tensor) -> Distribution:
         return Normal(self.mu_net(obs), self.log_std.exp())
-
-    def _log_prob_from_distribution(self, pi: Distribution, act: torch.Tensor) -> torch.Tensor:
-        return super()._log_prob_from_distribution(pi, act).sum(-1)
 
 
 class MLPCritic(nn.Module):
@@ -112,7 +99,7 @@ class MLPActorCritic(nn.Module):
         """A drawn action for an observation, the state's value, the action's log-probability."""
         pi, _ = self.pi(obs)
         act = pi.sample()
-        return act.numpy(), self.v(obs).numpy(), self.pi._log_prob_from_distribution(pi, act).numpy()
+        return act.numpy(), self.v(obs).numpy(), log_prob(pi, act).numpy()
 
     def act(self, obs: torch.Tensor) -> np.ndarray:
         """The drawn action alone."""
