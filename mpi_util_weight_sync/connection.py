@@ -147,17 +147,11 @@ class Connection:
     def send_frame(self, data: bytes) -> None:
         self._sock.send(data, 0 if self.patient else socket.MSG_DONTWAIT)
 
-    def has_room(self, unread: int) -> bool:
-        """True if an update can be sent to a subscriber that has not answered to so many."""
-        return unread < _UNREAD
-
-    def send_update(self, data: bytes, section: Any) -> None:
-        """Sends an update, which says in which section the weights are."""
+    def send_update(self, data: bytes, section: Any, unread: int) -> None:
+        """Sends an update, which says where the weights are. Args: unread: number of updates that have no answer."""
+        if unread >= _UNREAD:
+            raise BlockingIOError
         self.send_frame(data)
-
-    def send_hello(self, key: bytes, worker: int, name: str) -> None:
-        self.patient = True
-        self.send(Kind.HELLO, key, worker, name)
 
     def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).

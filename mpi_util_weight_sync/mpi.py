@@ -43,7 +43,6 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"sender={sender}; there are {channel.size} ranks")
         self._root, self._ranks = sender, channel.size - 1
         self._tags: TagSpace | None = None  # None: in a single process
-        self._link: SenderLink | None = None  # of a receiver on another machine, once it has connected
         if channel.comm:
             from mpi4py import MPI
 
@@ -88,9 +87,8 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             _, key, pid, text = parse(found[1], [Kind.ADDRESS])
             self._address = Address(text, key, pid)
         machine = self._channel.machine
-        if self._link is None and machine[self._channel.rank] != machine[root]:
-            self._link = SenderLink(tags, root)
-        return Subscriber(self._address, worker, name, self._link)
+        far = machine[self._channel.rank] != machine[root]
+        return Subscriber(self._address, worker, name, SenderLink(tags, root) if far else None)
 
 
 class RankPublisher(Publisher):

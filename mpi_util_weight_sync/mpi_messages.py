@@ -112,11 +112,10 @@ class WorkerLink(_Link):
         messages, self.inbox = self.inbox, []
         return messages
 
-    def has_room(self, unread: int) -> bool:
-        return self.asked
-
-    def send_update(self, data: bytes, section: Section) -> None:
-        """Sends what a section contains, which stays as it is until that is done."""
+    def send_update(self, data: bytes, section: Section, unread: int) -> None:
+        """Sends what a section contains, which stays as it is until that is done. BlockingIOError: it has not asked."""
+        if not self.asked:
+            raise BlockingIOError
         self.asked, content = False, section.content()
         self.send(Kind.UPDATE, section.version, section.nbytes, 0, len(content), [])
         requests = self._tags.bulk(True, content, self._rank)
@@ -135,11 +134,6 @@ class SenderLink(_Link):
         self._update: tuple[Any, ...] = ()  # the message whose weights are arriving; (): none
         self._transfer: list[Any] = []  # the requests by which they arrive
         self._coming = self._content = Content(0, private(0), private(0))  # these weights, and those delivered last
-
-    def send_hello(self, key: bytes, worker: int, name: str) -> None:
-        """Sends HELLO; also after `close`, when the receiver tries again."""
-        self._closed = self._asked = False
-        self.send(Kind.HELLO, key, worker, name)
 
     def receive(self, timeout: float, expected: Collection[Kind]) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages. EOFError: this end is closed."""

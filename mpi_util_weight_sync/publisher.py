@@ -169,13 +169,12 @@ class Publisher:
             return
         if worker.state is State.ABSENT:
             worker.started()
-        if not worker.connection.has_room(len(worker.unread)):
-            return
+        unread = len(worker.unread)
         worker.waiting = None
         worker.unread[section.version] = section
         try:
-            worker.connection.send_update(message or self._update(section), section)
-        except BlockingIOError:  # its socket is full
+            worker.connection.send_update(message or self._update(section), section, unread)
+        except BlockingIOError:
             worker.waiting = worker.unread.pop(section.version)
         except OSError:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
@@ -183,10 +182,10 @@ class Publisher:
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
         """A section that no reader has open, and that only some of `workers` will read: these want the newest."""
         for section in self._sections:
-            if section.holds(nbytes) and self._readers(section) <= workers and section.claim():
+            if self._readers(section) <= workers and section.claim(nbytes):
                 return section
         section = Section(nbytes)
-        section.claim()
+        section.claim(nbytes)
         self._sections.append(section)
         return section
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_util.arrays.adapters.pytorch import forget
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters.pytorch import forget, from_array
 from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 
@@ -48,8 +47,7 @@ class ZeroCopyModule:
         entries |= {alias: entries[name] for alias, name in layout.aliases if name in entries}
         arrays = {tensor: entries[name].view(block) for name, tensor in self._tensors.items() if name in entries}
         for tensor, array in arrays.items():
-            view = framework("torch").from_numpy(array)
-            tensor.data = view if view.dtype == tensor.dtype else view.view(tensor.dtype)
+            tensor.data = from_array(array, like=tensor)
 
     def detach(self) -> None:
         """Every tensor gets memory of its own, with the same values."""
@@ -66,7 +64,7 @@ class Receiver:
         self.version = 0
         self.failure: Exception | None = None
         self.ended = threading.Event()
-        self._subscriber: Subscriber | None = None  # from `connect` on
+        self._subscriber: Any = None  # a Subscriber, from `connect` on
         self.thread: threading.Thread | None = None  # that receives
         self._on_update = on_update
         self._layout: Layout | None = None  # the sender's, which comes with the first update
@@ -83,7 +81,7 @@ class Receiver:
                 raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
         except BaseException:  # it may connect once more
             subscriber.close()
-            self._let_go(subscriber)
+            self._let_go()
             self._subscriber, self._layout, self.version = None, None, 0
             self.ended.clear()
             raise
@@ -97,15 +95,16 @@ class Receiver:
 
     def receive(self, deadline: Deadline) -> int | None:
         """Applies weights newer than the model's. Returns their version; None: none came in time, or none will come."""
-        while self._subscriber is not None and (update := self._subscriber.next(deadline)) is not None:
-            if self._take(update, self._subscriber):
+        while (update := self._subscriber.next(deadline)) is not None:
+            if self._take(update):
                 return self.version
-        if self._subscriber is None or self._subscriber.stopped:
+        if self._subscriber.stopped:
             self.ended.set()
         return None
 
-    def _take(self, update: Update, subscriber: Subscriber) -> bool:
+    def _take(self, update: Update) -> bool:
         """Applies an update, or a newer one that has replaced it, and answers; False if the model has it already."""
+        subscriber = self._subscriber
         if update.version <= self.version:
             subscriber.answer(Kind.ACK, self.version)
             return False
@@ -161,7 +160,7 @@ class Receiver:
 
     def _listen(self) -> None:
         try:
-            while self._subscriber is not None and not self._subscriber.stopped:
+            while not self._subscriber.stopped:
                 try:
                     self.receive(Deadline(None))
                 except WorkerLeftError as error:
@@ -171,16 +170,15 @@ class Receiver:
                     self.failure = error
         except BaseException as error:  # such as SystemExit in on_update
             self.failure = UsageError(f"on_update has ended the thread that receives: {error!r}")
-            if self._subscriber is not None:
-                self._subscriber.close()
+            self._subscriber.close()
         finally:
             self.ended.set()
 
-    def _let_go(self, subscriber: Subscriber) -> None:  # of the sender's memory
+    def _let_go(self) -> None:  # of the sender's memory
         if self._zero_copy is not None and self.version:
             self._zero_copy.detach()
         self._held.close()
-        subscriber.release()
+        self._subscriber.release()
 
     def close(self) -> None:
         """Leaves in order, within `_JOIN_S` seconds."""
@@ -191,4 +189,4 @@ class Receiver:
             self.thread.join(_JOIN_S)
         self.ended.set()
         if self._subscriber is not None and (self.thread is None or not self.thread.is_alive()):
-            self._let_go(self._subscriber)
+            self._let_go()

@@ -110,7 +110,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             if model is not None or model_id is None:
                 needs = "context= needs model_id=, which says where the model is, and no model="
                 raise UsageError(f"init_on_receiver: {needs}")
-            model = _torchrl("context=").receiver_model(context, model_id)
+            model = _torchrl("context=").model_of(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
         self.model_id, self.worker_idx, self.context = model_id, index, context

@@ -52,14 +52,10 @@ class Section:
         """uint8 array of the block and its description."""
         return self._whole[ALIGN : ALIGN + self._size]
 
-    def holds(self, nbytes: int) -> bool:
-        """True if it has room for a block and its description of that size."""
-        return self.ticket.size >= ALIGN + nbytes
-
-    def claim(self) -> bool:
-        """Returns True if it is not in use, and keeps readers out until `publish` or `release`."""
+    def claim(self, nbytes: int = 0) -> bool:
+        """True if it has room and is not in use; then readers are kept out until `publish` or `release`."""
         self.users = [needs for needs in self.users if needs()]
-        if self.users or not _lock(self.ticket.fd, fcntl.LOCK_EX):
+        if self.users or self.ticket.size < ALIGN + nbytes or not _lock(self.ticket.fd, fcntl.LOCK_EX):
             return False
         self.version = 0
         _HEADER.pack_into(self._whole.data, 0, 0, 0, 0)

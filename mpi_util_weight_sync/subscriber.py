@@ -36,7 +36,7 @@ class Subscriber:
         self.stopped = False  # True if no more updates come: this side or the sender has shut down
         self._reader = link or Reader()
         self._connection = link or self._connect(address)
-        self._connection.send_hello(address.key, worker, name)
+        self._connection.send(Kind.HELLO, address.key, worker, name)
 
     def _connect(self, address: Address) -> Connection:
         sock = new_socket()
@@ -47,6 +47,7 @@ class Subscriber:
             connection = Connection(sock)
             if connection.pid != address.pid:
                 raise PermissionError(f"process {connection.pid} has taken its address")
+            connection.patient = True
             return connection
         except OSError as error:
             sock.close()
