@@ -1,13 +1,4 @@
-"""Stable-Baselines3's on-policy algorithms on N ranks; this runs in each of them.
-
-    import mpi_util
-    if mpi_util.mpi_fork(4) == "parent":
-        sys.exit()
-    from stable_baselines3 import PPO
-    from mpi_util_sb3 import parallel
-
-    model = parallel(PPO)("MlpPolicy", make_env, n_steps=2048, seed=1)
-    model.learn(1_000_000)
+"""Stable-Baselines3's on-policy algorithms on N ranks; this runs in each of them. A program: examples/sb3_ppo.py.
 
 Every rank has its own environments and a copy of the policy, so every rank loads torch. The ranks collect in parallel;
 rank 0 gets all rows and calls SB3's `train()` with all cores; the other ranks get its weights. With one rank only SB3's

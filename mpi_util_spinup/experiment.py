@@ -151,8 +151,7 @@ class Experiment:
             self._job.close()
             (self.folder / _JOB).unlink(missing_ok=True)
             if code == 0:
-                took = {"seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
-                mark = {"config": self.config, "source": self._source} | took
+                mark = {"config": self.config, "source": self._source}
                 with contextlib.suppress(OSError):  # the disk is full: the run will count as not finished
                     replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
         return code

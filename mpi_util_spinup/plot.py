@@ -114,13 +114,6 @@ def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]
     return groups
 
 
-def together(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """(x, values): all curves at every x of any of them, float64 (x,) and (curves, x), NaN beyond a curve's ends."""
-    xs = np.unique(np.concatenate([x for x, _ in curves]))
-    rows = [np.interp(xs, x, y, np.nan, np.nan) if len(x) else np.full(len(xs), np.nan) for x, y in curves]
-    return xs, np.array(rows)
-
-
 def make_plots(
     all_logdirs: Sequence[str | Path], legend: Sequence[str] | None = None, xaxis: str | None = None,
     values: str | Sequence[str] | None = None, count: bool = False, font_scale: float = 1.5, smooth: int = 1,
@@ -164,8 +157,10 @@ def _curves(axes: Any, runs: list[Run], x: str, value: str, count: bool, smooth:
         curves = [run.curve(x, value, smooth) for run in members]
         for i, (xs, ys) in enumerate(curves if count else [], 1):
             axes.plot(xs / scale, ys, marker="." * (len(xs) < 2), label=f"{name} {i}" if len(curves) > 1 else name)
-        if not count and any(len(xs) for xs, _ in curves):
-            xs, ys = together(curves)
+        known = [curve for curve in curves if len(curve[0])]
+        if not count and known:
+            xs = np.unique(np.concatenate([x for x, _ in known]))
+            ys = np.array([np.interp(xs, *curve, np.nan, np.nan) for curve in known])  # NaN beyond a curve's ends
             seeds = f" ({len(curves)} runs)" * (len(curves) > 1)
             middle = ESTIMATES[estimator](ys, axis=0)
             (line,) = axes.plot(xs / scale, middle, marker="." * (len(xs) < 2), label=name + seeds)
