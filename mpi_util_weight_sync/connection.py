@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 FRAME_BYTES = 1 << 16
-_PROTOCOL = 3
+_PROTOCOL = 4
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
 _TEXT_BYTES = FRAME_BYTES - 256  # only the end of a longer text is sent
 _MOST = 256  # messages received at once, so that a peer that never stops sending delays no other
