@@ -4,9 +4,9 @@ The sender's process owns the model. Receivers, each in a process of its own, ar
 when it sends them: all or some, acknowledged or not. `docs/choosing.md` says when to use this and when
 `rank0_bcast_wts`. Read first: scheme.py, then sender.py and receiver.py.
 
-    both sides     scheme.py, mpi.py; layout.py, connection.py, mpi_messages.py, sections.py; torchrl.py (optional)
-    the sender's   sender.py, publisher.py, worker.py
-    a receiver's   subscriber.py, receiver.py, readers_writer_lock.py
+    both sides     scheme.py, mpi.py; layout.py, connection.py, sections.py; torchrl.py (optional)
+    the sender's   sender.py, publisher.py
+    a receiver's   receiver.py, readers_writer_lock.py
 
 A version is one set of weights with a number: 1 for those of `connect`, then 2, 3, ... for each `send`. A receiver has
 one version at a time, and may skip some. Its way to a receiver, and who wakes whom:

@@ -69,8 +69,7 @@ def materialise(model: Any) -> None:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.is_meta:
-                    if tensor not in made:
-                        empty = torch.empty_like(tensor, device="cpu")
-                        is_parameter = isinstance(tensor, torch.nn.Parameter)
-                        made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-                    tensors[name] = made[tensor]
+                    empty = torch.empty_like(tensor, device="cpu")
+                    if isinstance(tensor, torch.nn.Parameter):
+                        empty = torch.nn.Parameter(empty, tensor.requires_grad)
+                    tensors[name] = made.setdefault(tensor, empty)
