@@ -8,8 +8,7 @@ FOLDER --trust` (there: test_policy) plays what it has learned. Read first: algo
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .algorithms import PPOBuffer, VPGBuffer, ppo, trpo, vpg
-    from .core import MLPActorCritic
+    from .algorithms import MLPActorCritic, PPOBuffer, VPGBuffer, ppo, trpo, vpg
 
 __all__ = ["MLPActorCritic", "PPOBuffer", "VPGBuffer", "ppo", "trpo", "vpg"]
 
@@ -17,7 +16,7 @@ __all__ = ["MLPActorCritic", "PPOBuffer", "VPGBuffer", "ppo", "trpo", "vpg"]
 def __getattr__(name: str) -> Any:
     """The algorithms, which need torch; the other modules do not."""
     if name in __all__:
-        from . import algorithms, core
+        from . import algorithms
 
-        return getattr(core if name == "MLPActorCritic" else algorithms, name)
+        return getattr(algorithms, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

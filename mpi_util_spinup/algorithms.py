@@ -6,18 +6,20 @@ Gymnasium's and are seeded; where the environment truncates an episode, the last
 steps that is no multiple of the number of ranks is dealt out, not cut.
 """
 
+import itertools
 import numbers
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.distributions import Categorical, Distribution, Normal
 from torch.optim import Adam
 
-from mpi_util.errors import UsageError
+from mpi_util.errors import UsageError, whole_number
 
-from . import core
 from .logx import EpochLogger
 from .mpi_pytorch import mpi_avg_grads, setup_pytorch_for_mpi, sync_params
 from .mpi_tools import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
@@ -31,12 +33,87 @@ _LEAST = {  # the smallest value of each whole number; with 0 iterations a netwo
 _NO_NUMBERS = {"env_fn", "actor_critic", "ac_kwargs", "logger_kwargs", "algo"}
 
 
+def discount_cumsum(x: np.ndarray, discount: float) -> np.ndarray:
+    """y[t] = x[t] + discount * y[t + 1], float64 (T,)."""
+    y = np.array(x, np.float64)
+    for t in range(len(y) - 2, -1, -1):
+        y[t] += discount * y[t + 1]
+    return y
+
+
+def mlp(sizes: Sequence[int], activation: Any) -> nn.Sequential:
+    """Linear layers of these widths, the input's and the output's among them, with activations between them."""
+    layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), activation())]
+    return nn.Sequential(*layers[:-1])
+
+
+class MLPActor(nn.Module):
+    """A policy for Discrete or Box actions: `forward` gives their distribution, and log-probabilities of some.
+
+    The standard deviations of a Box action's parts do not depend on the state.
+    """
+
+    def __init__(self, obs_dim: int, action_space: Any, hidden_sizes: Sequence[int], activation: Any):
+        super().__init__()
+        self.discrete = hasattr(action_space, "n")
+        act_dim = int(action_space.n) if self.discrete else action_space.shape[0]
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((act_dim,), -0.5))
+        self.net = mlp([obs_dim, *hidden_sizes, act_dim], activation)
+
+    def forward(self, obs: torch.Tensor, act: torch.Tensor | None = None) -> tuple[Distribution, Any]:
+        out = self.net(obs)
+        pi = Categorical(logits=out) if self.discrete else Normal(out, self.log_std.exp())
+        return pi, None if act is None else self.log_prob(pi, act)
+
+    def log_prob(self, pi: Distribution, act: torch.Tensor) -> torch.Tensor:
+        logp = pi.log_prob(act)
+        return logp if self.discrete else logp.sum(-1)  # over the parts of an action
+
+
+class MLPCritic(nn.Module):
+    def __init__(self, obs_dim: int, hidden_sizes: Sequence[int], activation: Any):
+        super().__init__()
+        self.v_net = mlp([obs_dim, *hidden_sizes, 1], activation)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.squeeze(self.v_net(obs), -1)
+
+
+class MLPActorCritic(nn.Module):
+    """Policy `pi` and value function `v` for these spaces."""
+
+    def __init__(
+        self, observation_space: Any, action_space: Any, hidden_sizes: Sequence[int] = (64, 64),
+        activation: Any = nn.Tanh,
+    ):  # fmt: skip
+        super().__init__()
+        widths = list(hidden_sizes) if isinstance(hidden_sizes, Iterable) else [0]
+        if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
+            raise UsageError(f"hidden_sizes are the widths of the layers, such as [64,64]; got {hidden_sizes!r}")
+        if not callable(activation):
+            raise UsageError(f"activation is a class of torch.nn, such as torch.nn.Tanh; got {activation!r}")
+        obs_dim = observation_space.shape[0]
+        self.pi = MLPActor(obs_dim, action_space, hidden_sizes, activation)
+        self.v = MLPCritic(obs_dim, hidden_sizes, activation)
+
+    @torch.no_grad()
+    def step(self, obs: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A drawn action for an observation, the state's value, the action's log-probability."""
+        pi, _ = self.pi(obs)
+        act = pi.sample()
+        return act.numpy(), self.v(obs).numpy(), self.pi.log_prob(pi, act).numpy()
+
+    def act(self, obs: torch.Tensor) -> np.ndarray:
+        return self.step(obs)[0]
+
+
 class PPOBuffer:
     """The steps of an epoch on this rank; `get` gives them with advantages (GAE-lambda) and rewards-to-go."""
 
     def __init__(self, obs_dim: Any, act_dim: Any, size: int, gamma: float = 0.99, lam: float = 0.95):
-        self.obs_buf = np.zeros(core.combined_shape(size, obs_dim), np.float32)
-        self.act_buf = np.zeros(core.combined_shape(size, act_dim), np.float32)
+        self.obs_buf = np.zeros((size, *np.empty(obs_dim).shape), np.float32)
+        self.act_buf = np.zeros((size, *np.empty(act_dim).shape), np.float32)
         self.adv_buf, self.rew_buf, self.ret_buf, self.val_buf, self.logp_buf = np.zeros((5, size), np.float32)
         self.gamma, self.lam = gamma, lam
         self.ptr, self.path_start_idx, self.max_size = 0, 0, size
@@ -51,8 +128,8 @@ class PPOBuffer:
         path = slice(self.path_start_idx, self.ptr)
         rews, vals = np.append(self.rew_buf[path], last_val), np.append(self.val_buf[path], last_val)
         deltas = rews[:-1] + self.gamma * vals[1:] - vals[:-1]
-        self.adv_buf[path] = core.discount_cumsum(deltas, self.gamma * self.lam)
-        self.ret_buf[path] = core.discount_cumsum(rews, self.gamma)[:-1]
+        self.adv_buf[path] = discount_cumsum(deltas, self.gamma * self.lam)
+        self.ret_buf[path] = discount_cumsum(rews, self.gamma)[:-1]
         self.path_start_idx = self.ptr
 
     def get(self) -> Data:
@@ -62,15 +139,14 @@ class PPOBuffer:
         self.ptr = self.path_start_idx = 0
         mean, std = mpi_statistics_scalar(self.adv_buf)
         self.adv_buf[:] = (self.adv_buf - mean) / (std or 1.0)
-        named = {"obs": self.obs_buf, "act": self.act_buf, "ret": self.ret_buf, "adv": self.adv_buf}
-        return {key: torch.as_tensor(value) for key, value in (named | {"logp": self.logp_buf}).items()}
+        return {key: torch.as_tensor(getattr(self, f"{key}_buf")) for key in ("obs", "act", "ret", "adv", "logp")}
 
 
 VPGBuffer = PPOBuffer
 
 
 def ppo(
-    env_fn: Callable[[], Any], actor_critic: Any = core.MLPActorCritic, ac_kwargs: Any = None, seed: int = 0,
+    env_fn: Callable[[], Any], actor_critic: Any = MLPActorCritic, ac_kwargs: Any = None, seed: int = 0,
     steps_per_epoch: int = 4000, epochs: int = 50, gamma: float = 0.99, clip_ratio: float = 0.2, pi_lr: float = 3e-4,
     vf_lr: float = 1e-3, train_pi_iters: int = 80, train_v_iters: int = 80, lam: float = 0.97, max_ep_len: int = 1000,
     target_kl: float = 0.01, logger_kwargs: Any = None, save_freq: int = 10,
@@ -100,7 +176,7 @@ def ppo(
 
 
 def vpg(
-    env_fn: Callable[[], Any], actor_critic: Any = core.MLPActorCritic, ac_kwargs: Any = None, seed: int = 0,
+    env_fn: Callable[[], Any], actor_critic: Any = MLPActorCritic, ac_kwargs: Any = None, seed: int = 0,
     steps_per_epoch: int = 4000, epochs: int = 50, gamma: float = 0.99, pi_lr: float = 3e-4, vf_lr: float = 1e-3,
     train_v_iters: int = 80, lam: float = 0.97, max_ep_len: int = 1000, logger_kwargs: Any = None, save_freq: int = 10,
 ) -> None:  # fmt: skip
@@ -116,7 +192,7 @@ def vpg(
 
 
 def trpo(
-    env_fn: Callable[[], Any], actor_critic: Any = core.MLPActorCritic, ac_kwargs: Any = None, seed: int = 0,
+    env_fn: Callable[[], Any], actor_critic: Any = MLPActorCritic, ac_kwargs: Any = None, seed: int = 0,
     steps_per_epoch: int = 4000, epochs: int = 50, gamma: float = 0.99, delta: float = 0.01, vf_lr: float = 1e-3,
     train_v_iters: int = 80, damping_coeff: float = 0.1, cg_iters: int = 10, backtrack_iters: int = 10,
     backtrack_coeff: float = 0.8, lam: float = 0.97, max_ep_len: int = 1000, logger_kwargs: Any = None,
@@ -190,15 +266,13 @@ def _descend(optimizer: Adam, loss: torch.Tensor, module: torch.nn.Module) -> No
 class _Run:
     """What the algorithms share: environment, networks, buffer, logger, and the loop. Args: given: all arguments."""
 
-    gain: Callable[[torch.Tensor, Data], tuple[torch.Tensor, dict[str, float]]]
-
     def __init__(self, given: dict[str, Any]):
         for name in given.keys() - _NO_NUMBERS:
             least = num_procs() if name == "steps_per_epoch" else _LEAST.get(name)
-            if not isinstance(given[name], numbers.Real if least is None else numbers.Integral):
-                raise UsageError(f"{name} is a {'whole ' * (least is not None)}number; got {given[name]!r}")
-            if least is not None and given[name] < least:
-                raise UsageError(f"{name} is at least {least}; got {given[name]!r}")
+            if least is not None:
+                whole_number(name, given[name], least)
+            elif not isinstance(given[name], numbers.Real):
+                raise UsageError(f"{name} is a number; got {given[name]!r}")
         setup_pytorch_for_mpi()
         self.given = given
         self.logger = EpochLogger(**(given["logger_kwargs"] or {}))
@@ -211,7 +285,7 @@ class _Run:
         spaces = self.env.observation_space, self.env.action_space
         self.ac = given["actor_critic"](*spaces, **(given["ac_kwargs"] or {}))
         sync_params(self.ac)
-        pi, v = (core.count_vars(module) for module in (self.ac.pi, self.ac.v))
+        pi, v = (sum(p.numel() for p in module.parameters()) for module in (self.ac.pi, self.ac.v))
         self.logger.log(f"\nNumber of parameters: \t pi: {pi}, \t v: {v}\n")
         steps = len(range(proc_id(), given["steps_per_epoch"], num_procs()))
         self.buf = PPOBuffer(spaces[0].shape, spaces[1].shape, steps, given["gamma"], given["lam"])

@@ -1,7 +1,4 @@
-"""Experiments: a function with its arguments runs on N ranks, in processes of its own; several at once.
-
-All runs in the process that the user started, but `run_packed`, which runs in the started ones.
-"""
+"""Experiments, started by the user's process: a function with its arguments runs on N ranks; several at once."""
 
 import contextlib
 import hashlib
@@ -22,6 +19,7 @@ from typing import Any, NamedTuple
 
 from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
 from mpi_util.arrays.frameworks import framework
+from mpi_util.errors import whole_number
 from mpi_util.host import reap
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
@@ -45,8 +43,6 @@ Thunk = Callable[..., object]
 
 
 class Result(NamedTuple):
-    """The outcome of a run."""
-
     name: str  # with its seed
     status: str  # "done", "done before", "failed", "stopped" (by a signal to this process) or "not run"
     code: int | None  # exit status, negative for a signal; None if it was not run now, or could not be started
@@ -94,9 +90,7 @@ class Experiment:
         if under_launcher():
             raise UsageError("experiments start their own ranks; run this script without mpiexec or srun")
         cores = max(1, usable_cores() // at_once)
-        self.num_cpu = cores if num_cpu == "auto" else num_cpu
-        if isinstance(self.num_cpu, bool) or not isinstance(self.num_cpu, int) or self.num_cpu < 1:
-            raise UsageError(f"num_cpu must be a number of processes, at least 1, or 'auto'; got {num_cpu!r}")
+        self.num_cpu = whole_number("num_cpu, if not 'auto',", cores if num_cpu == "auto" else num_cpu, 1)
         where = kwargs.pop("logger_kwargs", where)
         self.config = convert_json(kwargs | {"exp_name": name, "thunk": thunk, "num_cpu": self.num_cpu})
         self.folder = Path(where.get("output_dir") or ".")
@@ -151,8 +145,7 @@ class Experiment:
             self._job.close()
             (self.folder / _JOB).unlink(missing_ok=True)
             if code == 0:
-                took = {"seconds": round(self.seconds, 3), "time": time.strftime("%F %T")}
-                mark = {"config": self.config, "source": self._source} | took
+                mark = {"config": self.config, "source": self._source}
                 with contextlib.suppress(OSError):  # the disk is full: the run will count as not finished
                     replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
         return code

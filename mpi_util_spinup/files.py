@@ -5,12 +5,9 @@ import os
 import shutil
 import time
 import weakref
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
-
-import numpy as np
 
 from mpi_util.errors import UsageError
 from mpi_util.ranks.state import state
@@ -72,14 +69,6 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays as NumPy's .npz, without pickle; any names, and the same bytes for the same arrays."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
 class FolderLock:

@@ -7,8 +7,7 @@
     mpi_avg_grads(module)
     optimizer.step()
 
-Every rank has the module and a part of the data. See `rank0_bcast_wts` for the other way, in which rank 0 alone
-updates. All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
+All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
 """
 
 from typing import Any

@@ -1,8 +1,7 @@
 """Spinning Up's MPI tools, on every rank: `spinup.utils.mpi_tools`.
 
-They differ from Spinning Up's: dtypes and shapes are kept (there all became float32), waiting ranks sleep, the bits do
-not depend on the MPI library, and one rank needs no MPI. `comm` is a communicator; None: all ranks. Other operations
-than sum and mean are mpi4py's own.
+Dtypes and shapes are kept (in Spinning Up all became float32). `comm` is a communicator; None: all ranks. Other
+operations than sum and mean are mpi4py's own.
 """
 
 import functools
@@ -18,7 +17,6 @@ from mpi_util import BatchError, MpiUtilError, all_accum_batches, bcast
 from mpi_util.arrays.adapters import adapter_for
 from mpi_util.collectives.channel import channel_of
 from mpi_util.collectives.moments import Moments, merge
-from mpi_util.errors import rank_mismatch
 from mpi_util.ranks.identity import Comm, nworkers, rank
 
 proc_id = rank
@@ -50,18 +48,12 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
     """
     channel = channel_of(comm)
 
-    def checked_root() -> int:
+    def check() -> None:
         _buffer(x)
-        return root
-
-    def check_same(roots: list[int]) -> list[int]:
-        if len(set(roots)) > 1:
-            raise rank_mismatch("broadcast: root must be the same on every rank", roots)
         if root not in range(channel.size):
             raise MpiUtilError(f"broadcast: root must be a rank, 0 to {channel.size - 1}; got {root!r}")
-        return roots
 
-    channel.agree("broadcast", checked_root, check_same)
+    channel.agree(f"broadcast(root={root})", check, lambda answers: answers)
     array = _buffer(x)
     if root:
         array[...] = all_accum_batches(array[None][: channel.rank == root], comm=comm)[0]
@@ -95,19 +87,9 @@ class Statistics(NamedTuple):
 
 
 def statistics(op: str, key: str, samples: Any, comm: Comm = None) -> Statistics:
-    """Collective: the statistics of the samples of all ranks, the same bits on every rank.
-
-    Args: op: the call that asks. key: names the samples. samples: an array, tensor, list or number of any shape.
-    Raises, on every rank: RankMismatchError: the keys differ. BatchError: values on one rank are not real numbers.
-    """
-
-    def merged(of_ranks: list[tuple[str, tuple[Moments, float, float]]]) -> list[Statistics]:
-        keys = [key for key, _ in of_ranks]
-        if len(set(keys)) > 1:
-            raise rank_mismatch(f"{op}: every rank must ask for the statistics of the same key", keys)
-        return [_merged([summary for _, summary in of_ranks])] * len(of_ranks)
-
-    return channel_of(comm).agree(op, lambda: (key, _summary(key, samples)), merged)
+    """As `mpi_statistics_scalar`, for the call `op`. RankMismatchError on every rank: the samples' keys differ."""
+    channel = channel_of(comm)
+    return channel.agree(f"{op}({key})", lambda: _summary(key, samples), lambda each: [_merged(each)] * channel.size)
 
 
 def _summary(key: str, x: Any) -> tuple[Moments, float, float]:

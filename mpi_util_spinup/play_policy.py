@@ -9,7 +9,6 @@ pickles, which can run any code, so --trust says that you trust the folder: it i
 import argparse
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,7 @@ def load_policy_and_env(
 def _torch_policy(path: Path) -> Act:
     torch = framework("torch")
     model = torch.load(path, weights_only=False)
-
-    def act(obs: np.ndarray) -> Any:
-        with torch.no_grad():
-            return model.act(torch.as_tensor(obs, dtype=torch.float32))
-
+    act: Act = torch.no_grad()(lambda obs: model.act(torch.as_tensor(obs, dtype=torch.float32)))
     return act
 
 
@@ -114,8 +109,7 @@ def _drawn(env: Any) -> Any:
     return framework("gymnasium").make(spec, render_mode="human")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("fpath", help="folder of the run")
     parser.add_argument("--len", "-l", type=int, default=0, help="steps of an episode at most (default: no limit)")
@@ -126,13 +120,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder: a run of yours")
     args = parser.parse_args(arguments)
     try:
-        itr = "last" if args.itr < 0 else args.itr
-        env, act = load_policy_and_env(args.fpath, itr, args.deterministic, trust=args.trust)
+        env, act = load_policy_and_env(
+            args.fpath, args.itr if args.itr >= 0 else "last", args.deterministic, trust=args.trust
+        )
         run_policy(env, act, args.len, args.episodes, not args.norender)
     except MpiUtilError as error:
         parser.exit(2, f"mpi_util_spinup.play_policy: {error}\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

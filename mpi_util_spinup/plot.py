@@ -12,8 +12,7 @@ import functools
 import importlib
 import json
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ _OF_ONE_RUN = """seed run_dir resume commands versions logger_kwargs output_dir 
 tag_output nprocs num_cpu name watchdog_kill save_every total_steps num_episodes framework device"""
 OF_ONE_RUN = frozenset(_OF_ONE_RUN.split())
 WIDTH, HEIGHT, DPI = 7.0, 4.2, 120
-ESTIMATES: dict[str, Callable[..., Any]] = {"mean": np.nanmean, "max": np.nanmax, "min": np.nanmin}
 
 
 @dataclass
@@ -51,9 +49,8 @@ class Run:
 
     def curve(self, x: str, value: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
         """(x, value) of the rows that have this value. Args: smooth: rows in a moving average."""
-        missing = next((name for name in (x, value) if name not in self.columns), None)
-        if missing:
-            raise UsageError(f"{self.folder} has no column {missing}; it has {', '.join(self.columns)}")
+        if missing := [name for name in (x, value) if name not in self.columns]:
+            raise UsageError(f"{self.folder} has no column {missing[0]}; it has {', '.join(self.columns)}")
         known = ~np.isnan(self.columns[value])
         xs, ys = self.columns[x][known], self.columns[value][known]
         if smooth > 1 and len(ys):
@@ -102,23 +99,15 @@ def _number(text: str) -> float:
 def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]:
     """Runs by their entry in the legend. Args: by_processes: another number of processes is another group."""
     known = {key: {run.settings.get(key) for run in runs} for run in runs for key in run.settings}
-    differ = [key for key, found in known.items() if len(found) > 1]
+    differ = [key for key, found in known.items() if len(found) > 1 and key not in ("env", "algo")]
     groups: dict[str, list[Run]] = {}
     for run in runs:
         name = run.config.get("exp_name") or " ".join(str(run.config.get(key, "")) for key in ("env", "algo")).strip()
         words = [f"{key} {run.settings[key].strip(chr(34))}" for key in differ if key in run.settings]
-        words = [word for word in words if word.split()[0] not in ("env", "algo")]
         n_processes = int(run.config.get("nprocs") or run.config.get("num_cpu") or 1)
         words += [f"{n_processes} processes"] * by_processes
         groups.setdefault(", ".join(filter(None, [name or run.folder.name, *words])), []).append(run)
     return groups
-
-
-def together(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """(x, values): all curves at every x of any of them, float64 (x,) and (curves, x), NaN beyond a curve's ends."""
-    xs = np.unique(np.concatenate([x for x, _ in curves]))
-    rows = [np.interp(xs, x, y, np.nan, np.nan) if len(x) else np.full(len(xs), np.nan) for x, y in curves]
-    return xs, np.array(rows)
 
 
 def make_plots(
@@ -164,10 +153,12 @@ def _curves(axes: Any, runs: list[Run], x: str, value: str, count: bool, smooth:
         curves = [run.curve(x, value, smooth) for run in members]
         for i, (xs, ys) in enumerate(curves if count else [], 1):
             axes.plot(xs / scale, ys, marker="." * (len(xs) < 2), label=f"{name} {i}" if len(curves) > 1 else name)
-        if not count and any(len(xs) for xs, _ in curves):
-            xs, ys = together(curves)
+        known = [curve for curve in curves if len(curve[0])]
+        if not count and known:
+            xs = np.unique(np.concatenate([x for x, _ in known]))
+            ys = np.array([np.interp(xs, *curve, np.nan, np.nan) for curve in known])  # NaN beyond a curve's ends
             seeds = f" ({len(curves)} runs)" * (len(curves) > 1)
-            middle = ESTIMATES[estimator](ys, axis=0)
+            middle = getattr(np, f"nan{estimator}")(ys, axis=0)
             (line,) = axes.plot(xs / scale, middle, marker="." * (len(xs) < 2), label=name + seeds)
             if len(curves) > 1:
                 spread = np.nanstd(ys, axis=0)
@@ -179,8 +170,7 @@ def _curves(axes: Any, runs: list[Run], x: str, value: str, count: bool, smooth:
         axes.legend(fontsize="small")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="mpi_util_spinup.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -190,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--value", "-y", nargs="*", metavar="COLUMN", help="return (default), or columns")
     parser.add_argument("--smooth", "-s", type=int, default=1, metavar="N", help="moving average of N rows")
     parser.add_argument("--count", action="store_true", help="a curve for each run, no mean")
-    parser.add_argument("--est", choices=tuple(ESTIMATES), default="mean", help="of the runs of a group")
+    parser.add_argument("--est", choices=("mean", "max", "min"), default="mean", help="of the runs of a group")
     parser.add_argument("--select", nargs="*", metavar="WORD", help="only runs whose path contains each WORD")
     parser.add_argument("--exclude", nargs="*", metavar="WORD", help="no runs whose path contains a WORD")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), metavar="FILE", help="default: curves.png")
@@ -208,8 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (UsageError, MissingFrameworkError, OSError) as error:
         parser.error(str(error))
     print(args.out)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(__doc__)
         return 0
     if name in TOOLS:
-        return int(importlib.import_module(f".{TOOLS[name]}", __package__).main(words))
+        importlib.import_module(f".{TOOLS[name]}", __package__).main(words)
+        return 0
     try:
         name = name.removesuffix("_pytorch")
         if name not in ALGORITHMS:

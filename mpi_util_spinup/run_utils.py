@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from mpi_util.errors import UsageError
+from mpi_util.errors import UsageError, whole_number
 from mpi_util.ranks import failure
 
 from .experiment import DEFAULT_DATA_DIR, Experiment, ExperimentError, Result, Schedule, Thunk, setup_logger_kwargs
@@ -156,8 +156,7 @@ class ExperimentGrid:
         ExperimentError after all have run: some have failed; a script then ends with status 1. Raises SystemExit, 128 +
         the signal's number, after Ctrl-C, SIGTERM or SIGHUP has stopped all runs.
         """
-        if isinstance(max_parallel, bool) or not isinstance(max_parallel, int) or max_parallel < 1:
-            raise UsageError(f"max_parallel must be a number of runs, at least 1; got {max_parallel!r}")
+        whole_number("max_parallel", max_parallel, 1)
         experiments = []
         for variant in self.variants():
             name = self.variant_name(variant)

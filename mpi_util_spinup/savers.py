@@ -8,8 +8,9 @@ import json
 import pickle
 import re
 import warnings
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from mpi_util.arrays.adapters import adapter_for
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
-from .files import publish, replace_file, replace_folder, write_npz
+from .files import publish, replace_file, replace_folder
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
@@ -133,5 +134,13 @@ def restore_tf_graph(sess: Any, fpath: str | Path, *, trust: bool = False) -> di
 
 
 def _save_weights(path: Path, weights: dict[str, np.ndarray]) -> None:
+    """Writes NumPy's .npz without pickle: any names (`np.savez` refuses "file"), the same bytes for the same arrays."""
+
+    def write(file: IO[bytes]) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in weights.items():
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+
     if weights:
-        replace_file(path, lambda file: write_npz(file, weights))
+        replace_file(path, write)

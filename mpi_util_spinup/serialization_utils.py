@@ -4,7 +4,6 @@ import dataclasses
 import enum
 import json
 import math
-import os
 import re
 from typing import Any
 
@@ -15,14 +14,40 @@ _LARGEST = 100  # elements; a larger array is only described
 _DEPTH = 4  # of objects within objects
 
 
-def convert_json(obj: Any) -> Any:
+def convert_json(obj: Any, _around: tuple[int, ...] = ()) -> Any:
     """`obj` as `json.dumps` accepts it; the same in every process for the same values.
 
     Dicts, lists, tuples, sets, dataclasses and NumPy values become dicts, lists and numbers; functions and classes
     their names; other objects {str(obj): public attributes}; infinity, NaN and the rest strings. Of a large array only
     dtype and shape remain.
     """
-    return _convert(obj, ())
+    if isinstance(obj, (np.generic, np.ndarray)):
+        return convert_json(obj.tolist(), _around) if obj.size <= _LARGEST else f"{obj.dtype} array {obj.shape}"
+    if isinstance(obj, enum.Enum):
+        return obj.name
+    if obj is None or isinstance(obj, (int, str)):
+        return obj
+    if isinstance(obj, float):
+        return float(obj) if math.isfinite(obj) else str(float(obj))
+    if id(obj) in _around:
+        return "..."  # it contains itself
+    _around = (*_around, id(obj))
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        obj = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
+    if isinstance(obj, dict):
+        return {k if isinstance(k, str) else str(convert_json(k)): convert_json(v, _around) for k, v in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [convert_json(item, _around) for item in obj]
+    if isinstance(obj, (set, frozenset)):
+        return sorted((convert_json(item, _around) for item in obj), key=repr)
+    name = getattr(obj, "__name__", None)
+    if isinstance(name, str) and "<lambda>" not in name:
+        return name
+    text = _ADDRESS.sub("", str(obj))  # it differs from run to run
+    attributes = getattr(obj, "__dict__", None)
+    if not attributes or isinstance(name, str) or len(_around) > _DEPTH:
+        return text
+    return {text: convert_json({k: v for k, v in attributes.items() if not str(k).startswith("_")}, _around)}
 
 
 def is_json_serializable(v: Any) -> bool:
@@ -31,35 +56,3 @@ def is_json_serializable(v: Any) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return True
-
-
-def _convert(obj: Any, around: tuple[int, ...]) -> Any:
-    if isinstance(obj, (np.generic, np.ndarray)):
-        return _convert(obj.tolist(), around) if obj.size <= _LARGEST else f"{obj.dtype} array {obj.shape}"
-    if isinstance(obj, enum.Enum):
-        return obj.name
-    if obj is None or isinstance(obj, (int, str)):
-        return obj
-    if isinstance(obj, float):
-        return float(obj) if math.isfinite(obj) else str(float(obj))
-    if isinstance(obj, os.PathLike):
-        return str(obj)
-    if id(obj) in around:
-        return "..."  # it contains itself
-    around = (*around, id(obj))
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        obj = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
-    if isinstance(obj, dict):
-        return {k if isinstance(k, str) else str(_convert(k, ())): _convert(v, around) for k, v in obj.items()}
-    if isinstance(obj, (list, tuple)):
-        return [_convert(item, around) for item in obj]
-    if isinstance(obj, (set, frozenset)):
-        return sorted((_convert(item, around) for item in obj), key=repr)
-    name = getattr(obj, "__name__", None)
-    if isinstance(name, str) and "<lambda>" not in name:
-        return name
-    text = _ADDRESS.sub("", str(obj))  # it differs from run to run
-    attributes = getattr(obj, "__dict__", None)
-    if not attributes or isinstance(name, str) or len(around) > _DEPTH:
-        return text
-    return {text: _convert({k: v for k, v in attributes.items() if not str(k).startswith("_")}, around)}

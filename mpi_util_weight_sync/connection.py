@@ -21,8 +21,12 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any, NamedTuple
 
+from mpi_util.errors import WorkerLeftError
+from mpi_util.ranks.identity import Role
+from mpi_util.ranks.state import state
+
 FRAME_BYTES = 1 << 16
-_PROTOCOL = 3
+_PROTOCOL = 4
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
 _TEXT_BYTES = FRAME_BYTES - 256  # only the end of a longer text is sent
 _MOST = 256  # messages received at once, so that a peer that never stops sending delays no other
@@ -68,6 +72,13 @@ class Address(NamedTuple):
         return f"Address({self.name!r}, pid={self.pid})"
 
 
+def left(text: str) -> WorkerLeftError:
+    """The error of a side whose other side has ended. In a job the parent of mpi_fork reports that first."""
+    error = WorkerLeftError(text)
+    error.silent = bool(state(Role).job)
+    return error
+
+
 class Deadline:
     """`timeout` seconds from now; None: never."""
 
@@ -79,11 +90,6 @@ class Deadline:
     def left(self) -> float:
         """Seconds, at least 0."""
         return max(0.0, self._end - time.perf_counter())
-
-
-def new_socket() -> socket.socket:
-    """A socket without a place in the file system."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def frame(kind: Kind, *items: Any) -> bytes:
@@ -142,22 +148,13 @@ class Connection:
 
     def send(self, kind: Kind, *items: Any) -> None:
         """Sends a message. A subscriber waits for room, a publisher gets BlockingIOError. OSError: there is no peer."""
-        self.send_frame(frame(kind, *items))
+        self._sock.send(frame(kind, *items), 0 if self.patient else socket.MSG_DONTWAIT)
 
-    def send_frame(self, data: bytes) -> None:
-        self._sock.send(data, 0 if self.patient else socket.MSG_DONTWAIT)
-
-    def has_room(self, unread: int) -> bool:
-        """True if an update can be sent to a subscriber that has not answered to so many."""
-        return unread < _UNREAD
-
-    def send_update(self, data: bytes, section: Any) -> None:
-        """Sends an update, which says in which section the weights are."""
-        self.send_frame(data)
-
-    def send_hello(self, key: bytes, worker: int, name: str) -> None:
-        self.patient = True
-        self.send(Kind.HELLO, key, worker, name)
+    def send_update(self, data: bytes, section: Any, unread: int) -> None:
+        """Sends an update, which says where the weights are. Args: unread: number of updates that have no answer."""
+        if unread >= _UNREAD:
+            raise BlockingIOError
+        self._sock.send(data, socket.MSG_DONTWAIT)
 
     def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).
@@ -174,17 +171,17 @@ class Connection:
             try:
                 data = self._sock.recv(FRAME_BYTES + 1, socket.MSG_DONTWAIT)  # one more: a longer one is noticed
             except BlockingIOError:
-                if messages or not ended:
+                if not ended:
                     break
-                raise EOFError from None
+                data = b""
             except ConnectionResetError:  # reported once, before what was sent until then
                 continue
             except OSError:
                 data = b""
-            if not data and not messages:
-                raise EOFError
             if not data:
-                break
+                if messages:
+                    break
+                raise EOFError
             messages.append(parse(data, expected))
         return messages
 

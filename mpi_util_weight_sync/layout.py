@@ -50,7 +50,6 @@ class Weights:
         return weights
 
     def layout(self) -> Layout:
-        """The layout in which these weights travel."""
         named = (slot._replace(name=name) for name, slot in self.slots.items())
         return Layout.of(named, aliases=self.aliases.items())
 
@@ -102,32 +101,27 @@ def _is_extra(key: Any) -> bool:
 
 @functools.lru_cache(maxsize=32)  # for many arrays this takes longer than sending them
 def packed(layout: Layout) -> bytes:
-    """A layout as JSON, for another process."""
-    entries = [(entry.name, dtype_to_descr(np.dtype(entry.dtype)), *entry[2:]) for entry in layout.entries]
-    return json.dumps([entries, layout.nbytes, layout.aliases]).encode()
+    """A layout as JSON, for another process, where the same arrays lie in the same places."""
+    entries = [(e.name, dtype_to_descr(np.dtype(e.dtype)), e.shape, e.kind) for e in layout.entries]
+    return json.dumps([entries, layout.aliases]).encode()
 
 
 def unpacked(text: bytes, room: int) -> Layout:
-    """The layout that `packed` described. WeightsError: the text is damaged, or its arrays do not fit the block.
-
-    Args: room: bytes of the block. The arrays lie in it one after another.
-    """
+    """The layout that `packed` described. WeightsError: it is damaged, or a block of `room` bytes is too small."""
     try:
-        described, nbytes, aliases = json.loads(text)
-        entries, end = [], 0
-        for name, descr, shape, start, kind in described:
+        described, aliases = json.loads(text)
+        arrays = {}
+        for name, descr, shape, kind in described:
             dtype = descr_to_dtype(descr)
-            if not (isinstance(name, str) and isinstance(kind, str) and all(type(n) is int for n in [start, *shape])):
+            if not (isinstance(name, str) and isinstance(kind, str) and all(type(n) is int and n >= 0 for n in shape)):
                 raise ValueError(f"{name!r} is not described")
             # NumPy refuses even an empty array if its other sizes are too large
-            fits = math.prod(max(n, 1) for n in shape) * dtype.itemsize <= sys.maxsize and not dtype.hasobject
-            if not fits or start < end or min(shape, default=0) < 0:
-                raise ValueError(f"'{name}' is {dtype} {shape} at byte {start}")
-            end = start + math.prod(shape) * dtype.itemsize
-            entries.append(Entry(name, portable(dtype), tuple(shape), start, kind))
-        if not end <= nbytes <= room or len({entry.name for entry in entries}) < len(entries):
-            raise ValueError(f"arrays of {end} bytes in {nbytes} of {room}")
-        pairs = tuple((str(alias), str(name)) for alias, name in aliases)
+            if math.prod(max(n, 1) for n in shape) * dtype.itemsize > sys.maxsize or dtype.hasobject:
+                raise ValueError(f"'{name}' cannot be {dtype} {shape}")
+            arrays[name] = Entry(name, dtype, tuple(shape), 0, kind)
+        layout = Layout.of(arrays.values(), aliases=[(str(alias), str(name)) for alias, name in aliases])
+        if layout.nbytes > room or len(arrays) < len(described):
+            raise ValueError(f"{len(described)} arrays of {layout.nbytes} bytes in {room}")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
         raise WeightsError(f"the sender's description of its weights is damaged: {error}") from None
-    return Layout(tuple(entries), nbytes, pairs)
+    return layout

@@ -1,10 +1,7 @@
-"""In the sender's process: gives versions to any number of processes of its machine.
-
-The bytes are written once, into shared memory; each worker gets a message of some tens of bytes that says where they
-are. Workers connect whenever they are ready; a thread, asleep until then, accepts them.
-"""
+"""In the sender's process: accepts workers, in a thread, and gives versions to any number of them on its machine."""
 
 import contextlib
+import enum
 import hmac
 import os
 import secrets
@@ -15,22 +12,76 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 
+from mpi_util.arrays.layout import Layout
 from mpi_util.errors import UsageError
 
-from .connection import Address, Connection, Kind, ProtocolError, frame, new_socket
+from .connection import Address, Connection, Kind, ProtocolError, frame
 from .sections import Section
-from .worker import Failure, State, Worker, name_of
 
 _ACCEPT_AGAIN_S = 0.05
 _HELLO_S = 10.0  # for a process that connects and sends nothing; others are accepted meanwhile
 _BACKLOG = 4096  # workers that connect before the sender does
 _SPARE = 2  # sections that are kept besides those in use
 ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
+
+
+class State(enum.Enum):
+    ABSENT = "it has not connected, or there is no update for it yet"
+    READY = "it gets updates"
+    LEFT = "it has shut down"
+    DEAD = "its process ended"
+
+
+def name_of(model_id: str | None) -> str:
+    return f"the model '{model_id}'" if model_id is not None else "the model"
+
+
+@dataclass(eq=False)
+class Worker:
+    """The record of one worker: its state, what was sent to it, and what it has answered.
+
+    ABSENT --first update--> READY --ended--> LEFT or DEAD --connected--> ABSENT
+
+    Another process that replaces a worker connects as it. An ABSENT worker whose process or rank ends becomes DEAD.
+    """
+
+    index: int
+    state: State = State.ABSENT
+    died: str = ""  # how, in the state DEAD
+    layout: Layout | None = None  # of what it gets
+    sent: int = 0  # the last version
+    acked: int = 0  # the last version that it has acknowledged
+    answered: int = 0  # the last version that it has acknowledged or reported as failed
+    unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
+    pid: int = 0
+    connection: Any = None  # a Connection, or a WorkerLink to another machine; None: not connected
+    unread: dict[int, Section] = field(default_factory=dict)  # version that it has not answered -> where that is
+    waiting: Section | None = None  # what it gets when it connects, or when it answers
+
+    @property
+    def gone(self) -> bool:
+        """True if nothing is sent to it."""
+        return self.state in (State.LEFT, State.DEAD)
+
+    def connected(self, connection: Any) -> None:
+        """A process is this worker from now on. It owes no answer to what was sent before."""
+        self.pid, self.connection = connection.pid, connection
+        self.state, self.died, self.answered = State.ABSENT, "", self.sent
+
+    def acknowledged(self, version: int) -> None:
+        self.acked, self.answered = max(version, self.acked), max(version, self.answered)
+
+    def ended(self, died: str = "") -> None:
+        """It has died (how), or shut down in order."""
+        self.state, self.died = State.DEAD if died else State.LEFT, died
+        if died and self.answered < self.sent:
+            self.unreported = died
 
 
 class Publisher:
@@ -40,14 +91,15 @@ class Publisher:
         self.workers, self.name = workers, name
         self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(32), os.getpid())
         self.turned_away = ""  # the last process that was, and why
-        self._listener = new_socket()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.address.name)
         self._listener.listen(_BACKLOG)
         self._lock = threading.RLock()
         self._epoll = select.epoll()
         self._guests: set[Connection] = set()  # connections that have not sent HELLO
         self._by_fd: dict[int, Worker] = {}  # descriptor of a worker's socket -> the worker
-        self.failures: list[Failure] = []  # which the sender has not raised yet
+        # (worker, version that it could not apply, traceback), which the sender has not raised yet
+        self.failures: list[tuple[int, int, str]] = []
         self.refusals: list[str] = []
         self._changed = False  # a worker's record, since the last `poll`
         self._sections: list[Section] = []
@@ -140,7 +192,7 @@ class Publisher:
             self._newest = version  # before it can be read
             try:
                 section = self._claim(set(workers), nbytes + len(layout))
-                fill(section.block(nbytes))
+                fill(section.memory[:nbytes])
                 section.publish(version, nbytes, layout)
             except BaseException:  # also a signal's, anywhere
                 for section in self._sections:
@@ -168,14 +220,13 @@ class Publisher:
         if worker.connection is None:
             return
         if worker.state is State.ABSENT:
-            worker.started()
-        if not worker.connection.has_room(len(worker.unread)):
-            return
+            worker.state, worker.acked, worker.answered = State.READY, 0, 0
+        unread = len(worker.unread)
         worker.waiting = None
         worker.unread[section.version] = section
         try:
-            worker.connection.send_update(message or self._update(section), section)
-        except BlockingIOError:  # its socket is full
+            worker.connection.send_update(message or self._update(section), section, unread)
+        except BlockingIOError:
             worker.waiting = worker.unread.pop(section.version)
         except OSError:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
@@ -183,10 +234,10 @@ class Publisher:
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
         """A section that no reader has open, and that only some of `workers` will read: these want the newest."""
         for section in self._sections:
-            if section.holds(nbytes) and self._readers(section) <= workers and section.claim():
+            if self._readers(section) <= workers and section.claim(nbytes):
                 return section
         section = Section(nbytes)
-        section.claim()
+        section.claim(nbytes)
         self._sections.append(section)
         return section
 
@@ -242,7 +293,7 @@ class Publisher:
             worker.acknowledged(version)
         elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
             worker.answered = version or worker.sent
-            self.failures.append(Failure(worker.index, version, error))
+            self.failures.append((worker.index, version or 1, error))
             if has:  # on_update has failed: the weights are there
                 worker.acknowledged(has)
 

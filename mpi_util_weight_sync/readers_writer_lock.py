@@ -83,7 +83,6 @@ class ReadersWriterLock:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """From now on nothing is written."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

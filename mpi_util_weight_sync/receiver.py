@@ -1,28 +1,113 @@
-"""In a receiver's process: applies the newest update to the model, whole or not at all, and answers the sender.
-
-That happens in a thread, asleep until an update comes, or in the caller's own, in `receive`.
-"""
+"""In a receiver's process: gets the newest update, applies it to the model, whole or not at all, and answers."""
 
 import contextlib
+import socket
+import struct
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_util.arrays.adapters.pytorch import forget
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters.pytorch import forget, from_array
 from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
+from mpi_util.host.segments import Ticket
 
-from .connection import Deadline, Kind
+from .connection import Address, Connection, Deadline, Kind, ProtocolError, left
 from .layout import Weights, unpacked
 from .readers_writer_lock import LockClosed, ReadersWriterLock
-from .sections import Content
-from .subscriber import Subscriber, Update
+from .sections import Content, Reader
 
+_CONNECT_S = 10  # for a process that listens at the address and accepts no connection
 _JOIN_S = 5.0
+_MESSAGES = (Kind.UPDATE, Kind.REFUSED, Kind.STOP)
+
+
+class Update(NamedTuple):
+    version: int
+    ticket: Ticket
+    live: tuple[int, ...]  # serial numbers of all sections that the publisher has
+
+
+class Subscriber:
+    """Connects to the publisher at `address`. WorkerLeftError: no process listens there, or another process does.
+
+    Args: link: the `SenderLink` to a publisher on another machine. It is both the connection and the reader.
+    """
+
+    def __init__(self, address: Address, worker: int, name: str, link: Any = None):
+        self._worker, self._name = worker, name
+        self._newest: Update | None = None
+        self.stopped = False  # True if no more updates come: this side or the sender has shut down
+        self._reader = link or Reader()
+        self._connection = link or self._connect(address)
+        self._connection.send(Kind.HELLO, address.key, worker, name)
+
+    def _connect(self, address: Address) -> Connection:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_S, 0))
+            sock.connect(address.name)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+            connection = Connection(sock)
+            if connection.pid != address.pid:
+                raise PermissionError(f"process {connection.pid} has taken its address")
+            connection.patient = True
+            return connection
+        except OSError as error:
+            sock.close()
+            raise left(f"worker {self._worker} finds no sender of {self._name}: it has ended ({error})") from None
+
+    def next(self, deadline: Deadline) -> Update | None:
+        """The newest update that was not returned yet; None if none comes in time, or ever (`stopped`).
+
+        Raises: UsageError: the publisher refuses this worker. WorkerLeftError: the sender has died, or is no sender.
+        """
+        while self._newest is None and not self.stopped:
+            self._receive(deadline.left)
+            if not deadline.left:
+                break
+        update, self._newest = self._newest, None
+        return update
+
+    def _receive(self, timeout: float) -> None:
+        try:
+            messages = self._connection.receive(timeout, _MESSAGES)
+        except (EOFError, OSError):
+            if self.stopped:
+                return
+            raise left(f"the sender of {self._name} has ended without shutdown()") from None
+        except ProtocolError as error:
+            self._connection.close()
+            raise WorkerLeftError(f"worker {self._worker}: the sender of {self._name} sent {error}") from None
+        for kind, *content in messages:
+            if kind is Kind.UPDATE:
+                version, fd, serial, size, live = content
+                self._newest = Update(version, Ticket(self._connection.pid, fd, serial, size), live)
+            elif kind is Kind.REFUSED:
+                raise UsageError(content[0])
+            else:
+                self.stopped = True
+
+    def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
+        """The content of an update, or of a newer one that has replaced it. See `Reader.reading`."""
+        self._reader.keep(update.live)
+        return self._reader.reading(update.ticket, discard)
+
+    def answer(self, kind: Kind, *content: object) -> None:
+        with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
+            self._connection.send(kind, *content)
+
+    def close(self) -> None:
+        """Leaves in order. Wakes a thread that waits in `next`."""
+        self.answer(Kind.BYE)
+        self.stopped = True
+        self._connection.close()
+
+    def release(self) -> None:  # the memory, once nothing reads it
+        self._reader.keep(())
 
 
 class ZeroCopyModule:
@@ -48,8 +133,7 @@ class ZeroCopyModule:
         entries |= {alias: entries[name] for alias, name in layout.aliases if name in entries}
         arrays = {tensor: entries[name].view(block) for name, tensor in self._tensors.items() if name in entries}
         for tensor, array in arrays.items():
-            view = framework("torch").from_numpy(array)
-            tensor.data = view if view.dtype == tensor.dtype else view.view(tensor.dtype)
+            tensor.data = from_array(array, like=tensor)
 
     def detach(self) -> None:
         """Every tensor gets memory of its own, with the same values."""
@@ -66,7 +150,7 @@ class Receiver:
         self.version = 0
         self.failure: Exception | None = None
         self.ended = threading.Event()
-        self._subscriber: Subscriber | None = None  # from `connect` on
+        self._subscriber: Any = None  # a Subscriber, from `connect` on
         self.thread: threading.Thread | None = None  # that receives
         self._on_update = on_update
         self._layout: Layout | None = None  # the sender's, which comes with the first update
@@ -83,7 +167,7 @@ class Receiver:
                 raise SyncTimeoutError(f"worker {self.worker}: no weights of {self.name} within {timeout} s")
         except BaseException:  # it may connect once more
             subscriber.close()
-            self._let_go(subscriber)
+            self._let_go()
             self._subscriber, self._layout, self.version = None, None, 0
             self.ended.clear()
             raise
@@ -97,15 +181,16 @@ class Receiver:
 
     def receive(self, deadline: Deadline) -> int | None:
         """Applies weights newer than the model's. Returns their version; None: none came in time, or none will come."""
-        while self._subscriber is not None and (update := self._subscriber.next(deadline)) is not None:
-            if self._take(update, self._subscriber):
+        while (update := self._subscriber.next(deadline)) is not None:
+            if self._take(update):
                 return self.version
-        if self._subscriber is None or self._subscriber.stopped:
+        if self._subscriber.stopped:
             self.ended.set()
         return None
 
-    def _take(self, update: Update, subscriber: Subscriber) -> bool:
+    def _take(self, update: Update) -> bool:
         """Applies an update, or a newer one that has replaced it, and answers; False if the model has it already."""
+        subscriber = self._subscriber
         if update.version <= self.version:
             subscriber.answer(Kind.ACK, self.version)
             return False
@@ -161,7 +246,7 @@ class Receiver:
 
     def _listen(self) -> None:
         try:
-            while self._subscriber is not None and not self._subscriber.stopped:
+            while not self._subscriber.stopped:
                 try:
                     self.receive(Deadline(None))
                 except WorkerLeftError as error:
@@ -171,16 +256,15 @@ class Receiver:
                     self.failure = error
         except BaseException as error:  # such as SystemExit in on_update
             self.failure = UsageError(f"on_update has ended the thread that receives: {error!r}")
-            if self._subscriber is not None:
-                self._subscriber.close()
+            self._subscriber.close()
         finally:
             self.ended.set()
 
-    def _let_go(self, subscriber: Subscriber) -> None:  # of the sender's memory
+    def _let_go(self) -> None:  # of the sender's memory
         if self._zero_copy is not None and self.version:
             self._zero_copy.detach()
         self._held.close()
-        subscriber.release()
+        self._subscriber.release()
 
     def close(self) -> None:
         """Leaves in order, within `_JOIN_S` seconds."""
@@ -191,4 +275,4 @@ class Receiver:
             self.thread.join(_JOIN_S)
         self.ended.set()
         if self._subscriber is not None and (self.thread is None or not self.thread.is_alive()):
-            self._let_go(self._subscriber)
+            self._let_go()

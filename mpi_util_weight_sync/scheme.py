@@ -1,8 +1,4 @@
-"""What programs call, in the process of the sender, which owns a model, and in those of receivers.
-
-That is the base of both schemes, and the scheme between the processes of one machine: the sender's process makes it,
-and each worker gets a copy. The scheme between ranks is in mpi.py.
-"""
+"""What programs call, on both sides: the base of both schemes, and the scheme between processes of one machine."""
 
 import contextlib
 import importlib
@@ -15,11 +11,9 @@ from typing import Any
 from mpi_util.errors import UsageError
 
 from .connection import Address, Deadline
-from .publisher import Publisher
-from .receiver import Receiver
+from .publisher import Publisher, Worker, name_of
+from .receiver import Receiver, Subscriber
 from .sender import Sender, worker_indices
-from .subscriber import Subscriber
-from .worker import Worker, name_of
 
 
 class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
@@ -49,10 +43,10 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         self, strategy: str = "tensordict", sync: bool = True, timeout: float | None = 120.0, *,
         on_dead: str = "raise", per_worker_weights: bool = False,
     ):  # fmt: skip
-        if strategy not in (known := ("state_dict", "tensordict")):
-            raise UsageError(f"strategy={strategy!r}; use one of {', '.join(map(repr, known))}")
-        if on_dead not in (known := ("raise", "drop")):
-            raise UsageError(f"on_dead={on_dead!r}; use one of {', '.join(map(repr, known))}")
+        words = {"strategy": (strategy, "state_dict", "tensordict"), "on_dead": (on_dead, "raise", "drop")}
+        for name, (given, *known) in words.items():
+            if given not in known:
+                raise UsageError(f"{name}={given!r}; use one of {', '.join(map(repr, known))}")
         self.strategy, self.sync, self.timeout, self.per_worker_weights = strategy, sync, timeout, per_worker_weights
         self._on_dead = on_dead
 
@@ -110,7 +104,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             if model is not None or model_id is None:
                 needs = "context= needs model_id=, which says where the model is, and no model="
                 raise UsageError(f"init_on_receiver: {needs}")
-            model = _torchrl("context=").receiver_model(context, model_id)
+            model = _torchrl("context=").model_of(context, model_id)
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
         index, name = self._worker_index(worker_idx), name_of(model_id)
         self.model_id, self.worker_idx, self.context = model_id, index, context
@@ -234,8 +228,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     @property
     def version(self) -> int:
         """Sender: version sent last. Receiver: version that the model has. 0 before the first."""
-        side = self._receiver or self._sender
-        return side.version if side is not None else 0
+        return getattr(self._receiver or self._sender, "version", 0)
 
     @property
     def ended(self) -> bool:
@@ -254,9 +247,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     @property
     def model(self) -> Any:
         """The model of this side. A receiver may be given another one, with the same weights."""
-        if self._receiver is not None:
-            return self._receiver.model
-        return self._sender.model if self._sender is not None else None
+        return getattr(self._receiver or self._sender, "model", None)
 
     @model.setter
     def model(self, model: Any) -> None:
@@ -278,17 +269,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         _torchrl()  # it asks this first
         return self._sender is not None
 
-    @property
-    def initialized_on_receiver(self) -> bool:
-        return self._receiver is not None
-
-    @property
-    def synchronized_on_sender(self) -> bool:
-        return self._connected and self._sender is not None
-
-    @property
-    def synchronized_on_receiver(self) -> bool:
-        return self._connected and self._receiver is not None
+    initialized_on_receiver = property(lambda self: self._receiver is not None)
+    synchronized_on_sender = property(lambda self: self._connected and self._sender is not None)
+    synchronized_on_receiver = property(lambda self: self._connected and self._receiver is not None)
 
     def shutdown(self) -> None:
         """Ends this side in order and within seconds; may be called in any state, and again."""
@@ -315,7 +298,6 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         return Publisher(workers, name)
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:
-        """Connects this process to the publisher."""
         return Subscriber(self._address, worker, name)
 
 

@@ -35,7 +35,7 @@ def _lock(fd: int, how: int) -> bool:
 class Section:
     """The owner's side. Args: nbytes: size of the block plus its description."""
 
-    version = nbytes = _size = 0  # of the content
+    version = nbytes = size = 0  # of the content: its version, its block, and the block with its description
 
     def __init__(self, nbytes: int):
         # return True while a transfer over MPI needs the content; readers hold the lock instead
@@ -43,23 +43,12 @@ class Section:
         self.segment = Segment(-(-(ALIGN + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
         self.ticket = self.segment.ticket
         self._whole = self.segment.lend(self.ticket.size)
+        self.memory = self._whole[ALIGN:]  # uint8: the block, and then its description
 
-    def block(self, nbytes: int) -> np.ndarray:
-        """uint8 array of the content, shape (nbytes,)."""
-        return self._whole[ALIGN : ALIGN + nbytes]
-
-    def content(self) -> np.ndarray:
-        """uint8 array of the block and its description."""
-        return self._whole[ALIGN : ALIGN + self._size]
-
-    def holds(self, nbytes: int) -> bool:
-        """True if it has room for a block and its description of that size."""
-        return self.ticket.size >= ALIGN + nbytes
-
-    def claim(self) -> bool:
-        """Returns True if it is not in use, and keeps readers out until `publish` or `release`."""
+    def claim(self, nbytes: int = 0) -> bool:
+        """True if it has room and is not in use; then readers are kept out until `publish` or `release`."""
         self.users = [needs for needs in self.users if needs()]
-        if self.users or not _lock(self.ticket.fd, fcntl.LOCK_EX):
+        if self.users or self.ticket.size < ALIGN + nbytes or not _lock(self.ticket.fd, fcntl.LOCK_EX):
             return False
         self.version = 0
         _HEADER.pack_into(self._whole.data, 0, 0, 0, 0)
@@ -67,10 +56,10 @@ class Section:
 
     def publish(self, version: int, nbytes: int, description: bytes) -> None:
         """The block now holds that version; adds the description that readers need, and lets them in."""
-        start = ALIGN + nbytes
-        self._whole[start : start + len(description)] = np.frombuffer(description, np.uint8)
+        self.size = nbytes + len(description)
+        self.memory[nbytes : self.size] = np.frombuffer(description, np.uint8)
         _HEADER.pack_into(self._whole.data, 0, version, nbytes, len(description))
-        self.version, self.nbytes, self._size = version, nbytes, nbytes + len(description)
+        self.version, self.nbytes = version, nbytes
         self.release()
 
     def release(self) -> None:
@@ -78,7 +67,7 @@ class Section:
 
     def close(self) -> None:
         """Gives the memory back when its last reader has dropped it."""
-        self._whole = np.empty(0, np.uint8)
+        self._whole = self.memory = np.empty(0, np.uint8)
         self.segment.close()
 
 

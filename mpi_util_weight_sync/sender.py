@@ -8,10 +8,9 @@ from typing import Any
 from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import SyncTimeoutError, UsageError, WorkerError
 
-from .connection import Deadline
+from .connection import Deadline, left
 from .layout import Weights, packed
-from .publisher import Publisher
-from .worker import State, Worker, left
+from .publisher import Publisher, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
 
@@ -141,7 +140,7 @@ class Sender:
     def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
         self.publisher.poll(0)
-        while late := [worker for worker, version in wanted if worker.owes(version)]:
+        while late := [worker for worker, n in wanted if worker.answered < n and not worker.gone]:
             absent = [worker for worker in late if worker.state is State.ABSENT]
             if absent and self.publisher.refusals:
                 refusals, self.publisher.refusals = self.publisher.refusals, []
@@ -153,17 +152,16 @@ class Sender:
             self.publisher.poll(min(_CHECK_S, deadline.left))
 
     def _raise_errors(self) -> None:
-        """Raises what workers have reported, as one error."""
         failures, self.publisher.failures = self.publisher.failures, []
         if failures:
-            texts = (f"worker {e.worker} could not take version {e.version or 1}:\n{e.text.rstrip()}" for e in failures)
+            texts = (f"worker {index} could not take version {n}:\n{text.rstrip()}" for index, n, text in failures)
             error = WorkerError("\n".join(texts))
-            error.worker, error.traceback = failures[0].worker, failures[0].text
+            error.worker, _, error.traceback = failures[0]
             raise error
 
     def _raise_left(self, workers: list[Worker]) -> None:
         if workers:
-            text = "; ".join(f"worker {worker.index}: {worker.unreported or worker.reason}" for worker in workers)
+            text = "; ".join(f"worker {w.index}: {w.unreported or w.died or w.state.value}" for w in workers)
             raise left(f"cannot send {self.publisher.name} to {text}")
 
     def _raise_late(self, workers: list[Worker], timeout: float | None) -> None:
@@ -171,5 +169,5 @@ class Sender:
         text = "; ".join(f"worker {worker.index} has {what}" for worker, what in zip(workers, has))
         if self.publisher.turned_away:
             text += f"; turned away: {self.publisher.turned_away}"
-        name = self.publisher.name
-        raise SyncTimeoutError(f"{name}, version {self.version}: no answer within {timeout:g} s: {text}")
+        what = f"{self.publisher.name}, version {self.version}"
+        raise SyncTimeoutError(f"{what}: no answer within {timeout:g} s: {text}")

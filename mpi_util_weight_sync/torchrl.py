@@ -1,9 +1,5 @@
 """The scheme in torchrl's own collectors; in the trainer's process and in those of the collector's workers.
 
-    collector = MultiSyncCollector(..., weight_sync_schemes={"policy": MultiProcessWeightSyncScheme()})
-    ...
-    collector.update_policy_weights_()
-
 The import, which a scheme does where torchrl is loaded, also registers it: `WeightSyncScheme.from_backend("mpi_util")`
 of torchrl makes one. A collector in an MPI rank needs none: give its policy to an `MPIWeightSyncScheme`, and collect
 within `frozen()`.
@@ -23,11 +19,12 @@ framework("torchrl")  # where it is missing, one line says so
 base: Any = importlib.import_module("torchrl.weight_update.weight_sync_schemes")
 base.WeightSyncScheme.register(WeightSyncScheme)  # for isinstance
 base.register_weight_sync_backend("mpi_util")(MultiProcessWeightSyncScheme)
+model_of = base._resolve_model  # of a collector, by its model_id
 
 
 def sender_arguments(collector: Any, model_id: str) -> dict[str, Any]:
     """The `model` or `params_map` of a collector, as `init_on_sender` takes them."""
-    model = base._resolve_model(collector, model_id)
+    model = model_of(collector, model_id)
     if model is None and model_id == "policy":
         factories = collector.policy_factory  # it has these, which make the policies of its workers
         if any(factory is not factories[0] for factory in factories):
@@ -52,11 +49,6 @@ def shut_down_with(collector: Any, scheme: Any) -> None:
     collector.shutdown = shutdown
 
 
-def receiver_model(collector: Any, model_id: str) -> Any:
-    """The model of a worker's collector."""
-    return base._resolve_model(collector, model_id)
-
-
 def after_update(scheme: Any) -> Callable[[int], None]:
     """An `on_update` that updates the worker's collector too: it counts versions, and may have collectors itself."""
     ref = weakref.ref(scheme)  # the scheme's receiver has this
@@ -77,8 +69,7 @@ def materialise(model: Any) -> None:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.is_meta:
-                    if tensor not in made:
-                        empty = torch.empty_like(tensor, device="cpu")
-                        is_parameter = isinstance(tensor, torch.nn.Parameter)
-                        made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-                    tensors[name] = made[tensor]
+                    empty = torch.empty_like(tensor, device="cpu")
+                    if isinstance(tensor, torch.nn.Parameter):
+                        empty = torch.nn.Parameter(empty, tensor.requires_grad)
+                    tensors[name] = made.setdefault(tensor, empty)

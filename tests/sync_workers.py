@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_util_weight_sync.subscriber import Subscriber
+from mpi_util_weight_sync.receiver import Subscriber
 
 
 def arrays(value: float) -> dict:

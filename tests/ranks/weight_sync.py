@@ -10,7 +10,7 @@ import numpy as np
 from harness import fork, raises
 
 import mpi_util
-from mpi_util_weight_sync import MPIWeightSyncScheme, mpi_messages
+from mpi_util_weight_sync import MPIWeightSyncScheme, mpi
 
 fork()
 rank, size = mpi_util.rank, mpi_util.nworkers
@@ -219,7 +219,7 @@ elif "stopped" in sys.argv:
         assert scheme.versions == dict.fromkeys(range(2), sent + 4), scheme.versions
     else:
         if rank == 1 and "midway" in sys.argv:
-            mpi_messages.TagSpace.bulk = stop_at_second_transfer(mpi_messages.TagSpace.bulk)
+            mpi.TagSpace.bulk = stop_at_second_transfer(mpi.TagSpace.bulk)
         scheme.init_on_receiver(model=mine)
         scheme.connect()
     mpi_util.all_sum(0)

@@ -109,10 +109,10 @@ def test_parameters_that_make_no_sense(keys, text):
 @pytest.mark.parametrize(
     "given, text",
     [
-        ({"epochs": -1}, "epochs is at least 1; got -1"),
-        ({"epochs": 1.5}, "epochs is a whole number; got 1.5"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch is at least 1; got 0"),
-        ({"seed": -1}, "seed is at least 0; got -1"),
+        ({"epochs": -1}, "epochs is a whole number of at least 1; got -1"),
+        ({"epochs": 1.5}, "epochs is a whole number of at least 1; got 1.5"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch is a whole number of at least 1; got 0"),
+        ({"seed": -1}, "seed is a whole number of at least 0; got -1"),
         ({"gamma": "x"}, "gamma is a number; got 'x'"),
         ({"ac_kwargs": {"hidden_sizes": 0}}, "hidden_sizes are the widths"),
         ({"ac_kwargs": {"hidden_sizes": [64, "a"]}}, "hidden_sizes are the widths"),
@@ -146,8 +146,8 @@ def test_runs_that_make_no_sense(tmp_path, monkeypatch):
         ({"thunk": max}, "2 variants have the folder .*g_lr0-1_s0; make their names differ"),
         ({"thunk": "nothing"}, "'nothing' is not a parameter; they are lr"),
         ({"thunk": 3}, "thunk must be a function"),
-        ({"thunk": max, "num_cpu": 0}, "num_cpu must be a number of processes"),
-        ({"thunk": max, "max_parallel": 0}, "max_parallel must be a number"),
+        ({"thunk": max, "num_cpu": 0}, "num_cpu, if not 'auto', is a whole number of at least 1; got 0"),
+        ({"thunk": max, "max_parallel": 0}, "max_parallel is a whole number of at least 1; got 0"),
     ]:
         with pytest.raises(UsageError, match=text):
             grid.run(data_dir=tmp_path, **arguments)

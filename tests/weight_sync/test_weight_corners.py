@@ -84,13 +84,13 @@ def test_a_send_that_is_interrupted_owes_no_answer(monkeypatch, after):
                 raise KeyboardInterrupt
             send(to, *arguments)
 
-        def cut(data):
+        def cut(*_):
             raise KeyboardInterrupt
 
         if after == "before the send":
             monkeypatch.setattr(publisher, "_send", interrupted)
         else:
-            monkeypatch.setattr(worker.connection, "send_frame", cut)
+            monkeypatch.setattr(worker.connection, "send_update", cut)
         with pytest.raises(KeyboardInterrupt):
             scheme.send(arrays(2.0))
         monkeypatch.undo()

@@ -36,9 +36,9 @@ from mpi_util.arrays.layout import KeptSlots
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 from mpi_util_weight_sync.layout import Weights
+from mpi_util_weight_sync.publisher import State
 from mpi_util_weight_sync.readers_writer_lock import ReadersWriterLock
 from mpi_util_weight_sync.sections import Reader, Section
-from mpi_util_weight_sync.worker import State
 
 TIMEOUT = 60
 
