@@ -20,7 +20,7 @@ from ..ranks import threads as pools
 from ..ranks.console import print0_once
 from ..ranks.identity import Role, in_child_of_rank, is_multiprocess, under_launcher
 from ..ranks.records import DEPTH, STDIN
-from ..ranks.state import process, state
+from ..ranks.state import state
 
 HOSTS = "MPI_UTIL_HOSTS"
 
@@ -88,7 +88,7 @@ def mpi_fork(
         if output == "rank0" and identity.rank():
             failure.show_only_errors(keeps_stdout=bool(state(Role).job and log_dir))
         if threads:
-            process.set_environment({UPDATE_THREADS: str(threads)})
+            os.environ[UPDATE_THREADS] = str(threads)
         channel_of()  # from here on each rank knows when another ends, however early
         pools.start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ..host.cores import UPDATE_THREADS, update_threads, usable_cores
-from .state import process, state
+from .state import state
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -62,7 +62,6 @@ class _Pool:
     def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):
         self.get, self.put, self.n = get, put, get()
         self.ours = self.n in expected
-        process.undo.callback(put, self.n)
 
     def set(self, n: int) -> None:
         """Changes the number, unless it is the user's."""
@@ -90,14 +89,13 @@ class _Threads:
         mine = environment(os.environ)
         self._variables = mine[_OURS].split()
         pools = dict(zip(TENSORFLOW, (str(most or self._most), str(self._most if is_root else 1))))
-        process.set_environment(mine | {name: pools[name] for name in pools if name not in os.environ})
+        os.environ.update(mine | {name: pools[name] for name in pools if name not in os.environ})
         # by itself a library starts with a thread for each processor, or for each core without its hyperthreads
         counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
         self._find({1} if launched else {1, *counts, *(count // 2 for count in counts)})
         self._set()
         if "torch" not in sys.modules:
             sys.meta_path.insert(0, self)
-            process.undo.callback(sys.meta_path.remove, self)
 
     def switch(self, all_cores: bool, of_any_size: bool = False) -> None:
         small = 0 < self.largest < _LARGE and not os.environ.get(UPDATE_THREADS)
@@ -154,7 +152,7 @@ class _Threads:
             free = free and self.all_cores  # a number that is set while the others work is the user's, for good
             pool.ours = free and get() == pool.n  # a function that only measures something restores the number
 
-        process.set(torch, "set_num_threads", set_num_threads)
+        torch.set_num_threads = set_num_threads
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """As an entry of sys.meta_path: adds torch's pool as soon as torch has been imported."""

@@ -21,11 +21,11 @@ def as_rank(monkeypatch):
     def become(rank, size):
         monkeypatch.setenv("PMI_RANK", str(rank))
         monkeypatch.setenv("PMI_SIZE", str(size))
-        process.reset()
+        process.close()
 
     yield become
     monkeypatch.undo()
-    process.reset()
+    process.close()
 
 
 @pytest.mark.parametrize(("n", "size"), [(10, 1), (10, 3), (2, 4), (0, 3), (4000, 7)])
