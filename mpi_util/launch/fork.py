@@ -22,7 +22,7 @@ from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
 from ..ranks.failure import print_line
-from ..ranks.identity import RANK_PID, Role, is_multiprocess
+from ..ranks.identity import RANK_PID, Role, multiprocess_parent
 from ..ranks.records import DEPTH, RESTARTS, SAVED, STDIN
 from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
@@ -53,7 +53,7 @@ def start(
     others = where if where and where.are_used_by(n) else None
     if n == 1 and not max_restarts and not others:
         return "child"
-    if is_multiprocess():
+    if multiprocess_parent():
         raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")
     if depth > 1:
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
