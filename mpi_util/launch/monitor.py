@@ -6,7 +6,7 @@ The ranks are children of the launcher, not of this process. The launcher reaps 
 name the wrong rank: hydra prints the id of a rank that it killed itself, and ors all statuses together. So this file
 looks for itself. In the job's folder each rank k
 
-- writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
+- writes rank-<k>, JSON {"pid": int, "shm": [paths of MPI's files, to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
 - writes failed-<k>, a `Failure` as JSON, before it ends on its own account;
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize;
