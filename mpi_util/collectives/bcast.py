@@ -12,10 +12,11 @@ from ..arrays import tree
 from ..arrays.adapters import sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
-from ..ranks import failure, threads
+from ..ranks import failure
 from ..ranks.console import msg, print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import state
+from ..ranks.threads import Threads
 from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
 from .mismatch import check_all_same, check_same
@@ -186,7 +187,8 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
             if len({signature for signature, _ in of_ranks}) == 1:
                 copier = models.copiers[i]
                 _note_alignment(copier, *(alignment for _, alignment in of_ranks[:2]))
-                threads.note_model(max(math.prod(entry.shape) for entry in copier.layout.entries))
+                pools = state(Threads)
+                pools.largest = max(pools.largest, *(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
                 return paired(sources, (i, channel.version + 1, ask))
         return [(None, (-1, 0, False))] * channel.size

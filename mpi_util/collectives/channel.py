@@ -21,10 +21,11 @@ from ..errors import LaunchError, MpiUtilError, UsageError
 from ..host.cores import take_cores, update_threads
 from ..host.segments import Attached, BlockAddress, Pool, private
 from ..host.waiting import wait_until
-from ..ranks import failure, threads
+from ..ranks import failure
 from ..ranks.console import print0_once
 from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import States, state
+from ..ranks.threads import Threads
 from ..ranks.watchdog import Watchdog
 from .agreement import Agreement, Answer, Before
 from .barrier import add_up
@@ -277,7 +278,7 @@ def _prepare_rank(world: Channel) -> None:
     state(Watchdog).join(world.rank, world.peers.note if infos else None, notes)
     if world.rank == 0 and "MPI_UTIL_BOUND" not in os.environ:
         take_cores([infos[k].pid for k in infos if k != 0 and world.machine[k] == 0])
-    threads.start(world.rank == 0, all_of(world.comm, [update_threads()])[0][0] if infos else 0)
+    state(Threads).start(world.rank == 0, all_of(world.comm, [update_threads()])[0][0] if infos else 0)
 
 
 def _leave_all(status: int, reason: str, seconds: float | None) -> bool:

@@ -16,11 +16,11 @@ from ..collectives.channel import channel_of
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
-from ..ranks import threads as pools
 from ..ranks.console import print0_once
 from ..ranks.identity import Role, in_child_of_rank, multiprocess_parent, under_launcher
 from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import state
+from ..ranks.threads import Threads
 
 HOSTS = "MPI_UTIL_HOSTS"
 
@@ -90,7 +90,7 @@ def mpi_fork(
         if threads:
             os.environ[UPDATE_THREADS] = str(threads)
         channel_of()  # from here on each rank knows when another ends, however early
-        pools.start(identity.rank() == 0)
+        state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
     if side == "parent" and exit:

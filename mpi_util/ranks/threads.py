@@ -74,17 +74,19 @@ class _Pool:
 class Threads:
     """The pools of this process, and whether they have one thread or all.
 
-    Attributes: all_cores: True on rank 0 from a gather to its next collective call: the others sleep.
+    Attributes:
+        all_cores: True on rank 0 from a gather to its next collective call: the others sleep.
+        largest: on rank 0, numbers in the largest array of all models that have been sent; 0: none has been.
     """
 
     def __init__(self) -> None:
         self.all_cores, self._n = False, 1  # n: threads of each pool
-        self.largest = 0  # numbers in the largest array of all models that have been sent; 0: none has been
-        self._most = self._n_modules = 0  # most: threads of rank 0 while it has all cores
+        self.largest = self._most = self._n_modules = 0  # most: threads of rank 0 while it has all cores
         self._variables: list[str] = []  # that this package has set
         self.pools: dict[str, _Pool] = {}  # by library
 
-    def start(self, is_root: bool, most: int) -> None:
+    def start(self, is_root: bool, most: int = 0) -> None:
+        """Gives each pool of a new rank one thread. Args: most: rank 0's `update_threads`; 0: this process's own."""
         started, self._most = self._most, update_threads()
         if started:
             return
@@ -173,20 +175,9 @@ class Threads:
         return spec
 
 
-def start(is_root: bool, most: int = 0) -> None:
-    """Gives each pool of a new rank one thread. Args: most: rank 0's `update_threads`; 0: this process's own."""
-    state(Threads).start(is_root, most)
-
-
 def use_all_cores(of_any_size: bool = False) -> None:
     """Gives rank 0 a thread for each core: it has gathered, and the others sleep. Args: of_any_size: of a model."""
     state(Threads).switch(True, of_any_size)
-
-
-def note_model(largest: int) -> None:
-    """Rank 0 has sent a model. Args: largest: numbers in its largest array; from now on that of all models counts."""
-    threads = state(Threads)
-    threads.largest = max(threads.largest, largest)
 
 
 def use_one_core() -> None:
