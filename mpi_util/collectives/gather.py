@@ -129,7 +129,8 @@ class Leaf(NamedTuple):
         if self.kind in ("list", "none"):
             return self.kind
         dtype = np.dtype(self.dtype) if self.kind == "array" else self.kind
-        return f"{dtype} scalar" if self.scalar else tree.describe(dtype, self.trailing)
+        shape = ", ".join(["*", *map(str, self.trailing)]) + "," * (not self.trailing)
+        return f"{dtype} scalar" if self.scalar else f"{dtype} ({shape})"  # such as float32 (*, 17)
 
 
 # What must be the same in every segment of every rank: the leaves, and the path of each container with "dict", "tuple"

@@ -151,7 +151,7 @@ def kill_processes(job_dir: str) -> None:
         time.sleep(_KILL_PAUSE_S)
     for pid in pids:  # of the last scan, which are stopped
         send(pid, signal.SIGKILL)
-    _remove(files)
+    remove(files)
 
 
 def end_job(job_dir: str) -> None:
@@ -163,15 +163,15 @@ def end_job(job_dir: str) -> None:
     """
     kill_processes(job_dir)
     made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]
-    _remove(path for paths in made for path in paths if _MPI_FILE.fullmatch(path))
+    remove(path for paths in made for path in paths if _MPI_FILE.fullmatch(path))
     with contextlib.suppress(OSError):
         begun = min((path.stat().st_ctime for path in Path(job_dir).glob("alive-*")), default=math.inf)
         unused = map(str, unused_files(begun))
-        _remove(path for path in unused if not all(made) or path.startswith(_TMP))
+        remove(path for path in unused if not all(made) or path.startswith(_TMP))
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
-def _remove(paths: Iterable[str]) -> None:
+def remove(paths: Iterable[str]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -187,11 +187,6 @@ def unused_files(since: float = 0.0) -> list[Path]:
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if found else []
     used = {path for pid in pids for path in mpi_files(pid)}
     return [path for path in found if str(path) not in used]
-
-
-def remove_files(pid: int) -> None:
-    """Removes the files of MPI of a process that ends without MPI_Finalize and shares them with no other."""
-    _remove(mpi_files(pid))
 
 
 def mpi_files(pid: int) -> set[str]:

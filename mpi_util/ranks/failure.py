@@ -128,7 +128,7 @@ def stop_all(failure: Failure) -> NoReturn:
         time.sleep(_LAST_WORDS_S)
         mpi.COMM_WORLD.Abort(failure.status)
     if mpi:  # a single rank: no launcher or parent removes its files in /dev/shm
-        reap.remove_files(os.getpid())
+        reap.remove(reap.mpi_files(os.getpid()))
     os._exit(failure.status)
 
 
@@ -316,7 +316,7 @@ def _end_together() -> None:
     if end.status and several:
         _record(end)
     elif end.status and mpi:  # such as a rank of no job that was refused: Open MPI leaves its files then
-        reap.remove_files(os.getpid())
+        reap.remove(reap.mpi_files(os.getpid()))
     together = mpi and mine.leave and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
     if end.status and (together or not several):
         _record(end._replace(in_order=True), again=several)
