@@ -19,7 +19,7 @@ from ..ranks.state import state
 from ..ranks.threads import Threads
 from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
-from .mismatch import check_all_same, check_same
+from .mismatch import check_same
 
 T = TypeVar("T")
 
@@ -123,13 +123,13 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     array: Any = x
     in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject and not isinstance(x, np.ma.MaskedArray)
 
-    def describe() -> tuple[Any, ...] | None:
+    def describe() -> list[tuple[Any, ...]]:
         if in_place and channel.rank and not array.flags.writeable:
             raise BatchError("bcast: the array of another rank than 0 is written in place, and this one is read-only")
-        return (array.dtype, array.shape) if in_place else None
+        return [("x", array.dtype, array.shape)] if in_place else []
 
     def decide(described: list[Any]) -> Sequence[Any]:
-        check_all_same("bcast", described)
+        check_same("bcast", described)
         if not in_place:
             return [x] * channel.size
         return channel.spread_sources(array.nbytes, lambda block: np.copyto(view_of(block), array))

@@ -511,7 +511,7 @@ def test_ranks_that_differ_are_told_where_they_are(tmp_path, mpi):
         "mpi_util.all_sum(True)\n"
     )
     done = run([sys.executable, program], SOON_S, mpi_environment(mpi))
-    assert "  rank 1: bool ()\ncalled at:\n  rank 0: program.py:4\n  rank 1: program.py:5\n" in done.err
+    assert "  rank 1: bool () (of 1 arrays)\ncalled at:\n  rank 0: program.py:4\n  rank 1: program.py:5\n" in done.err
 
 
 SIGNALLED = """
