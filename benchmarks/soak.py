@@ -38,7 +38,7 @@ class Box:
 
     folder: Path
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    segments: set[str] = field(default_factory=set)  # MPI's files in /dev/shm that its processes have mapped
+    segments: set[str] = field(default_factory=set)  # MPI's files that its processes have mapped or open
 
     def environment(self, mpi: str, **more: str) -> dict[str, str]:
         return record.mpi_environment(mpi) | {TOKEN: self.token, "TMPDIR": str(self.folder)} | more
@@ -80,11 +80,11 @@ class Box:
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
                     found.append(int(entry.name))
-        self.segments |= {name for pid in found for name in reap.mapped_segments(pid)}
+        self.segments |= {path for pid in found for path in reap.mpi_files(pid)}
         return sorted(found)
 
     def left(self) -> list[str]:
-        files = [name for name in self.segments if os.path.exists(f"/dev/shm/{name}")]
+        files = [path for path in self.segments if os.path.exists(path)]
         return [f"process {pid}" for pid in self.pids()] + [p.name for p in self.folder.glob("mpi_util-*")] + files
 
 

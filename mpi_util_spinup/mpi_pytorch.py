@@ -10,6 +10,7 @@
 All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
 """
 
+import os
 from typing import Any
 
 from mpi_util.arrays.frameworks import framework
@@ -27,9 +28,12 @@ def setup_pytorch_for_mpi() -> None:
     It has at least one thread, and at most as many as the user's OMP_NUM_THREADS or MKL_NUM_THREADS. Without this call
     a rank has one thread, and rank 0 has all cores after a gather.
     """
-    framework("torch")
+    torch = framework("torch")
     on_this_machine = first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
-    threads.fix_torch(max(1, update_threads() // on_this_machine))
+    ours = os.environ.get(threads.OURS, "").split()
+    limits = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in ours]
+    n = max(1, update_threads() // on_this_machine)
+    torch.set_num_threads(min([n, *(int(limit) for limit in limits if limit.isdecimal() and int(limit))]))
 
 
 def sync_params(module: Any, *, comm: Comm = None) -> None:

@@ -75,11 +75,6 @@ def check_paths(paths: list[str]) -> None:
         raise BatchError(f"two leaves are both named '{twice}'; rename a key")
 
 
-def describe(dtype: np.dtype | str, trailing: tuple[int, ...]) -> str:
-    """Text for an array of any number of rows: `float32 (*, 17)`."""
-    return f"{dtype} ({', '.join(['*', *map(str, trailing)])}{'' if trailing else ','})"
-
-
 def digest(*parts: Any) -> bytes:
     """Eight bytes that agree between processes for parts that are equal as text or as bytes."""
     h = hashlib.blake2b(digest_size=8)

@@ -72,8 +72,7 @@ class ClusterCounter(Counter):
         """Rank 0 sends numbers to a rank of another machine, on which several ranks share them. False: none yet."""
         found: range | str | None
         try:
-            with self.lock_threads:
-                found = self.take_some(dealt, lambda left: max(1, left * n_ranks // (2 * self.channel.size)))
+            found = self.take_some(dealt, lambda left: max(1, left * n_ranks // (2 * self.channel.size)))
         except RankMismatchError as error:
             found = str(error)
         if found is not None:

@@ -2,6 +2,6 @@
 
 A call first agrees (agreement.py: small messages, a star around rank 0); then the channel moves the bytes (channel.py:
 shared memory). Gradients of one size skip the agreement (barrier.py), and `deal` counts in shared memory (deal.py). May
-import `ranks`, `arrays`, `host` and `errors`, and in opening.py, where ranks lie on several machines, `cluster`. Read
+import `ranks`, `arrays`, `host` and `errors`, and in channel.py, where ranks lie on several machines, `cluster`. Read
 first: channel.py, gather.py.
 """

@@ -12,13 +12,14 @@ from ..arrays import tree
 from ..arrays.adapters import sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
-from ..ranks import failure, threads
+from ..ranks import failure
 from ..ranks.console import msg, print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import state
+from ..ranks.threads import Threads
 from .channel import Channel, channel_of, paired
 from .gather import rank0_accum_batches
-from .mismatch import check_all_same, check_same
+from .mismatch import check_same
 
 T = TypeVar("T")
 
@@ -122,13 +123,13 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     array: Any = x
     in_place = isinstance(x, np.ndarray) and not x.dtype.hasobject and not isinstance(x, np.ma.MaskedArray)
 
-    def describe() -> tuple[Any, ...] | None:
+    def describe() -> list[tuple[Any, ...]]:
         if in_place and channel.rank and not array.flags.writeable:
             raise BatchError("bcast: the array of another rank than 0 is written in place, and this one is read-only")
-        return (array.dtype, array.shape) if in_place else None
+        return [("x", array.dtype, array.shape)] if in_place else []
 
     def decide(described: list[Any]) -> Sequence[Any]:
-        check_all_same("bcast", described)
+        check_same("bcast", described)
         if not in_place:
             return [x] * channel.size
         return channel.spread_sources(array.nbytes, lambda block: np.copyto(view_of(block), array))
@@ -186,7 +187,8 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
             if len({signature for signature, _ in of_ranks}) == 1:
                 copier = models.copiers[i]
                 _note_alignment(copier, *(alignment for _, alignment in of_ranks[:2]))
-                threads.note_model(max(math.prod(entry.shape) for entry in copier.layout.entries))
+                pools = state(Threads)
+                pools.largest = max(pools.largest, *(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
                 return paired(sources, (i, channel.version + 1, ask))
         return [(None, (-1, 0, False))] * channel.size

@@ -212,7 +212,7 @@ class _Loop:
     """
 
     def __init__(self, call: str, comm: Comm, phase: str):
-        self.call, self.comm, self.channel, self.phase = call, comm, channel_of(comm), phase
+        self.call, self.channel, self.phase = call, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}
         self._kept_for: Any = None
         self._play: Any = None

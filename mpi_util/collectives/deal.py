@@ -5,12 +5,12 @@ import contextlib
 import fcntl
 import itertools
 import math
-import mmap
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import RankMismatchError, UsageError, whole_number
 from ..host.segments import Segment, Ticket, attach
@@ -22,12 +22,10 @@ from ..ranks.watchdog import Watchdog
 from .agreement import Before
 from .channel import Channel, channel_of
 
-# number of the round, how many it deals, the next to deal, the end of these, how many episodes have ended and their
-# rows, the round if it was closed
-_SLOT = struct.Struct("qqqqqqq")
-_DEALT, _CLOSED = struct.Struct("qqqqqq"), struct.Struct("q")  # its parts: the last one is written without the lock
+# Of a slot: number of the round, how many it deals, the next to deal, the end of these, how many episodes have ended
+# and their rows; the round if it was closed, which is written without the lock.
+_FIELDS, _CLOSED = 7, 6
 _ROUNDS = 64  # rounds that may be under way at once: after as many a slot is used again
-_NONE_YET = -1
 
 ALL_DEALT = range(-1, -1)
 
@@ -163,15 +161,13 @@ class Counter:
     Attributes:
         rounds: gives this rank's next round its number. here: the ranks that share this counter.
         guesses: in a round by rows it says how many more episodes to begin, as it learns of all that end.
-        lock_threads: what keeps other ranks away does not keep away this rank's other threads.
     """
 
     def __init__(self, channel: Channel):
-        self.channel, self.rounds, self.lock_threads = channel, itertools.count(), threading.RLock()
-        self.guesses = True
+        self.channel, self.rounds, self.guesses = channel, itertools.count(1), True  # 0: no round has used a slot yet
         self.here = [k for k, lowest in enumerate(channel.machine) if lowest == channel.machine[channel.rank]]
-        slots = _SLOT.pack(_NONE_YET, 0, 0, 0, 0, 0, _NONE_YET) * _ROUNDS
-        self._slots: mmap.mmap | bytearray = bytearray(slots)
+        memory: Any = bytearray(nbytes := _ROUNDS * _FIELDS * np.int64().itemsize)
+        self._threads = threading.RLock()  # a file lock does not keep away this rank's other threads
         self._file: int | None = None  # which is locked
         self._segment: Segment | None = None
         owns = channel.rank == self.here[0]
@@ -179,15 +175,15 @@ class Counter:
         def make() -> Ticket | None:
             if not owns or len(self.here) == 1:
                 return None
-            self._segment = Segment(len(slots))
-            self._segment.map[:] = slots
+            self._segment = Segment(nbytes)  # zeros
             return self._segment.ticket
 
         ticket = channel.agree("deal", make, lambda tickets: [tickets[lowest] for lowest in channel.machine])
         if self._segment:
-            self._slots, self._file = self._segment.map, self._segment.ticket.fd
+            memory, self._file = self._segment.lend(nbytes), self._segment.ticket.fd
         elif ticket:
-            self._file, self._slots = attach(ticket)  # opened by this process: a lock belongs to an open file
+            self._file, memory = attach(ticket)  # opened by this process: a lock belongs to an open file
+        self._slots = np.ndarray((_ROUNDS, _FIELDS), np.int64, memory)
 
     def take(self, dealt: Round) -> int | None:
         """The next number of a round; None: all are dealt. RankMismatchError: another rank deals another number."""
@@ -195,9 +191,7 @@ class Counter:
 
         def take_one() -> tuple[range] | None:
             self.serve()
-            with self.lock_threads:
-                found = self.take_some(dealt)
-            return None if found is None else (found,)
+            return None if (found := self.take_some(dealt)) is None else (found,)
 
         (found,) = wait_until(take_one, None, state(Watchdog))
         return found.start if found else None
@@ -207,8 +201,8 @@ class Counter:
 
         Args: how_many: number that are left here -> number to take, at least 1.
         """
-        with self._locked(dealt.number) as start:
-            found, n, number, end, ended, rows = _DEALT.unpack_from(self._slots, start)
+        with self._locked(dealt.number) as slot:
+            found, n, number, end, ended, rows = slot[:_CLOSED].tolist()
             if found > dealt.number or self.is_closed(dealt.number):
                 return ALL_DEALT
             if found < dealt.number:
@@ -226,15 +220,14 @@ class Counter:
             taken = range(number, min(end, number + how_many(end - number)))
             following = max(number, taken.stop)
             end = following if self.guesses and dealt.by_rows else end  # it is guessed again
-            _DEALT.pack_into(self._slots, start, dealt.number, n, following, end, ended, rows)
+            slot[:_CLOSED] = dealt.number, n, following, end, ended, rows
             return taken
 
     def end(self, dealt: Round, rows: int) -> None:
         """An episode has ended, with so many rows."""
-        with self.lock_threads, self._locked(dealt.number) as start:
-            *found, ended, all_rows = _DEALT.unpack_from(self._slots, start)
-            if found[0] == dealt.number:
-                _DEALT.pack_into(self._slots, start, *found, ended + 1, all_rows + rows)
+        with self._locked(dealt.number) as slot:
+            if slot[0] == dealt.number:
+                slot[_CLOSED - 2 : _CLOSED] += 1, rows
 
     def _first(self, dealt: Round) -> range:
         """The numbers that are here when a round begins."""
@@ -251,15 +244,16 @@ class Counter:
         return range(number, number + needed) if needed > 0 else None
 
     @contextlib.contextmanager
-    def _locked(self, round_number: int) -> Iterator[int]:
-        """No other rank deals meanwhile. Gives the place of the round's slot."""
-        if self._file is not None:
-            wait_until(self._try_lock, None, state(Watchdog))  # a holder may be stopped
-        try:
-            yield round_number % _ROUNDS * _SLOT.size
-        finally:
+    def _locked(self, round_number: int) -> Iterator[np.ndarray]:
+        """No other rank deals meanwhile. Gives the round's slot."""
+        with self._threads:
             if self._file is not None:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+                wait_until(self._try_lock, None, state(Watchdog))  # a holder may be stopped
+            try:
+                yield self._slots[round_number % _ROUNDS]
+            finally:
+                if self._file is not None:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _try_lock(self) -> bool:
         try:
@@ -270,11 +264,10 @@ class Counter:
 
     def close_round(self, round_number: int) -> None:
         """Deals nothing more in that round. A signal handler may call it: it takes no lock."""
-        _CLOSED.pack_into(self._slots, round_number % _ROUNDS * _SLOT.size + _DEALT.size, round_number)
+        self._slots[round_number % _ROUNDS, _CLOSED] = round_number
 
     def is_closed(self, round_number: int) -> bool:
-        at = round_number % _ROUNDS * _SLOT.size + _DEALT.size
-        return bool(_CLOSED.unpack_from(self._slots, at)[0] == round_number)
+        return bool(self._slots[round_number % _ROUNDS, _CLOSED] == round_number)
 
     def serve(self) -> None:
         """Answers other machines, and hears of rounds that are closed, where there are several machines."""

@@ -129,7 +129,8 @@ class Leaf(NamedTuple):
         if self.kind in ("list", "none"):
             return self.kind
         dtype = np.dtype(self.dtype) if self.kind == "array" else self.kind
-        return f"{dtype} scalar" if self.scalar else tree.describe(dtype, self.trailing)
+        shape = ", ".join(["*", *map(str, self.trailing)]) + "," * (not self.trailing)
+        return f"{dtype} scalar" if self.scalar else f"{dtype} ({shape})"  # such as float32 (*, 17)
 
 
 # What must be the same in every segment of every rank: the leaves, and the path of each container with "dict", "tuple"
@@ -292,20 +293,13 @@ class GatherPlan:
         self.pieces = [[piece for j in range(len(h.order)) for piece in found[k, j]] for k, h in enumerate(headers)]
 
 
-class _Answer(NamedTuple):
-    target: Any  # of `Channel.collect`
-    sends_example: bool
-    plan: GatherPlan | None = None  # on rank 0
-
-
 def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
     """Collective. Returns: on rank 0 the rows of all ranks; elsewhere nothing in it counts."""
 
-    def decide(headers: list[Header]) -> list[_Answer]:
+    def decide(headers: list[Header]) -> list[tuple[Any, bool, GatherPlan | None]]:
         plan = GatherPlan(op, headers)
-        targets = channel.collect_targets(plan.nbytes, plan.pieces)
-        first, *others = [_Answer(target, k == plan.example_from) for k, target in enumerate(targets)]
-        return [first._replace(plan=plan), *others]
+        targets = enumerate(channel.collect_targets(plan.nbytes, plan.pieces))
+        return [(target, k == plan.example_from, None if k else plan) for k, target in targets]
 
     target, sends_example, plan = channel.agree(op, rows.header, decide)
     channel.collect(op, target, rows.arrays)

@@ -245,8 +245,4 @@ def portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> M
             copy = MpiUtilError(text)
         copy.status = error.status
         return copy
-    try:
-        text = str(error)
-    except Exception:  # of a class of the program
-        text = "its __str__ fails"
-    return MpiUtilError(f"{op}: rank {rank} failed with {type(error).__name__}: {text}")
+    return MpiUtilError(f"{op}: rank {rank} failed with {failure.describe(error)}")

@@ -1,6 +1,6 @@
 """What is wrong where ranks, or segments of one rank, do not fit together; in each rank's process, mostly rank 0's.
 
-Nothing here runs while all is well but the comparisons of `check_all_same` and `check_same`.
+Nothing here runs while all is well but the comparison of `check_same`.
 """
 
 import contextlib
@@ -13,13 +13,6 @@ from ..arrays import tree
 from ..errors import BatchError, RankMismatchError, rank_mismatch
 
 Structure = Any  # of a batch: (leaves, containers), see gather.py
-
-
-def check_all_same(op: str, found: Sequence[Any]) -> None:
-    """Raises RankMismatchError unless all ranks have an array of the same (dtype, shape), or all none."""
-    if any(f != found[0] for f in found):
-        table = [f"{f[0]} {f[1]}" if f else "no array" for f in found]
-        raise rank_mismatch(f"{op}: dtype and shape must be the same on every rank", table)
 
 
 def check_same(op: str, descriptions: Sequence[Sequence[Any]]) -> None:

@@ -12,6 +12,7 @@ from ..arrays.adapters import adapter_for
 from ..errors import BatchError, rank_mismatch
 from ..ranks import threads
 from ..ranks.identity import Comm
+from ..ranks.state import state
 from .channel import channel_of
 
 # Attributes: of normalisers in Gymnasium's wrappers and Stable-Baselines3's VecNormalize; of what is wrapped
@@ -62,7 +63,7 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         BatchError: on every rank, if none has such an object, or one has one that takes no values.
     """
     found: dict[str, list[tuple[Numbers, Any]]] = {}
-    updates = threads.uses_all_cores()
+    updates = state(threads.Threads).all_cores
 
     def describe() -> dict[str, States]:
         _find(holder, found, set())
@@ -84,10 +85,10 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
                 raise rank_mismatch("merge_moments: names and shapes must be the same in all environments", shapes)
         return [{name: _merge_one(pool) for name, pool in pools.items()}] * len(of_ranks)
 
-    for name, state in channel_of(comm).agree("merge_moments", describe, merged).items():
+    for name, total in channel_of(comm).agree("merge_moments", describe, merged).items():
         for _, rms in found.get(name, []):
-            if state is not None:
-                _write(rms, state)
+            if total is not None:
+                _write(rms, total)
             vars(rms)[_MERGED] = tuple(_state(rms))  # in the object's own dtype
     if updates:  # between its gather and its update, for which rank 0 keeps its threads
         threads.use_all_cores()

@@ -16,7 +16,7 @@ from ..arrays.layout import Layout
 from ..errors import BatchError, MpiUtilError
 from ..ranks.identity import Comm
 from .channel import channel_of
-from .mismatch import check_all_same
+from .mismatch import check_same
 
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
@@ -79,7 +79,7 @@ def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], co
         return array
 
     def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
-        check_all_same(name, [(number.dtype, number.shape) for number in numbers])
+        check_same(name, [[("x", number.dtype, number.shape)] for number in numbers])
         dtype = result_dtype(numbers[0].dtype)
         total = numbers[0].astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
         for number in numbers[1:]:

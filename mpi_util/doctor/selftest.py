@@ -1,6 +1,7 @@
 """Two ranks gather and broadcast 62 MB, and check it. Runs in ranks that `python -m mpi_util doctor` starts."""
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from ..collectives.channel import channel_of
 from ..collectives.gather import rank0_accum_batches
 from ..collectives.reduce import all_sum
 from ..launch.api import mpi_fork
-from ..ranks import threads
 from ..ranks.identity import rank
+from ..ranks.state import state
+from ..ranks.threads import Threads
 
 _ROWS = 15_500_000  # float32, 62 MB; each of them exact
 _REPEATS = 5
@@ -39,7 +41,9 @@ def run() -> None:
     rank0_accum_batches(mine)
     if rank() == 0:
         found = dict(seconds=seconds, bytes=whole.nbytes, ranks=size, right=int(right) == size)
-        found |= dict(sharing=channel.machine.count(0), threads=threads.pools())  # sharing: ranks that share memory
+        pools = state(Threads).pools.items()  # by library
+        found["threads"] = {os.path.basename(path): pool.get() for path, pool in pools if pool.ours}  # else the user's
+        found["sharing"] = channel.machine.count(0)  # ranks that share memory
         print(json.dumps(found), flush=True)
 
 

@@ -145,13 +145,13 @@ def kill_processes(job_dir: str) -> None:
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (pids := job_processes(job_dir, stop=True)) and time.monotonic() < deadline:
         for pid in pids:
-            files |= _mpi_files(pid)
+            files |= mpi_files(pid)
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
             send(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_S)
     for pid in pids:  # of the last scan, which are stopped
         send(pid, signal.SIGKILL)
-    _remove(files)
+    remove(files)
 
 
 def end_job(job_dir: str) -> None:
@@ -163,23 +163,18 @@ def end_job(job_dir: str) -> None:
     """
     kill_processes(job_dir)
     made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]
-    _remove(f"{_SHM}/{os.path.basename(name)}" for names in made for name in names)
+    remove(path for paths in made for path in paths if _MPI_FILE.fullmatch(path))
     with contextlib.suppress(OSError):
         begun = min((path.stat().st_ctime for path in Path(job_dir).glob("alive-*")), default=math.inf)
         unused = map(str, unused_files(begun))
-        _remove(path for path in unused if not all(made) or path.startswith(_TMP))
+        remove(path for path in unused if not all(made) or path.startswith(_TMP))
     shutil.rmtree(job_dir, ignore_errors=True)
 
 
-def _remove(paths: Iterable[str]) -> None:
+def remove(paths: Iterable[str]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def mapped_segments(pid: int) -> set[str]:
-    """The names of MPI's shared memory files in /dev/shm that this process maps."""
-    return {os.path.basename(path) for path in _mpi_files(pid) if path.startswith(_SHM)}
 
 
 def unused_files(since: float = 0.0) -> list[Path]:
@@ -190,16 +185,11 @@ def unused_files(since: float = 0.0) -> list[Path]:
             if _MPI_FILE.fullmatch(str(path)) and path.stat().st_uid == os.geteuid() and path.stat().st_mtime >= since:
                 found.append(path)
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if found else []
-    used = {path for pid in pids for path in _mpi_files(pid)}
+    used = {path for pid in pids for path in mpi_files(pid)}
     return [path for path in found if str(path) not in used]
 
 
-def remove_files(pid: int) -> None:
-    """Removes the files of MPI of a process that ends without MPI_Finalize and shares them with no other."""
-    _remove(_mpi_files(pid))
-
-
-def _mpi_files(pid: int) -> set[str]:
+def mpi_files(pid: int) -> set[str]:
     """The files of MPI that this process maps or has open: hydra's proxy has its description of the machine open."""
     names = ""
     with contextlib.suppress(OSError):

@@ -16,11 +16,11 @@ from ..collectives.channel import channel_of
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
-from ..ranks import threads as pools
 from ..ranks.console import print0_once
-from ..ranks.identity import Role, in_child_of_rank, is_multiprocess, under_launcher
+from ..ranks.identity import Role, in_child_of_rank, multiprocess_parent, under_launcher
 from ..ranks.records import DEPTH, STDIN
-from ..ranks.state import process, state
+from ..ranks.state import state
+from ..ranks.threads import Threads
 
 HOSTS = "MPI_UTIL_HOSTS"
 
@@ -88,9 +88,9 @@ def mpi_fork(
         if output == "rank0" and identity.rank():
             failure.show_only_errors(keeps_stdout=bool(state(Role).job and log_dir))
         if threads:
-            process.set_environment({UPDATE_THREADS: str(threads)})
+            os.environ[UPDATE_THREADS] = str(threads)
         channel_of()  # from here on each rank knows when another ends, however early
-        pools.start(identity.rank() == 0)
+        state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
     if side == "parent" and exit:
@@ -112,10 +112,10 @@ def start_ranks(
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
-    if identity.RANK_PID not in os.environ and not is_multiprocess():
+    if identity.RANK_PID not in os.environ and not multiprocess_parent():
         role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
     if in_child_of_rank():
-        if n in (1, None) or is_multiprocess():
+        if n in (1, None) or multiprocess_parent():
             return "child"
         raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
     if under_launcher() or role.job:

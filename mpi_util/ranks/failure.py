@@ -28,7 +28,7 @@ from ..host import reap
 from . import runner
 from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
 from .records import Failure, write_record
-from .state import process, state
+from .state import state
 
 _FIRST_REPORT_S = 1.0  # other ranks with the same error give the one that reports this long to print it and end the job
 _LEAVE_S = 0.5  # a rank that exits with a non-zero status ends the job unless all others end within this time
@@ -82,14 +82,13 @@ def install() -> None:
         return
     mine.pid = os.getpid()
     os.register_at_fork(after_in_child=lambda: setattr(state(FailureState), "is_fork", True))
-    process.set(sys, "excepthook", _report_and_stop)
-    process.set(threading, "excepthook", lambda args: _report_and_stop(*args[:3]))
+    sys.excepthook = _report_and_stop
+    threading.excepthook = lambda args: _report_and_stop(*args[:3])  # type: ignore[arg-type]
     if runs := sys.modules.get(runner.NAME):
-        process.set(runs, "on_end", _note_end)
+        vars(runs)["on_end"] = _note_end
     atexit.register(_end_together)
-    process.undo.callback(atexit.unregister, _end_together)
     if under_launcher() or state(Role).job:
-        process.set_environment({RANK_PID: str(os.getpid())})
+        os.environ[RANK_PID] = str(os.getpid())
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
         reap.die_with_parent()
         _register()
@@ -129,7 +128,7 @@ def stop_all(failure: Failure) -> NoReturn:
         time.sleep(_LAST_WORDS_S)
         mpi.COMM_WORLD.Abort(failure.status)
     if mpi:  # a single rank: no launcher or parent removes its files in /dev/shm
-        reap.remove_files(os.getpid())
+        reap.remove(reap.mpi_files(os.getpid()))
     os._exit(failure.status)
 
 
@@ -317,7 +316,7 @@ def _end_together() -> None:
     if end.status and several:
         _record(end)
     elif end.status and mpi:  # such as a rank of no job that was refused: Open MPI leaves its files then
-        reap.remove_files(os.getpid())
+        reap.remove(reap.mpi_files(os.getpid()))
     together = mpi and mine.leave and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
     if end.status and (together or not several):
         _record(end._replace(in_order=True), again=several)
@@ -350,16 +349,15 @@ def _register() -> None:
         fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         # Linux closes a dying process's files from the highest number down. hydra kills the other ranks when it sees a
         # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
-        alive = fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-        process.undo.callback(os.close, alive)
+        fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         os.close(fifo)
 
 
 def register_mpi() -> None:
-    """After MPI has started: records its files in /dev/shm, which a killed job leaves, and later its end."""
+    """After MPI has started: records its files, which a killed job leaves, and later its end."""
     from mpi4py import MPI
 
-    write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mapped_segments(os.getpid()))})
+    write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mpi_files(os.getpid()))})
     with contextlib.suppress(ValueError, TypeError):  # a thread, or a handler that is not Python's
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))  # UCX, in MPICH, has taken it for its debug mode
     # MPI_Finalize deletes the attributes of COMM_SELF first

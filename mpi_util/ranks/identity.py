@@ -57,7 +57,7 @@ class Role:
     error: LaunchError | None = None
 
     def __init__(self) -> None:
-        self.owner = here = _multiprocess_parent() or _IMPORTED_IN
+        self.owner = here = multiprocess_parent() or _IMPORTED_IN
         job = os.environ.get(JOB_VARIABLE, "")
         self.job = job if os.path.isdir(job) else ""  # else left behind
         try:
@@ -97,7 +97,7 @@ def _reachable(variable: str) -> bool | None:
     return None
 
 
-def _multiprocess_parent() -> int:
+def multiprocess_parent() -> int:
     """The parent of a process of multiprocessing, also while that imports the main module again; elsewhere 0."""
     known = sys.modules.get("multiprocessing.process")
     if parent := known and known.parent_process():
@@ -109,11 +109,6 @@ def _multiprocess_parent() -> int:
         if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
             pid = stat_field(pid, STAT_PARENT) or pid
     return pid
-
-
-def is_multiprocess() -> bool:
-    """True in a process that multiprocessing has started."""
-    return _multiprocess_parent() > 0
 
 
 def _is_of_rank(variable: str, owner: int, here: int) -> bool:

@@ -1,8 +1,6 @@
-"""What belongs to one process as a whole, of any kind: the state of each module, and what was changed in Python."""
+"""What belongs to one process as a whole, of any kind: the state of each module."""
 
-import contextlib
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 State = TypeVar("State")
@@ -34,34 +32,7 @@ class States:
         self._made.clear()
 
 
-class Process(States):
-    """The state of this process, and the changes that this package has made in its interpreter and environment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.undo = contextlib.ExitStack()
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Sets an attribute that is not ours, such as sys.excepthook, until `reset`."""
-        self.undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, value)
-
-    def set_environment(self, variables: Mapping[str, str]) -> None:
-        """Sets environment variables, until `reset`."""
-        for name in variables:
-            if name in os.environ:
-                self.undo.callback(os.environ.__setitem__, name, os.environ[name])
-            else:
-                self.undo.callback(os.environ.pop, name, None)
-        os.environ.update(variables)
-
-    def reset(self) -> None:
-        """For tests: a process that has not used mpi_util. MPI, if it was started, and affinity stay."""
-        self.undo.close()
-        self.close()
-
-
-process = Process()
+process = States()
 
 
 def state(kind: Callable[..., State]) -> State:

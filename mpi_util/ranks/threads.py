@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ..host.cores import UPDATE_THREADS, update_threads, usable_cores
-from .state import process, state
+from .state import state
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -32,7 +32,7 @@ _SPIN_COUNT = "10000"
 # Numbers in the largest array of a model that is worth several threads: a layer of 256 x 256. Smaller models gain
 # little, and take 2 to 8 times as long beside a process that keeps a core busy (benchmarks/results/threads.json).
 _LARGE = 256 * 256
-_OURS = "MPI_UTIL_THREADS"  # lists the variables that this package has set; all others are the user's
+OURS = "MPI_UTIL_THREADS"  # lists the variables that this package has set; all others are the user's
 # start of a library's file name -> start of its variable's name, and the names of its functions to get and set
 _LIBRARIES = {
     "libscipy_openblas64_": ("OPENBLAS", "scipy_openblas_{}_num_threads64_"),
@@ -46,11 +46,11 @@ _LIBRARIES = {
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """Variables that make a process's libraries start with one thread, without those that the user has set."""
-    ours = given.get(_OURS, "").split()
+    ours = given.get(OURS, "").split()
     users = {name for name in _VARIABLES if given.get(name) and name not in ours}
     mine = () if _OMP in users else [name for name in _VARIABLES if name not in users]
     spin = {} if _WAIT_POLICY in given else {"GOMP_SPINCOUNT": given.get("GOMP_SPINCOUNT", _SPIN_COUNT)}
-    return dict.fromkeys(mine, "1") | {_OURS: " ".join(mine)} | spin
+    return dict.fromkeys(mine, "1") | {OURS: " ".join(mine)} | spin
 
 
 class _Pool:
@@ -62,7 +62,6 @@ class _Pool:
     def __init__(self, get: Callable[[], int], put: Callable[[int], None], expected: Iterable[int]):
         self.get, self.put, self.n = get, put, get()
         self.ours = self.n in expected
-        process.undo.callback(put, self.n)
 
     def set(self, n: int) -> None:
         """Changes the number, unless it is the user's."""
@@ -72,32 +71,36 @@ class _Pool:
             self.n = self.get()  # OpenBLAS has a maximum
 
 
-class _Threads:
-    """The pools of this process, and whether they have one thread or all."""
+class Threads:
+    """The pools of this process, and whether they have one thread or all.
+
+    Attributes:
+        all_cores: True on rank 0 from a gather to its next collective call: the others sleep.
+        largest: on rank 0, numbers in the largest array of all models that have been sent; 0: none has been.
+    """
 
     def __init__(self) -> None:
-        self.all_cores, self._n = False, 1  # True on rank 0 while the others sleep; threads of each pool
-        self.largest = 0  # numbers in the largest array of all models that have been sent; 0: none has been
-        self._most = self._n_modules = 0  # most: threads of rank 0 while it has all cores
+        self.all_cores, self._n = False, 1  # n: threads of each pool
+        self.largest = self._most = self._n_modules = 0  # most: threads of rank 0 while it has all cores
         self._variables: list[str] = []  # that this package has set
         self.pools: dict[str, _Pool] = {}  # by library
 
-    def start(self, is_root: bool, most: int) -> None:
+    def start(self, is_root: bool, most: int = 0) -> None:
+        """Gives each pool of a new rank one thread. Args: most: rank 0's `update_threads`; 0: this process's own."""
         started, self._most = self._most, update_threads()
         if started:
             return
-        launched = _OURS in os.environ
+        launched = OURS in os.environ
         mine = environment(os.environ)
-        self._variables = mine[_OURS].split()
+        self._variables = mine[OURS].split()
         pools = dict(zip(TENSORFLOW, (str(most or self._most), str(self._most if is_root else 1))))
-        process.set_environment(mine | {name: pools[name] for name in pools if name not in os.environ})
+        os.environ.update(mine | {name: pools[name] for name in pools if name not in os.environ})
         # by itself a library starts with a thread for each processor, or for each core without its hyperthreads
         counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
         self._find({1} if launched else {1, *counts, *(count // 2 for count in counts)})
         self._set()
         if "torch" not in sys.modules:
             sys.meta_path.insert(0, self)
-            process.undo.callback(sys.meta_path.remove, self)
 
     def switch(self, all_cores: bool, of_any_size: bool = False) -> None:
         small = 0 < self.largest < _LARGE and not os.environ.get(UPDATE_THREADS)
@@ -154,7 +157,7 @@ class _Threads:
             free = free and self.all_cores  # a number that is set while the others work is the user's, for good
             pool.ours = free and get() == pool.n  # a function that only measures something restores the number
 
-        process.set(torch, "set_num_threads", set_num_threads)
+        torch.set_num_threads = set_num_threads
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """As an entry of sys.meta_path: adds torch's pool as soon as torch has been imported."""
@@ -172,39 +175,11 @@ class _Threads:
         return spec
 
 
-def start(is_root: bool, most: int = 0) -> None:
-    """Gives each pool of a new rank one thread. Args: most: rank 0's `update_threads`; 0: this process's own."""
-    state(_Threads).start(is_root, most)
-
-
 def use_all_cores(of_any_size: bool = False) -> None:
     """Gives rank 0 a thread for each core: it has gathered, and the others sleep. Args: of_any_size: of a model."""
-    state(_Threads).switch(True, of_any_size)
-
-
-def uses_all_cores() -> bool:
-    """True on rank 0 from a gather to its next collective call."""
-    return state(_Threads).all_cores
-
-
-def note_model(largest: int) -> None:
-    """Rank 0 has sent a model. Args: largest: numbers in its largest array; from now on that of all models counts."""
-    threads = state(_Threads)
-    threads.largest = max(threads.largest, largest)
+    state(Threads).switch(True, of_any_size)
 
 
 def use_one_core() -> None:
     """Gives rank 0 one thread: the others work too."""
-    state(_Threads).switch(False)
-
-
-def pools() -> dict[str, int]:
-    """The number of threads of each library that this process has loaded, but for numbers that the user has set."""
-    return {os.path.basename(path): pool.get() for path, pool in state(_Threads).pools.items() if pool.ours}
-
-
-def fix_torch(n: int) -> None:
-    """Gives torch `n` threads for good, but not more than the user's variables allow."""
-    ours = os.environ.get(_OURS, "").split()
-    limits = [os.environ.get(name, "") for name in (_OMP, "MKL_NUM_THREADS") if name not in ours]
-    sys.modules["torch"].set_num_threads(min([n, *(int(x) for x in limits if x.isdecimal() and int(x))]))
+    state(Threads).switch(False)

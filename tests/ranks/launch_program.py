@@ -95,7 +95,7 @@ def main():
 
     comm = MPI.COMM_WORLD
     if "MPI_UTIL_JOB" in os.environ:
-        segments = sorted(reap.mapped_segments(os.getpid()))
+        segments = sorted(reap.mpi_files(os.getpid()))
         alive = register(comm.rank, segments)
         comm.Barrier()
         time.sleep(0.15)  # the parent looks every 50 ms for ranks that have registered

@@ -38,10 +38,9 @@ ROOMS = {
 FOR_SEVERAL_MACHINES = {"collectives", "launch"}  # may load cluster/ inside functions
 ADAPTERS = "arrays/adapters/keras.py arrays/adapters/pytorch.py arrays/adapters/tensorflow.py arrays/adapters/tf1.py"
 DELETABLE = ["cluster", "doctor", "compat_2017.py", ADAPTERS]
-# Modules that a function of a module which they import loads: where there are several machines, where torchrl
-# is loaded, at the first collective call of a communicator.
+# Modules that a function of a module which they import loads: where there are several machines, or torchrl is loaded.
 # And the adapters of frameworks, each where an object of its framework is met.
-LOADED_LATE = (rooms.LOADED_FROM_BELOW, "mpi_util_weight_sync.torchrl", "mpi_util.collectives.opening")
+LOADED_LATE = (rooms.LOADED_FROM_BELOW, "mpi_util_weight_sync.torchrl")
 LOADED_LATE += ("mpi_util.arrays.adapters.",)
 # Each package, and those that it may import.
 PACKAGES = {

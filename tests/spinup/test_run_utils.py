@@ -153,12 +153,12 @@ def test_runs_that_make_no_sense(tmp_path, monkeypatch):
             grid.run(data_dir=tmp_path, **arguments)
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
-    process.reset()
+    process.close()
     with pytest.raises(UsageError, match="without mpiexec"):
         grid.run(max)
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
-    process.reset()
+    process.close()
 
 
 def test_auto_shares_the_cores(tmp_path):
