@@ -81,7 +81,7 @@ class Agent:
     """The process on the host, until its end. Args: ranks: that will be here. parent: that started it."""
 
     def __init__(self, folder: Path, ranks: list[int], parent: "JsonLines"):
-        self._folder = folder
+        self._folder, self._lowest = folder, min(ranks, default=-1)
         self._monitor = ProcessMonitor(folder, ranks, self._died)
         self._parent = parent
         self._heard = time.monotonic()
@@ -107,7 +107,8 @@ class Agent:
         for message in messages or ():
             self._heard = time.monotonic()
             if "beat" in message:
-                self._parent.say(beat=message["beat"], time=time.time())
+                stopped = self._monitor.is_stopped(self._lowest)
+                self._parent.say(beat=message["beat"], time=time.time(), stopped=stopped)
             elif "start" in message:
                 self._start(message["start"], message["command"])
             elif "signal" in message:

@@ -84,8 +84,9 @@ class ClusterMonitor(ProcessMonitor):
             super().signal(rank, signum)
 
     def is_stopped(self, rank: int) -> bool:
-        """See ProcessMonitor; of a rank on another host it is not known."""
-        return self.hosts.get(rank) not in self._remotes and super().is_stopped(rank)
+        """See ProcessMonitor; on other hosts of their lowest rank only."""
+        each = self._remotes.get(self.hosts.get(rank, ""))
+        return each.stopped if each else super().is_stopped(rank)
 
     def pause(self) -> None:
         """See ProcessMonitor: the agents would take this host for lost."""

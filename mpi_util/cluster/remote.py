@@ -30,13 +30,13 @@ class Remote(agent.JsonLines):
     """One host's agent.
 
     Attributes:
-        lost: why the host cannot be reached; "": it can.
+        lost: why the host cannot be reached; "": it can. stopped: the lowest rank there is stopped.
         done: the agent has ended what was there, or the host is lost.
         offset_s: how far its clock is ahead of this one's, by the shortest trip there and back.
     """
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
-        self.name, self.lost, self.done = name, "", False
+        self.name, self.lost, self.done, self.stopped = name, "", False, False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         command = f"exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(agent.BOOT)}"
         script = ["sh", "-c", command] if shell[0] == "srun" else [command]
@@ -63,7 +63,7 @@ class Remote(agent.JsonLines):
         self._heard = time.monotonic()
         for message in messages:
             if "beat" in message:
-                now = time.time()
+                now, self.stopped = time.time(), message["stopped"]
                 if 0 <= now - message["beat"] < self._trip_s:
                     self._trip_s = now - message["beat"]
                     self.offset_s = message["time"] - (message["beat"] + now) / 2

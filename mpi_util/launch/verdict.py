@@ -26,7 +26,8 @@ _REPORTS = (
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exiting\s+improperly"),
 )
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
-_KILLED_CODES = (0, signal.SIGKILL, 128 + signal.SIGKILL)  # a launcher's, for a rank that was killed
+# a launcher's, for a rank that was killed; SIGPIPE: hydra has written to a process of its own that had ended by then
+_KILLED_CODES = (0, signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGPIPE)
 # Open MPI's ranks print this, and end with this status (MPI_ERR_UNKNOWN), when a rank on another host has gone
 _CUT_OFF, _CUT_OFF_CODE = "*** An error occurred in Socket closed", 14
 # statuses after which the job is not started again: a usage error, SIGHUP, SIGINT, SIGTERM
@@ -139,7 +140,8 @@ def _first_failure(evidence: Evidence) -> Failure | None:
         return recorded
     if (code := evidence.helper.code or 0) < 0:
         return Failure(code, who=_HELPER)
-    if evidence.launcher_code < 0 or evidence.n_ranks == 1:  # one is started without a launcher
+    killed = evidence.launcher_code < 0 and evidence.launcher_code not in _KILLED_CODES
+    if killed or evidence.n_ranks == 1:  # one is started without a launcher
         who = "the launcher" if evidence.n_ranks > 1 else "the program"
         return Failure(evidence.launcher_code, who=who) if evidence.launcher_code else None
     for pattern in _REPORTS:

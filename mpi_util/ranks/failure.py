@@ -10,7 +10,6 @@ hear that this one has ended, and RankLeftError ends those that wait for it.
 
 import atexit
 import contextlib
-import fcntl
 import io
 import os
 import re
@@ -37,7 +36,6 @@ _LAST_WORDS_S = 0.1
 _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a whole array
 # `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
 SAME_SIGNAL_S = 0.3
-_HIGH_FD = 200  # above what MPI opens, below the lowest limits
 _WHERE = "_mpi_util_where"
 _UNKNOWN_STATUS = "only its launcher knows with which status"
 _REPORTING = threading.RLock()  # held by one of the threads that fail together, because `_traced` replaces sys.stderr
@@ -342,15 +340,8 @@ def _running_mpi() -> Any:
 
 
 def _register() -> None:
-    """Records this rank's pid for mpi_fork's parent, and opens the FIFO that closes when the rank ends."""
+    """Lets mpi_fork's parent know that this rank has come to mpi_fork."""
     write_record("rank", {"pid": os.getpid(), "shm": []})
-    with contextlib.suppress(OSError):
-        path = os.path.join(state(Role).job, f"alive-{state(Role).rank}")
-        fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Linux closes a dying process's files from the highest number down. hydra kills the other ranks when it sees a
-        # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
-        fcntl.fcntl(fifo, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-        os.close(fifo)
 
 
 def register_mpi() -> None:

@@ -17,18 +17,25 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
 NAME = "_mpi_util_runner"  # of this module in sys.modules while it runs a program
+HIGH_FD = 200  # above what MPI opens, below the lowest limits
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # in which a launcher numbers its ranks
 
 # Set by failure.py: called with the exception, or SystemExit, that ends the program.
 on_end = None  # type: Callable[[BaseException], None] | None
 
 
-def write_pid() -> None:
-    """Lets mpi_fork's parent know this rank, so that it is missed if it ends before it comes to mpi_fork."""
+def register() -> None:
+    """Lets mpi_fork's parent know this rank, and opens the FIFO that closes when the rank ends."""
     rank = next(filter(None, map(os.environ.get, RANKS)), "0")
     try:
-        with open(os.path.join(os.environ["MPI_UTIL_JOB"], f"rank-{rank}"), "w") as file:
+        job = os.environ["MPI_UTIL_JOB"]
+        with open(os.path.join(job, f"rank-{rank}"), "w") as file:
             file.write(f'{{"pid": {os.getpid()}}}')
+        fifo = os.open(os.path.join(job, f"alive-{rank}"), os.O_WRONLY | os.O_NONBLOCK)
+        # Linux closes a dying process's files from the highest number down. hydra kills the other ranks when it sees a
+        # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
+        os.dup2(fifo, HIGH_FD, inheritable=False)
+        os.close(fifo)
     except (OSError, KeyError):
         return  # the job's folder has gone
 
@@ -109,7 +116,7 @@ def hide_from_tracebacks() -> None:
 
 
 if __name__ == "__main__":
-    write_pid()
+    register()
     _option, _what = become_program()
     try:
         if _option == "-c":

@@ -778,6 +778,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
             1,
             "rank 1 ended with status 1 (Fatal error in internal_Init_thread: Other MPI error)",
         ),
+        ({"deaths": {2: -9, 1: -9, 0: -9}, "launcher_code": -13}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
         ({"launcher_code": -9}, 137, "the launcher was killed by signal 9 (SIGKILL)"),
         ({"launcher_code": 255, "banners": HYDRA_LOST_HELPER}, 255, "the job ended with status 255"),
     ],

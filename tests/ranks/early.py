@@ -12,6 +12,7 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     if sys.argv[2] == "import":
         import no_such_module  # noqa: F401
     if sys.argv[2] == "kill":
+        time.sleep(0.1)  # of FIFOs that open and close before the waiting process looks, epoll has no order
         os.kill(os.getpid(), 9)
     sys.exit(int(sys.argv[2]))
 
