@@ -1,24 +1,33 @@
 """Python objects as bytes, arrays in them as raw memory (pickle protocol 5). Only the ranks of a job exchange them."""
 
+import io
 import pickle
 from typing import Any
 
 import numpy as np
 
 from ..errors import BatchError
+from .adapters import adapter_for
 from .layout import align
 
 SMALL = 1 << 16  # bytes; a leaf or an object up to this is copied, so that keeping it does not keep the whole block
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, thing: Any) -> Any:
+        """A view travels as what it shows, as NumPy's do; torch would send all memory that the tensor is a part of."""
+        compact = getattr(adapter_for(thing), "compact", None)
+        return NotImplemented if compact is None or (own := compact(thing)) is thing else own.__reduce_ex__(5)
 
 
 def pack(op: str, items: list[Any]) -> np.ndarray:
     """The items as bytes: the number of parts, the size of each, the pickle, and the arrays' memory, aligned."""
     buffers: list[pickle.PickleBuffer] = []
     try:
-        parts: list[bytes | memoryview] = [pickle.dumps(list(items), 5, buffer_callback=buffers.append)]
+        _Pickler(file := io.BytesIO(), 5, buffer_callback=buffers.append).dump(list(items))
     except Exception as error:  # of whatever object
         raise BatchError(f"{op}: pickle does not take this: {error}") from None
-    arrays = [np.frombuffer(part, np.uint8) for part in [*parts, *(buffer.raw() for buffer in buffers)]]
+    arrays = [np.frombuffer(part, np.uint8) for part in [file.getbuffer(), *(buffer.raw() for buffer in buffers)]]
     sizes = np.array([len(arrays), *map(len, arrays)])
     packed = np.empty(sum(map(align, [sizes.nbytes, *map(len, arrays)])), np.uint8)
     start = 0

@@ -1,11 +1,13 @@
 """Nested dict/list/tuple of arrays: walk it, rebuild it, describe its leaves. Runs in every rank.
 
-A tree is a dict, list or tuple (named tuples too) whose items are trees or leaves: arrays, tensors, numbers, None. A
-list that holds only plain values (numbers, strings, bytes, None, and lists or tuples of them) or nothing is a leaf too:
-data whose rows are Python objects, such as a list of episode returns. So is a bare str or bytes: one row.
+A tree is a dict or other mapping, list or tuple (named tuples too) whose items are trees or leaves: arrays, tensors,
+numbers, None. A list that holds only plain values (numbers, strings, bytes, None, and lists or tuples of them) or
+nothing is a leaf too: data whose rows are Python objects, such as a list of episode returns. So is a bare str or bytes:
+one row.
 """
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,20 +32,45 @@ def _is_plain(node: Any) -> bool:
     return isinstance(node, PLAIN)
 
 
+def is_mapping(node: Any) -> bool:
+    return isinstance(node, dict) or (type(node) is not np.ndarray and isinstance(node, Mapping))
+
+
+def children(node: Any) -> Iterable[tuple[Any, Any]] | None:
+    """(key, item) of each item of a container, in its own order; None: it is a leaf."""
+    if is_mapping(node):
+        return [(key, node[key]) for key in node]
+    is_sequence = isinstance(node, tuple) or (isinstance(node, list) and not is_joined_list(node))
+    return enumerate(node) if is_sequence else None
+
+
+def with_items(node: Any, items: list[Any]) -> Any:
+    """A container of the same kind with other items, in the same order; for a mapping that is no dict a dict."""
+    if is_mapping(node):
+        copy = node.copy() if isinstance(node, dict) else {}  # of its own class, such as OrderedDict or defaultdict
+        copy.update(zip(node, items))
+        return copy
+    if isinstance(node, list):
+        return items
+    return type(node)(*items) if field_names(node) else tuple(items)
+
+
+def field_names(node: Any) -> tuple[str, ...]:
+    """Of a named tuple; () of anything else. Of the class, as an object may make up any attribute."""
+    return getattr(type(node), "_fields", ()) if isinstance(node, tuple) else ()
+
+
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any, bool]]:
     """(path, node, whether it is a leaf) of the tree and of all in it, a container before what it holds.
 
     The order does not depend on the order of dict keys. A path joins the keys with "/":
     `{"obs": {"image": x}, "act": (y, z)}` has the leaves "act/0", "act/1", "obs/image".
     """
-    if isinstance(tree, dict):
-        items: Any = ((key, tree[key]) for key in sorted(tree, key=str))
-    elif isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
-        items = enumerate(tree)
-    else:
+    items = children(tree)
+    if items is None:
         return [(path, tree, True)]
     found = [(path, tree, False)]
-    for key, item in items:
+    for key, item in sorted(items, key=lambda entry: str(entry[0])) if is_mapping(tree) else items:
         found += flatten(item, f"{path}/{key}" if path else str(key))
     return found
 
@@ -55,17 +82,10 @@ def walk(tree: Any) -> list[tuple[str, Any]]:
 
 def rebuild(tree: Any, leaves: dict[str, Any], path: str = "") -> Any:
     """The same containers as `tree`, in its own key order, with the leaves replaced by `leaves[path]`."""
-    if isinstance(tree, dict):
-        copy = tree.copy()  # of its own class, such as OrderedDict or defaultdict
-        for key, item in tree.items():
-            copy[key] = rebuild(item, leaves, f"{path}/{key}" if path else str(key))
-        return copy
-    if isinstance(tree, tuple) or (isinstance(tree, list) and not is_joined_list(tree)):
-        rows = [rebuild(item, leaves, f"{path}/{i}" if path else str(i)) for i, item in enumerate(tree)]
-        if hasattr(tree, "_fields"):
-            return type(tree)(*rows)
-        return rows if isinstance(tree, list) else tuple(rows)
-    return leaves[path]
+    items = children(tree)
+    if items is None:
+        return leaves[path]
+    return with_items(tree, [rebuild(item, leaves, f"{path}/{key}" if path else str(key)) for key, item in items])
 
 
 def check_paths(paths: list[str]) -> None:

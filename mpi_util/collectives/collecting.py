@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import tree
+from ..arrays.adapters import is_array
 from ..errors import BatchError, UsageError, rank_mismatch, whole_number
 from ..ranks import failure
 from ..ranks.console import print0_once
@@ -410,15 +411,9 @@ def _rows_of(loop: _Loop, play: Callable[..., Any], asks: list[str], rollout: Ro
 
 def _listed(node: Any) -> Any:
     """The rows in the form that is gathered: what is no array, tensor or number is in lists of Python objects."""
-    if isinstance(node, dict):
-        copy = node.copy()
-        copy.update({key: _listed(item) for key, item in node.items()})
-        return copy
-    if isinstance(node, tuple):
-        items = [_listed(item) for item in node]
-        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
-    is_number = isinstance(node, (bool, int, float, complex)) or (hasattr(node, "dtype") and hasattr(node, "shape"))
-    return node if is_number else tree.Objects(node if isinstance(node, list) else [node])
+    if not isinstance(node, list) and (items := tree.children(node)) is not None:
+        return tree.with_items(node, [_listed(item) for _, item in items])
+    return node if is_array(node) else tree.Objects(node if isinstance(node, list) else [node])
 
 
 def _refill(rows: Any, batch: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 
 from ..arrays import pickles, tree
-from ..arrays.adapters import adapter_for, array_of, kind_of
+from ..arrays.adapters import adapter_for, array_of, is_of_framework, kind_of, not_rows
 from ..arrays.layout import portable
 from ..errors import BatchError, rank_mismatch
 from ..host.segments import align
@@ -39,20 +39,21 @@ def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -
     """Collective: joins the batches of all ranks, row after row, on rank 0. Waits until all ranks call it.
 
     Args:
-        batch: nested dict/tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any dtype but object, any
-            shape and memory order; tensors of torch and TensorFlow, variables too; numbers and 0-d arrays (one row
-            each); lists of plain Python values, which are joined. Structure, keys, dtypes and shapes must be the same
-            on all ranks. The number of rows may differ between ranks and between leaves, and may be 0. A list that
-            holds arrays or dicts is refused: it could be a structure (make it a tuple) or trajectories (give `index`,
-            or use `rank0_gather`).
+        batch: nested dict, or other mapping, or tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any
+            dtype but object, any shape and memory order; tensors of torch and TensorFlow, variables too; numbers and
+            0-d arrays (one row each); lists of plain Python values, which are joined. Structure, keys, dtypes and
+            shapes must be the same on all ranks. The number of rows may differ between ranks and between leaves, and
+            may be 0. A list that holds arrays or dicts is refused: it could be a structure (make it a tuple) or
+            trajectories (give `index`, or use `rank0_gather`). So is what is not known to be rows, such as a DataFrame.
         index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", such
             as episodes) and `index` holds a number for each: they are joined in the order of these numbers. A rank may
             have none; if no rank has any, the result is an empty dict.
         comm: communicator; None: all ranks.
 
     Returns:
-        Rank 0: the same structure, dtypes and kinds of leaves, with the rows of all ranks; numbers become an array of
-        shape (number of batches,). The arrays stay valid and unchanged as long as they are referenced. Others: `batch`.
+        Rank 0: the same structure (a mapping of another class is a dict), dtypes and kinds of leaves, with the rows of
+        all ranks; numbers become an array of shape (number of batches,). The arrays stay valid and unchanged as long as
+        they are referenced. Others: `batch`.
 
     Raises:
         RankMismatchError: on every rank, with a table of who has what, if structures, keys, dtypes or shapes differ, or
@@ -154,9 +155,11 @@ def _pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndar
         if not is_leaf:
             if isinstance(node, list):
                 raise list_refused(op, path, node, indexed)
-            fields = getattr(node, "_fields", None)
+            fields = tree.field_names(node)
+            if fields and is_of_framework(node):
+                raise BatchError(f"{op}: '{path}' {not_rows(node)}")
             name = f"{type(node).__name__}({', '.join(fields)})" if fields else "tuple"
-            containers.append((path, "dict" if isinstance(node, dict) else name))
+            containers.append((path, "dict" if tree.is_mapping(node) else name))
             continue
         if _is_plain(node):
             array = node if node.shape else node[None]

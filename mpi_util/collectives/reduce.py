@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import adapter_for, array_of
 from ..arrays.layout import Layout
-from ..errors import BatchError, MpiUtilError
+from ..errors import BatchError
 from ..ranks.identity import Comm
 from .channel import channel_of
 from .mismatch import check_same
@@ -37,11 +37,12 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
     """Collective: the elementwise sum over the ranks, on every rank, added in rank order.
 
     Args:
-        x: number, array or tensor; same dtype and shape on every rank.
+        x: number, array or tensor, or a nested dict, tuple or list of such; same dtype and shape on every rank.
         comm: communicator; None: all ranks.
 
     Returns:
-        A new array, a tensor on x's device, or a NumPy scalar for a number. Of x's dtype, in which integers may wrap
+        A new array, a tensor on x's device, or a NumPy scalar for a number; of a list of numbers an array; else a
+        container like x. Of x's dtype, in which integers may wrap
         around; bools are counted: int64.
 
     Raises:
@@ -67,15 +68,16 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False) -> Any:
     """Numbers are added up by rank 0 within the agreement, which may be interrupted; arrays as gradients are."""
     channel = channel_of(comm)
+    leaves = dict(tree.walk(x))
 
-    def given() -> np.ndarray:
-        array = array_of(x, numbers=True)
-        if array.dtype.kind in "SU":
-            raise BatchError(f"{name}: {array.dtype} is text; give it a number, or use rank0_gather")
+    def given(path: str) -> np.ndarray:
         try:
+            array = array_of(leaves[path], numbers=True)
+            if array.dtype.kind in "SU":
+                raise BatchError(f"is {array.dtype}, which is text; give numbers, or use rank0_gather")
             np.add(nothing := np.empty(0, result_dtype(array.dtype)), nothing)
-        except TypeError as error:
-            raise MpiUtilError(f"{name}: {error}") from None
+        except (BatchError, TypeError) as error:
+            raise BatchError(f"{name}: '{path or 'x'}' {error}") from None
         return array
 
     def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
@@ -87,18 +89,20 @@ def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], co
         return [np.asarray(total / channel.size if divide else total).astype(dtype)] * channel.size
 
     def make() -> Arrays:
-        return {"x": (array := given()).astype(result_dtype(array.dtype))}
+        arrays = {path or "x": given(path) for path in leaves}
+        return {path: array.astype(result_dtype(array.dtype)) for path, array in arrays.items()}
 
     try:
-        is_number = not array_of(x, numbers=True).ndim
+        is_number = "" in leaves and not given("").ndim
     except Exception:  # raised again within the agreement, and so on every rank
-        is_number = True
-    total: Any
+        is_number = "" in leaves
+    totals: Any
     if is_number:
-        total = channel.agree(name, given, decide)
+        totals = {"x": channel.agree(name, lambda: given(""), decide)}
     else:
-        total = average(f"{name} of an array", make, comm=comm, divide=divide)["x"]
-    return adapter_for(x).from_numbers(total, x)
+        totals = average(f"{name} of an array", make, comm=comm, divide=divide)
+    found = {path: adapter_for(leaf).from_numbers(totals[path or "x"], leaf) for path, leaf in leaves.items()}
+    return tree.rebuild(x, found)
 
 
 def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: bool = True) -> Arrays:

@@ -53,14 +53,37 @@ def adapter_for(thing: Any) -> Adapter:
 
 
 def array_of(thing: Any, numbers: bool = False) -> np.ndarray:
-    """The adapter's `to_array`, or `to_numbers`. BatchError: there is none, in whatever words its framework says so."""
+    """The adapter's `to_array`, or `to_numbers`. BatchError: there is none, or it is not known what its rows are."""
     adapter = adapter_for(thing)
+    if not (is_array(thing) or isinstance(thing, list) or is_of_framework(thing)):
+        raise BatchError(not_rows(thing))
     try:
         return adapter.to_numbers(thing) if numbers else adapter.to_array(thing)
     except MpiUtilError:
         raise
     except (TypeError, RuntimeError, ValueError, AttributeError) as error:
         raise BatchError(f"is a {type(thing).__name__} of which no array can be made: {first_line(error)}") from None
+
+
+def is_of_framework(thing: Any) -> bool:
+    """True for a model, tensor or other object of a framework; not for an optimizer, say, or an object of NumPy."""
+    return hasattr(adapter_for(thing), "parts")
+
+
+def is_array(thing: Any) -> bool:
+    """True for a number, an array or a tensor, of any package. What else has a method __array__ may be a table."""
+    kind: type = type(thing)
+    return isinstance(thing, (bool, int, float, complex)) or _is_array_class(kind)
+
+
+@functools.cache  # of the class, as an object may make up any attribute
+def _is_array_class(kind: type) -> bool:
+    return hasattr(kind, "dtype") and hasattr(kind, "shape")
+
+
+def not_rows(thing: Any) -> str:
+    """Text for an object of which it is not known what its rows are."""
+    return f"is of class {type(thing).__name__}, not known to be rows; give arrays or tensors, or use rank0_gather"
 
 
 def slot_maker(tensor: Any) -> Callable[[str, Any], Slot] | None:
@@ -105,7 +128,7 @@ def slots(
     kind: type = type(model)
     if graph is not None or _is_session(kind):
         found = _load("tf1").slots(model, graph if graph is not None else model.graph, trainable)
-    elif isinstance(model, (dict, list, tuple)) or not hasattr(adapter_for(model), "parts"):
+    elif isinstance(model, (dict, list, tuple)) or not is_of_framework(model):
         found = _load("arrays").slots(model, read_only, [] if held is None else held)
     else:  # Keras and TensorFlow have containers of their own
         found = adapter_for(model).slots(model)
@@ -134,8 +157,8 @@ def unsent(held: list[tuple[str, Any]]) -> list[tuple[str, str]]:
 
 @functools.cache  # asked for every attribute of every module
 def _describer(kind: type) -> Callable[[Any], str] | None:
-    is_array = hasattr(kind, "dtype") and hasattr(kind, "shape") and not hasattr(kind, "assign")  # variables are sent
-    return repr if kind in (bool, int, float, complex) else sample if is_array else None
+    is_sampled = _is_array_class(kind) and not hasattr(kind, "assign")  # variables are sent
+    return repr if kind in (bool, int, float, complex) else sample if is_sampled else None
 
 
 def sample(array: Any) -> str:

@@ -1,5 +1,6 @@
 """NumPy arrays in every rank; dicts, lists, tuples and plain objects of them, of numbers, tensors and models."""
 
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot, alignment_key
-from . import adapter_for, as_bits, as_numbers, is_extension, slot_maker, value_slot, with_bits
+from . import adapter_for, as_bits, as_numbers, is_extension, is_of_framework, slot_maker, value_slot, with_bits
 
 _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  # as which Python's numbers travel
 _LONG, _DEEP = 1000, 5  # a longer list is data; so deep in an object nothing is looked for
@@ -75,9 +76,9 @@ class _Search:
         """Adds what is sent of `thing`. Args: owner: thing is `owner[key]`, which can be replaced."""
         if type(thing) is np.ndarray and thing.flags.writeable and not (thing.dtype.hasobject or _has_bits(thing)):
             self.found.append(_array_slot(path, thing, thing))  # quick: these are many
-        elif isinstance(thing, (dict, list, tuple)):
+        elif isinstance(thing, (MutableMapping, list, tuple)):
             owner = None if self.read_only or isinstance(thing, tuple) else thing
-            keys: Any = sorted(thing, key=str) if isinstance(thing, dict) else range(len(thing))
+            keys: Any = sorted(thing, key=str) if tree.is_mapping(thing) else range(len(thing))
             for k in keys:
                 self.add(f"{path}/{k}" if path else str(k), thing[k], owner, k)
         elif owner is not None and _is_number(thing):
@@ -165,7 +166,7 @@ def _is_value(thing: Any) -> bool:
 
 def _is_model(thing: Any) -> bool:
     stateful = hasattr(thing, "state_dict") or hasattr(thing, "trainable_variables")
-    return stateful and hasattr(adapter_for(thing), "parts")
+    return stateful and is_of_framework(thing)
 
 
 def _is_network(thing: Any) -> bool:
@@ -196,7 +197,7 @@ def _is_state(thing: Any, depth: int = 1) -> bool:
 def _is_plain(thing: Any) -> bool:
     """An object of the program's own, not frozen, and no environment."""
     kind: Any = type(thing)
-    other = isinstance(thing, np.ndarray) or hasattr(adapter_for(thing), "parts")
+    other = isinstance(thing, (np.ndarray, Mapping)) or is_of_framework(thing)
     other = other or (hasattr(kind, "reset") and hasattr(kind, "step"))
     return not other and type(getattr(thing, "__dict__", None)) is dict and kind.__setattr__ is object.__setattr__
 

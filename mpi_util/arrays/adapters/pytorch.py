@@ -37,6 +37,17 @@ def from_numbers(array: np.ndarray, like: Any) -> Any:
     return tensor.to(like.dtype) if _travels_as_bits(like) else tensor
 
 
+def compact(thing: Any) -> Any:
+    """The tensor or parameter, or one with the same values in memory of its own if its memory holds others too."""
+    torch, kind = framework("torch"), type(thing)
+    if kind not in (torch.Tensor, torch.nn.Parameter) or thing.layout is not torch.strided or thing.is_meta:
+        return thing
+    if thing.untyped_storage().nbytes() <= thing.nbytes:
+        return thing
+    values = thing.detach().clone()
+    return values.requires_grad_(thing.requires_grad) if kind is torch.Tensor else kind(values, thing.requires_grad)
+
+
 def token(leaf: Any) -> Any:
     return framework("torch").empty(0, dtype=leaf.dtype)
 
