@@ -35,7 +35,8 @@ class Slot(NamedTuple):
         write: sets the values from such an array, in place and on the model's device.
         on_host: `read` and `write` are copies between two pieces of host memory, which do not fail.
         to_numbers: makes numbers to calculate with of what travels. to_bits: the reverse.
-        flush: if there is one, values are set only when it is called after the last `write`; several slots share one.
+        flush: if there is one, it is called after the last `write`, and if not `on_host` sets the values then; several
+            slots share one.
         optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
         kind: name of the values' own dtype where it is another, such as bfloat16.
         unwritable: why it cannot be written; "": it can.
@@ -185,18 +186,22 @@ class ModelCopier:
                 if undo:
                     former.append((slot, slot.copy()))
                 slot.write(entry.view(memory, slot.dtype))
-            self.flush()
+            self._flush(self._elsewhere)
         except BaseException:
             for slot, values in former:
                 slot.write(values)
-            self.flush()
+            self._flush(self._elsewhere)
             raise
         for entry, slot in self._on_host:
             slot.write(entry.view(memory, slot.dtype))
+        self._flush(self._on_host)
 
     def flush(self) -> None:
         """Makes what slots have been written to the model's values, where they are not so at once."""
-        for flush in {slot.flush for _, slot in self._elsewhere if slot.flush}:
+        self._flush(self.pairs)
+
+    def _flush(self, pairs: list[tuple[Entry, Slot]]) -> None:
+        for flush in {slot.flush for _, slot in pairs if slot.flush}:
             flush()
 
 

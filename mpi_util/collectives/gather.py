@@ -241,16 +241,16 @@ class Gathered(NamedTuple):
     starts: list[int]  # of each leaf, its byte offset
     block: np.ndarray  # uint8
     example: Any  # a batch of the same structure and kinds of leaves
+    own: bool = False  # each leaf gets memory of its own, so that the block is free again
 
     def batch(self) -> Any:
         """The joined leaves, large arrays as views of the block, in the structure of the example, tensors as it has."""
         found: dict[str, Any] = {}
         for leaf, shape, start in zip(self.leaves, self.shapes, self.starts):
             array = np.ndarray(shape, leaf.dtype or np.uint8, self.block, start)
-            if leaf.kind in ("list", "none"):
-                found[leaf.path] = pickles.unpack(array) if leaf.kind == "list" else None
-            else:
-                found[leaf.path] = array if array.nbytes > pickles.SMALL else array.copy()
+            if self.own or (array.nbytes <= pickles.SMALL and leaf.kind != "list"):
+                array = array.copy()
+            found[leaf.path] = None if leaf.kind == "none" else pickles.unpack(array) if leaf.kind == "list" else array
         for path, like, is_leaf in tree.flatten(self.example):
             if is_leaf and not _is_plain(like) and isinstance(found[path], np.ndarray):
                 found[path] = adapter_for(like).from_array(found[path], like)
@@ -314,7 +314,7 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
         example = channel.messages.receive(plan.example_from, op)
     else:
         example = rows.segments[0] if rows.segments else {}
-    return Gathered(plan.leaves, plan.shapes, plan.starts, target.block, example)
+    return Gathered(plan.leaves, plan.shapes, plan.starts, target.block, example, channel.pool.is_crowded())
 
 
 def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:

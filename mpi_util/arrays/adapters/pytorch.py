@@ -161,6 +161,8 @@ def _tensor_slot(name: str, tensor: Any) -> Slot:
     if bits.device.type == "cpu" and bits.is_contiguous():
         array = bits.numpy()
         slot = Slot(name, array.dtype, array.shape, lambda out: np.copyto(out, array), partial(np.copyto, array), True)
+        if not bits.is_inference():  # autograd is to see the write, as it sees torch's own
+            slot = slot._replace(flush=partial(torch.autograd.graph.increment_version, bits))
     else:
         slot = Slot(
             name, torch.empty(0, dtype=bits.dtype).numpy().dtype, tuple(bits.shape),
