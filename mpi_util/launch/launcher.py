@@ -20,9 +20,10 @@ from .banners import MARK
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
 
-# Asks the library for its name, which MPI allows before MPI_Init, and the kernel for the library's file.
+# Asks the library for its name, which MPI allows before MPI_Init, and the kernel for the library's file. _exit: what
+# others have registered for the end of each Python process may print.
 _PROBE = """
-import sys
+import os, sys
 sys.path[:] = {}
 import mpi4py
 mpi4py.rc.initialize = False
@@ -32,7 +33,8 @@ try:
         files = [line.split(None, 5)[5].strip() for line in maps if "/libmpi" in line]
 except OSError:
     files = []
-print(ascii([MPI.Get_library_version(), files[0] if files else ""]))
+print(ascii([MPI.Get_library_version(), files[0] if files else ""]), flush=True)
+os._exit(0)
 """
 
 
