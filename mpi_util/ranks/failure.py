@@ -10,6 +10,7 @@ hear that this one has ended, and RankLeftError ends those that wait for it.
 
 import atexit
 import contextlib
+import functools
 import io
 import os
 import re
@@ -50,6 +51,7 @@ class FailureState:
     Attributes:
         pid: of the rank; 0 until `install`. call: the last collective call.
         is_fork: True in a process that a rank has forked; the other attributes are still the rank's.
+        hook: of the program, which shows a traceback; None: none since `install`.
         where: the current phase and its details. on_phase: called when it has changed.
         end: how the program ended, if runner.py has seen it.
         leave: how all ranks end together: (status, reason, seconds to wait) -> whether all of them do.
@@ -63,6 +65,7 @@ class FailureState:
     end: Failure | None = None
     on_phase: Callable[[], None] | None = None
     leave: Callable[[int, str, float | None], bool] | None = None
+    hook: Callable[..., object] | None = None
 
     def __init__(self) -> None:
         self.where: dict[str, Any] = {}
@@ -136,8 +139,8 @@ def fail(line: str, status: int = 1) -> NoReturn:
     stop_all(Failure(status, _shorten(line, _LONGEST_REASON), reported=True))
 
 
-def _report(text: str) -> None:
-    """Prints why the job ends. If several ranks fail, only the first one prints."""
+def _report(text: str, show: Callable[[], object] | None = None) -> None:
+    """Prints why the job ends; `show` prints more. If several ranks fail, only the first one prints."""
     try:
         if job := state(Role).job:
             open(os.path.join(job, "reported"), "x").close()
@@ -147,6 +150,8 @@ def _report(text: str) -> None:
     except OSError:  # the job's folder has gone
         pass
     print_line(_shorten(text, _LONGEST_REPORT))
+    if show:
+        show()
 
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -160,14 +165,18 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     is_fork, number = state(FailureState).is_fork, state(Role).rank
     tag = f"rank {number}" if under_launcher() else "mpi_util"
     tag = f"process {os.getpid()}, forked by rank {number}" if is_fork else tag
+    show: Callable[[], object] | None = None
     if kind is KeyboardInterrupt:
         text = f"{tag}: interrupted (Ctrl-C)"
     elif isinstance(error, MpiUtilError):
         text = f"{tag}: {_line_of(trace)}{kind.__name__}: {error}"
     else:
         where = _named(getattr(error, _WHERE, state(FailureState).where))
-        traced = _traced(kind, error, trace).rstrip()
-        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception\n{traced}"
+        text = f"{tag}{f' ({where})' if where else ''}: uncaught exception"
+        if state(FailureState).hook and not is_fork:
+            show = functools.partial(_show, kind, error, trace)
+        else:
+            text += f"\n{_traced(kind, error, trace)}"
     if is_fork:
         return print_line(_shorten(text, _LONGEST_REPORT))
     failure = _failure_of(error)
@@ -175,7 +184,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
         failure = failure._replace(reported=False)  # if it could not, the parent says why
     else:
-        _report(text)
+        _report(text, show)
     if under_launcher():
         stop_all(failure)
     _record(failure)
@@ -190,11 +199,19 @@ def _failure_of(error: BaseException) -> Failure:
     return Failure(status, describe(error), place, reported=known)
 
 
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints the traceback by the program's own hook; if that fails, as Python's prints it."""
+    try:
+        state(FailureState).hook(kind, error, trace)  # type: ignore[misc]
+    except Exception:
+        print_line(_traced(kind, error, trace))
+
+
 def _traced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as Python's own hook prints it: before 3.12 "Did you mean" is nowhere else."""
     with contextlib.redirect_stderr(io.StringIO()) as text:
         sys.__excepthook__(kind, error, trace)
-    return text.getvalue()
+    return text.getvalue().rstrip()
 
 
 def _named(where: dict[str, Any]) -> str:
@@ -281,6 +298,8 @@ def _note_end(error: BaseException) -> None:
     """Notes what ends the program; shows what hydra, click and others print before they exit. runner.py calls it."""
     mine = state(FailureState)
     mine.end = _exit_of(error) if isinstance(error, SystemExit) else _failure_of(error)
+    if sys.excepthook is not _report_and_stop and under_launcher():  # the program has set one since `install`
+        mine.hook, sys.excepthook = sys.excepthook, _report_and_stop
     if mine.last and isinstance(error, SystemExit) and isinstance(error.code, int) and error.code and not mine.is_fork:
         _report(f"rank {state(Role).rank} exits with status {error.code}; it has printed\n{mine.last.rstrip()}")
 
@@ -311,6 +330,8 @@ def _end_together() -> None:
             os._exit(end.status)
         return
     _record_end()
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)  # Python restores the signals' defaults before MPI ends, and they end the process
     if end.status and several:
         _record(end)
     elif end.status and mpi:  # such as a rank of no job that was refused: Open MPI leaves its files then
