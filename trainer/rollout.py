@@ -175,21 +175,25 @@ class Runner:
         episode, rews, ended, seed = self.episode, [], False, self.config.seed
         seeds = [np.random.SeedSequence(seed, spawn_key=(kind, *episode.key)) for kind in (self._stream, NOISE_STREAM)]
         self._noise = self._draw(np.random.default_rng(seeds[1]))
-        obs = self.env.reset(seed=int(seeds[0].generate_state(1)[0]))[0]
-        if np.shape(obs) != (self.actor.spec.obs_dim,):  # NumPy would make some others fit
-            raise BadData(f"an observation has shape {np.shape(obs)}; its space {self.env.observation_space!s:.200}")
+        obs = self._fitting(self.env.reset(seed=int(seeds[0].generate_state(1)[0]))[0])
         for action in itertools.chain.from_iterable(act.tolist() if self.discrete else act for act in episode.acts):
             if ended:
                 break
             next(self._noise)
             obs, rew, terminated, truncated, _ = self.env.step(self.to_env(action))
-            rews.append(float(rew))
+            rews.append(_number(rew))
             ended = terminated or truncated
         self._obs[0] = obs
         if not episode.length:
             return True
         same = rews == list(itertools.chain.from_iterable(episode.rews)) and np.array_equal(self._obs[0], episode.obs)
         return same and len(rews) == episode.length and not ended
+
+    def _fitting(self, obs: Any) -> Any:
+        """The observation. Raises BadData: it has another shape than its space; NumPy would make some fit."""
+        if np.shape(obs) != (self.actor.spec.obs_dim,):
+            raise BadData(f"an observation has shape {np.shape(obs)}; its space {self.env.observation_space!s:.200}")
+        return obs
 
     def _try_again(self, error: BaseException) -> None:
         """After a failure of the environment: a new one, in which the episode runs again; or raises the error."""
@@ -223,7 +227,7 @@ class Runner:
         acts: list[Any] = []
         rews: list[float] = []
         step, choose, scale, to_env = self.env.step, self._choose, self.scaler.scale, self.to_env
-        obs, scaled = self._obs, self._scaled
+        obs, scaled, shape = self._obs, self._scaled, (self.actor.spec.obs_dim,)
         while not ended and t != n_steps:
             row = t - first
             if row + 2 > len(obs):
@@ -236,8 +240,9 @@ class Runner:
                     obs[0], first, row = obs[row], t, 0
             acts.append(choose((yield scale(obs[row], scaled[row])), next(self._noise)))
             try:
-                obs[row + 1], rew, terminated, truncated, _ = step(to_env(acts[t]))
-                rews.append(float(rew))
+                new, rew, terminated, truncated, _ = step(to_env(acts[t]))
+                obs[row + 1] = new if new.__class__ is np.ndarray and new.shape == shape else self._fitting(new)
+                rews.append(rew if rew.__class__ is float else _number(rew))
             except (Exception, SystemExit) as error:
                 self._require_finite(obs[: row + 1], acts, rews, first=first)  # what it failed of, perhaps
                 self._try_again(error)
@@ -294,6 +299,13 @@ class Runner:
             step, name, value = min(found, key=lambda place: place[0])  # of one step the first, which causes the others
             episode = self.episode
             raise BadData(f"episode {episode.name}, step {episode.length + first + step}: {name} is {value}")
+
+
+def _number(rew: Any) -> float:
+    try:
+        return float(rew)
+    except (TypeError, ValueError):
+        raise BadData(f"a reward is {rew!r:.80}, of class {type(rew).__name__}; it must be a number") from None
 
 
 def alone(steps: Steps, actor: Actor, stop: Callable[[], bool]) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -19,6 +20,7 @@ class StopRequest:
     A second SIGINT or SIGTERM ends the job at once, unless it comes within 0.3 s: then it is the first one, sent to
     several processes. SIGHUP, which a closing terminal sends once or twice, counts neither as a first nor as a second
     one. A signal that is ignored when the program starts, as under nohup or in a script's background job, stays so.
+    Handlers that others install later, such as ROS, are replaced when the program asks whether to stop.
 
     Attributes:
         signum: the signal that has come, or 0.
@@ -28,9 +30,13 @@ class StopRequest:
     def __init__(self) -> None:
         self.signum, self._asked_at = 0, -math.inf
         self.then: Callable[[], None] = lambda: None
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, self._note if rank() == 0 else signal.SIG_IGN)
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._caught = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
+        self._catch()
+
+    def _catch(self) -> None:
+        for signum in self._caught if threading.current_thread() is threading.main_thread() else ():
+            signal.signal(signum, self._note if rank() == 0 else signal.SIG_IGN)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -45,6 +51,7 @@ class StopRequest:
         self.then()
 
     def __bool__(self) -> bool:
+        self._catch()
         return self.signum != 0
 
     @property
