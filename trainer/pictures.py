@@ -34,11 +34,10 @@ class Pictures:
                 film.parent.mkdir(exist_ok=True)
                 self._start("video", "trainer.play", self._folder, "--last", "--video", film)
 
-    def end(self) -> dict[str, Path]:
-        """Draws the last curve, and waits for what is under way. Returns: where they are: curve, videos."""
+    def end(self) -> dict[str, str]:
+        """Draws the last curve, and waits for what is under way. Returns: names in the folder of curve and videos."""
         self._draw_curve()
-        places = {"curve": self._folder / CURVE, "video": self._folder / VIDEOS}
-        return {what: place for what, place in places.items() if self._succeeded(what)}
+        return {what: name for what, name in (("curve", CURVE), ("video", VIDEOS)) if self._succeeded(what)}
 
     def _draw_curve(self) -> None:
         self._curve_at = time.monotonic()

@@ -26,7 +26,7 @@ from trainer.config import Config
 from trainer.control import Control
 from trainer.environment import Flat, display_works, make_env, make_shown_env
 from trainer.rollout import Episode, Runner, networks
-from trainer.run_folder import BEST, POLICY, load
+from trainer.run_folder import BEST, POLICY, from_start, load
 
 PROBE = """
 import sys
@@ -163,6 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no_window", action="store_true", help="only play, and print the returns")
     parser.error = lambda message: parser.exit(2, f"train.py: {message}\n")  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
+    args.video = args.video and from_start(args.video)  # an environment may go to another folder
     args.episodes = (1 if args.video else 10) if args.episodes is None else args.episodes
     if args.episodes < 1 or args.seed < 0:
         parser.error(f"--episodes is {args.episodes}, --seed {args.seed}; they must be at least 1 and 0")

@@ -43,14 +43,14 @@ class Record:
         self.best: float = resumed.get("best", -math.inf)
         if config.resume:
             with contextlib.suppress(ValueError):  # it may be newer than the checkpoint
-                self.best = max(self.best, load(path / BEST)[1]["test_ret"])
+                self.best = max(self.best, load(self.folder.path / BEST)[1]["test_ret"])
         self.row: dict[str, float] = dict(resumed.get("row", {}))
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
         self.best_is_saved = True
         self.began = self.saved_at = time.perf_counter()
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
-        self._pictures = Pictures(path, config.video_every)
+        self._pictures = Pictures(self.folder.path, config.video_every)
 
     def begin(self, rows: int) -> None:
         """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
@@ -71,13 +71,13 @@ class Record:
         more = f"continues at {steps:,} steps, " * (config.resume is not None and not ended)
         self.display.say(
             f"{config.env}: {config.algo}, seed {config.seed}, {n} process{'es' * (n > 1)}, {more}"
-            f"results in {self.folder.path}\n{then}"
+            f"results in {self.folder.given}\n{then}"
         )
         self.display.begin(steps, episodes, self.seconds)
 
     def _command(self, option: str) -> str:
         program = f"{python_command()} {shlex.quote(sys.argv[0])}"
-        command = f"{program} {option} {shlex.quote(str(self.folder.path))}"
+        command = f"{program} {option} {shlex.quote(str(self.folder.given))}"
         where = {name: getattr(self.config, name) for name in ("hosts", "hostfile") if option == "--resume"}
         return " ".join([command, *(f"--{name} {shlex.quote(value)}" for name, value in where.items() if value)])
 
@@ -86,7 +86,7 @@ class Record:
         """For config.json: all settings in effect, versions, and the command line of each start."""
         before = json.loads((self.folder.path / "config.json").read_text()) if self.config.resume else {}
         commands = [*before.get("commands", []), shlex.join([python_command(), *sys.argv])]
-        here = {"run_dir": str(self.folder.path), "versions": _versions(), "commands": commands}
+        here = {"run_dir": str(self.folder.given), "versions": _versions(), "commands": commands}
         return self.config.effective | here
 
     def show(self, row: dict[str, float]) -> None:
@@ -162,8 +162,8 @@ class Record:
             return
         self._exports.close()
         self.display.say(f"  play:     {self._command('--watch')}")
-        for what, place in self._pictures.end().items():
-            self.display.say(f"  {what}:{' ' * (9 - len(what))}{place}")
+        for what, name in self._pictures.end().items():
+            self.display.say(f"  {what}:{' ' * (9 - len(what))}{self.folder.given / name}")
         more = "" if why == "stopped" else " --total_steps N" if self.config.total_steps else " -n N"
         if why == "stopped" or self.config.lr_schedule == "constant":  # a linear one has ended at 0
             self.display.say(f"  continue: {self._command('--resume')}{more}")

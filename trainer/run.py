@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from trainer.config import Config
 from trainer.control import DROPPED, Control
 from trainer.environment import action_map, image_shape, make_env, make_shown_env
 from trainer.rollout import Runner, networks
+from trainer.run_folder import from_start
 
 COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's collection, and of what runs beside it
 EXTRAS = {"torch": "torch", "tensorflow": "tf", "keras": "tf", "ale_py": "atari"}  # by module
@@ -205,7 +205,7 @@ def set_up(config: Config) -> Run:
     run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))
     resumed = config.resume if mpi_util.rank == 0 else None
     # before any rank reads the checkpoint: a run that is just ending may still write it
-    lock = all_or_none(lambda: lock_folder(Path(resumed)) if resumed else None)
+    lock = all_or_none(lambda: lock_folder(from_start(resumed)) if resumed else None)
     all_or_none(lambda: build_training(run))
     del lock  # now the logger keeps it
     return run

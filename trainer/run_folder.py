@@ -19,19 +19,23 @@ POLICY, BEST, CHECKPOINT = "policy.safetensors", "best.safetensors", "checkpoint
 # As it stands in the file's header, where the notes are a JSON string; it is computed with zeros in its own place.
 CHECKSUM = re.compile(rb'(?<=\\"checksum\\": \\")[0-9a-f]{64}')
 NO_CHECKSUM = b"0" * 64
+_HERE = Path.cwd()  # where the program begins; an environment may go to another folder
 
 
 class RunFolder:
-    """A run's folder. Files are written under another name, synced, renamed: a crash leaves the last complete one."""
+    """A run's folder: its absolute `path`, and as it was `given`, for messages.
+
+    Files are written under another name, synced, renamed: a crash leaves the last complete one.
+    """
 
     def __init__(self, path: Path, new: bool):
         """Opens the folder, which is created if it is missing. Args: new: it must not hold a run yet; else it must.
 
         Raises: ValueError: one line: not writable, or it holds a run already, or none.
         """
-        self.path = path
+        self.given, self.path = path, from_start(path)
         try:
-            holds_run = bool(checkpoints(path))
+            holds_run = bool(checkpoints(self.path))
         except OSError as error:
             raise ValueError(f"cannot read the run folder {path}: {error.strerror}") from None
         if new and holds_run:
@@ -39,13 +43,13 @@ class RunFolder:
         if not new and not holds_run:
             raise ValueError(f"{path} holds no checkpoint to resume from")
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            (path / ".probe").write_bytes(bytes(4096))  # on a full disk a file of no bytes can still be made
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / ".probe").write_bytes(bytes(4096))  # on a full disk a file of no bytes can still be made
         except OSError as error:
             raise ValueError(f"cannot write to the run folder {path}: {error.strerror}") from None
         finally:
             with contextlib.suppress(OSError):
-                (path / ".probe").unlink()
+                (self.path / ".probe").unlink()
 
     @classmethod
     def default_path(cls, env: str, seed: int, name: str | None = None) -> Path:
@@ -55,7 +59,7 @@ class RunFolder:
             return folder / f"{name}-s{seed}"
         base = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
         numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
-        return next(path for path in itertools.chain([base], numbered) if not path.exists())
+        return next(path for path in itertools.chain([base], numbered) if not from_start(path).exists())
 
     def save(self, name: str, arrays: dict[str, np.ndarray], notes: dict[str, Any], keep: int = 1) -> None:
         """Writes arrays, by name, and notes, in the header and as JSON, as one safetensors file.
@@ -89,6 +93,11 @@ class RunFolder:
         folder = os.open(self.path, os.O_RDONLY)
         os.fsync(folder)  # makes the renaming durable
         os.close(folder)
+
+
+def from_start(path: str | Path) -> Path:
+    """The path, absolute: a relative one is meant from the folder in which the program began."""
+    return _HERE / path
 
 
 def checkpoints(path: Path) -> list[Path]:

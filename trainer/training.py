@@ -19,7 +19,7 @@ from policies.scaler import Scaler, scaler_for
 from trainer.collect import NOTHING, Pooled
 from trainer.config import Config
 from trainer.control import LAST, STOP, BadData, Control
-from trainer.run_folder import load_checkpoint
+from trainer.run_folder import from_start, load_checkpoint
 
 
 class Training:
@@ -47,7 +47,7 @@ class Training:
             self.learners = Learners(backend, spec, params, config, threads, config.device, group)
         except RuntimeError as error:
             raise ValueError(f"--device {config.device}: {str(error).splitlines()[0]}") from None
-        self.resumed = self._load_checkpoint(Path(config.resume)) if config.resume else {}
+        self.resumed = self._load_checkpoint(from_start(config.resume)) if config.resume else {}
 
     def take(self, data: Pooled, rew_scale: np.ndarray) -> None:
         """Collective among the learners: the batch of the next update. Args: rew_scale: with which it was collected."""

@@ -56,14 +56,14 @@ def saved(note: Any) -> None:
 
     Args:
         note: what JSON can hold, such as {"path": "policy.npz", "iteration": 20}; up to 100 KB. NumPy's numbers and
-            arrays, and paths, become numbers, lists and text; all keys become text.
+            arrays, and paths, become numbers, lists and text, paths absolute; all keys become text.
 
     Raises:
         UsageError: JSON cannot hold it.
     """
 
     def plain(value: Any) -> Any:
-        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+        return value.tolist() if hasattr(value, "tolist") else os.path.abspath(os.fspath(value))
 
     try:
         text = json.dumps(note, default=plain)
