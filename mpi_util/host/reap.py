@@ -1,7 +1,7 @@
 """Finds and ends the processes of one job, and removes what they leave; in the parent, an agent, or a guard.
 
 A process belongs to the job when its environment names the job's folder, so a process that got the id of another one
-is never touched. Run as a program, with the folder as its argument, this file is the job's guard: a process that sleeps
+is never touched; or when its session does, as processes that set their title (Ray, Redis) show no environment. Run as a program, with the folder as its argument, this file is the job's guard: a process that sleeps
 on its standard input, and does what the parent would have done if the parent is killed (kill -9).
 """
 
@@ -22,7 +22,9 @@ from typing import Any
 
 JOB_VARIABLE = "MPI_UTIL_JOB"
 
-STAT_PARENT, STAT_FLAGS, STAT_MEMORY, STAT_ENVIRONMENT_END, STAT_EXIT_STATUS = 4, 9, 23, 51, 52  # of /proc/<pid>/stat
+# of /proc/<pid>/stat
+STAT_PARENT, STAT_SESSION, STAT_FLAGS, STAT_BEGAN, STAT_MEMORY, STAT_ENVIRONMENT_END = 4, 6, 9, 22, 23, 51
+STAT_EXIT_STATUS = 52
 # linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code; _IOWR(0xFF, 11, that struct)
 _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 64, 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
@@ -51,10 +53,18 @@ def belongs(pid: int, job_dir: str) -> bool:
                 break  # it has ended, or is the kernel's; or its environment is really empty
             time.sleep(_KILL_PAUSE_S)
         shown = shown or (proc / "environ").read_bytes()
-        named = f"{JOB_VARIABLE}={job_dir}".encode() in shown.split(b"\0")
+        named = f"{JOB_VARIABLE}={job_dir}".encode() in shown.split(b"\0") or _in_session(pid, job_dir)
         return named and f"\nUid:\t{os.getuid()}\t" in (proc / "status").read_text()
     except OSError:
         return False
+
+
+def _in_session(pid: int, job_dir: str) -> bool:
+    """True if a rank has recorded the process's session, and its leader is still that one or has ended."""
+    session = stat_field(pid, STAT_SESSION) or 0
+    with contextlib.suppress(OSError, ValueError):
+        return stat_field(session, STAT_BEGAN) in (None, int(Path(job_dir, f"session-{session}").read_text()))
+    return False
 
 
 def _is_ending(pid: int) -> bool:

@@ -7,6 +7,7 @@ name the wrong rank: hydra prints the id of a rank that it killed itself, and or
 looks for itself. In the job's folder each rank k
 
 - writes rank-<k>, JSON {"pid": int, "shm": [paths of MPI's files, to be removed at the end]};
+- writes session-<id>, when the leader of its session began, if that is a process of the job;
 - opens the FIFO alive-<k> for writing and keeps it open;
 - writes failed-<k>, a `Failure` as JSON, before it ends on its own account;
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize;

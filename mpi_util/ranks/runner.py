@@ -36,6 +36,13 @@ def register() -> None:
         # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
         os.dup2(fifo, HIGH_FD, inheritable=False)
         os.close(fifo)
+        with open(f"/proc/{(leader := os.getsid(0))}/environ", "rb") as file:
+            ours = job.encode() in file.read()  # and not the session of a terminal
+        with open(f"/proc/{leader}/stat") as file:
+            began = file.read().rpartition(")")[2].split()[19]
+        if ours:
+            with open(os.path.join(job, f"session-{leader}"), "w") as file:
+                file.write(began)
     except (OSError, KeyError):
         return  # the job's folder has gone
 
