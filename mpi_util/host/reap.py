@@ -1,8 +1,10 @@
 """Finds and ends the processes of one job, and removes what they leave; in the parent, an agent, or a guard.
 
 A process belongs to the job when its environment names the job's folder, so a process that got the id of another one
-is never touched; or when its session does, as processes that set their title (Ray, Redis) show no environment. Run as a program, with the folder as its argument, this file is the job's guard: a process that sleeps
-on its standard input, and does what the parent would have done if the parent is killed (kill -9).
+is never touched; or when its session does, as processes that set their title (Ray, Redis) show no environment.
+
+Run as a program, with the folder as its argument, this file is the job's guard: a process that sleeps on its standard
+input, and does what the parent would have done if the parent is killed (kill -9).
 """
 
 import contextlib

@@ -46,6 +46,9 @@ def start(
     """
     if n != 1:
         check_tasks()
+    if not os.path.isfile(runner.__file__):
+        archive = os.path.dirname(os.path.dirname(os.path.dirname(runner.__file__)))
+        raise LaunchError(f"mpi_fork: mpi_util is in the archive {archive}, and ranks run files of it; unpack it")
     depth = int(os.environ.get(DEPTH, "0"))
     where = find_hosts() if find_hosts else None
     if n is None:

@@ -57,15 +57,16 @@ class Family(NamedTuple):
 # srun hydra starts its proxies by an srun of its own, which would wait for the cores of the first one. btl: Open MPI's
 # libfabric component sleeps for a second in MPI_Init (5.0.11); shared memory and TCP work without it. Open MPI refuses
 # to run as root, which a container's user often is, unless both variables allow it. UCX (MPICH between hosts) warns at
-# the end of a job about messages that no rank needs any more.
-ENVIRONMENT = {"I_MPI_PIN": "off", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi", "UCX_LOG_LEVEL": "error"}
+# the end of a job about messages that no rank needs any more. MPICH refuses MPI_Comm_spawn in a rank that was started
+# with -bind-to, but takes the variable.
+ENVIRONMENT = {"I_MPI_PIN": "off", "HYDRA_BINDING": "none", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi", "UCX_LOG_LEVEL": "error"}
 ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENVIRONMENT |= {"HOME": os.path.expanduser("~").replace("~", "/")}  # Open MPI needs one, which services lack
 _INTEL = r"Intel\(R\) MPI"
 _HYDRA = f"-prepend-pattern {MARK}"
 _FAMILIES = (
     Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core", _HYDRA),
-    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "-bind-to none", "-bind-to core", _HYDRA),
+    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "", "-bind-to core", _HYDRA),
     Family(
         "Open MPI 5", "openmpi", r"Open MPI v[5-9]", r"\(Open MPI\) [5-9]",
         "--map-by slot:OVERSUBSCRIBE --bind-to none", "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import reap
+from ..ranks.failure import print_line
 from .verdict import Death
 
 _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
@@ -64,6 +65,7 @@ class ProcessMonitor:
         self._watched: set[int] = set()  # processes
         self._descriptors: list[int] = []
         self._guard: subprocess.Popen[bytes] | None = None
+        self._guardless = False  # it was said that none runs
         self._guarded_until = -math.inf  # before this time no other guard is started
         self._keep_guard()
         for rank in self._unregistered:  # each FIFO reaches its end when the rank, its only writer, ends
@@ -139,6 +141,12 @@ class ProcessMonitor:
         if now < self._guarded_until or (self._guard and self._guard.poll() is None):
             return
         self._guarded_until = now + _GUARD_PAUSE_S
+        if self._guard and self._guard.returncode > 0 and not self._guardless:
+            self._guardless = True
+            print_line(
+                f"mpi_util: what ends the ranks if this process is killed cannot run ({sys.executable} -I -S ends with "
+                f"status {self._guard.returncode})"
+            )
         with contextlib.suppress(OSError):
             self._guard = subprocess.Popen(  # noqa: S603  # this interpreter, nothing of the user's folder or environment
                 [sys.executable, "-I", "-S", reap.__file__, str(self.folder)],
