@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TextIO
 from ..errors import MpiUtilError, UsageError, first_line
 from ..host import reap
 from . import runner
-from .identity import RANK_PID, Role, in_child_of_rank, under_launcher
+from .identity import RANK_PID, Role, hide_server, in_child_of_rank, under_launcher
 from .records import Failure, write_record
 from .state import state
 
@@ -372,6 +372,7 @@ def register_mpi() -> None:
     write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mpi_files(os.getpid()))})
     with contextlib.suppress(ValueError, TypeError):  # a thread, or a handler that is not Python's
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))  # UCX, in MPICH, has taken it for its debug mode
+    hide_server()
     # MPI_Finalize deletes the attributes of COMM_SELF first
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_record_end), True)
 
