@@ -55,9 +55,6 @@ def start(
         n = int(where.n_slots if where else 0) or usable_cores()
     others = where if where and where.are_used_by(n) else None
     if n == 1 and not max_restarts and not others:
-        folder = os.path.dirname(sys.executable)
-        if os.access(f"{folder}/mpiexec", os.X_OK) and folder not in os.get_exec_path():
-            os.environ["PATH"] = os.pathsep.join([folder, *os.get_exec_path()])  # where MPI_Comm_spawn looks for it
         return "child"
     if multiprocess_parent():
         raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")

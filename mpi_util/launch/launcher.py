@@ -59,8 +59,8 @@ class Family(NamedTuple):
 # to run as root, which a container's user often is, unless both variables allow it. UCX (MPICH between hosts) warns at
 # the end of a job about messages that no rank needs any more. MPICH refuses MPI_Comm_spawn in a rank that was started
 # with -bind-to, but takes the variable.
-ENVIRONMENT = {"I_MPI_PIN": "off", "HYDRA_BINDING": "none", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi", "UCX_LOG_LEVEL": "error"}
-ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+ENVIRONMENT = {"I_MPI_PIN": "off", "HYDRA_BINDING": "none", "SLURM_OVERLAP": "1", "OMPI_MCA_btl": "^ofi"}
+ENVIRONMENT |= {"UCX_LOG_LEVEL": "error", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENVIRONMENT |= {"HOME": os.path.expanduser("~").replace("~", "/")}  # Open MPI needs one, which services lack
 _INTEL = r"Intel\(R\) MPI"
 _HYDRA = f"-prepend-pattern {MARK}"
