@@ -117,6 +117,14 @@ def is_stopped(pid: int) -> bool:
     return stat_field(pid, STAT_FLAGS, "Tt") is not None
 
 
+def catches(pid: int, signum: int) -> bool:
+    """True if the process handles a signal, which may end it otherwise."""
+    with contextlib.suppress(OSError):
+        caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
+    return False
+
+
 def name_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()

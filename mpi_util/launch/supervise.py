@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from ..host import reap
 from ..ranks.failure import SAME_SIGNAL_S, print_line
+from .arrivals import Arrivals
 from .banners import STDERR, STDOUT, OutputThread, RankLines
 from .monitor import FOLDER_VARIABLES, ProcessMonitor
 from .verdict import Death, Evidence, Verdict, describe_signal, failed_record, judge
@@ -59,7 +60,7 @@ class Job:
         self._evidence.hosts, self._evidence.lost = self.monitor.hosts, self.monitor.lost
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._outputs: list[OutputThread] = []
-        self._lines = lines
+        self._lines, self._shown = lines, ""
         self._signals = -1  # becomes readable when one has come
         self._signalled_at = -math.inf  # the last SIGINT or SIGTERM
         self._notice_at = math.inf  # when to look whether rank 0 does what a signal asks for
@@ -87,8 +88,11 @@ class Job:
             lines = self._lines(evidence.hosts, target) if self._lines else None
             self._outputs += [OutputThread(pipe, target, lines)] if pipe else []
         self.monitor.watch(launcher.pid, lambda _: None)
+        arrivals = Arrivals(evidence.n_ranks, evidence.folder, self.monitor.record, self._unshown)
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()
+            if why := arrivals.look():
+                self._decided = Verdict(1, f"mpi_util: {why}; all {evidence.n_ranks} ranks were stopped")
         self._step(wait=False)
         code = launcher.poll()
         evidence.launcher_code, evidence.given_up = code or 0, code is None
@@ -100,6 +104,11 @@ class Job:
             self.saved = (evidence.folder / "saved-0").read_text()
         evidence.banners = "".join(output.filter.banners for output in self._outputs)
         return self._decided or judge(evidence)
+
+    def _unshown(self) -> str:
+        """What the launcher has said that looks like its words at a job's end, since it was last asked."""
+        before, self._shown = self._shown, "".join(output.filter.banners for output in self._outputs)
+        return self._shown.removeprefix(before)
 
     def _is_patient(self) -> bool:
         """False when the launcher has had time enough to end a broken job."""

@@ -369,7 +369,7 @@ def register_mpi() -> None:
     """After MPI has started: records its files, which a killed job leaves, and later its end."""
     from mpi4py import MPI
 
-    write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mpi_files(os.getpid()))})
+    write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mpi_files(os.getpid())), "mpi": True})
     with contextlib.suppress(ValueError, TypeError):  # a thread, or a handler that is not Python's
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))  # UCX, in MPICH, has taken it for its debug mode
     hide_server()

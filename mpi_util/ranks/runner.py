@@ -7,6 +7,7 @@ frame of the stack; all else is as if the interpreter ran the program: `__main__
 the order in which the process ends. It imports nothing of this package and nothing that takes time to import.
 """
 
+import faulthandler
 import os
 import sys
 from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader  # the interpreter has loaded it
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 NAME = "_mpi_util_runner"  # of this module in sys.modules while it runs a program
 HIGH_FD = 200  # above what MPI opens, below the lowest limits
+STACK_SIGNAL = (
+    61  # SIGRTMAX - 3 of Linux: at it a rank's faulthandler writes its stack; SIGUSR1 and 2 are the programs'
+)
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # in which a launcher numbers its ranks
 
 # Set by failure.py: called with the exception, or SystemExit, that ends the program.
@@ -36,6 +40,8 @@ def register() -> None:
         # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
         os.dup2(fifo, HIGH_FD, inheritable=False)
         os.close(fifo)
+        stack = os.open(os.path.join(job, f"stack-{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        faulthandler.register(STACK_SIGNAL, stack)
         with open(f"/proc/{(leader := os.getsid(0))}/environ", "rb") as file:
             ours = job.encode() in file.read()  # and not the session of a terminal
         with open(f"/proc/{leader}/stat") as file:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from .state import state
 
 NOTE_BYTES = 1024
 _AFTER_S, _NOTED_AFTER_S = 300.0, 1.0
-_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3  # a real-time signal, as SIGUSR1 and SIGUSR2 are the programs'
 _ANSWER_S, _LOOK_S = 1.0, 0.1  # the longest wait for stacks, and the pause between two looks
 _END = "the end of the program"
 _UNKNOWN = " on another machine, without shared memory, or ended: cannot be asked"
@@ -79,7 +77,7 @@ class Watchdog:
             self._rank, self._owners, self._memory = rank, owners, memory
             self._note["stacks"] = stacks = os.memfd_create("mpi_util stack")
             fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
-            faulthandler.register(_SIGNAL, stacks)
+            faulthandler.register(runner.STACK_SIGNAL, stacks)
             state(failure.FailureState).on_phase = self.over
             self.over()
 
@@ -124,7 +122,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             for each in asked:
                 os.truncate(each.stacks, 0)
-                os.kill(each.pid, _SIGNAL)
+                os.kill(each.pid, runner.STACK_SIGNAL)
             while time.monotonic() < end and not all(each.stack() for each in asked):
                 time.sleep(_LOOK_S)
             time.sleep(_LOOK_S)
