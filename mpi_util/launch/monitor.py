@@ -19,6 +19,7 @@ in 25 of 80 kills, that of the FIFOs in none.
 """
 
 import contextlib
+import fcntl
 import functools
 import math
 import os
@@ -38,6 +39,7 @@ from .verdict import Death
 _LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
 _LOOK_S = 0.5
 _GUARD_PAUSE_S = 1.0
+_TOUCH_S = 3600.0
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 
@@ -67,6 +69,10 @@ class ProcessMonitor:
         self._guard: subprocess.Popen[bytes] | None = None
         self._guardless = False  # it was said that none runs
         self._guarded_until = -math.inf  # before this time no other guard is started
+        # systemd's cleaner of /tmp leaves a locked folder alone; others look at the times, see _touch
+        self._descriptors.append(lock := os.open(folder, os.O_RDONLY))
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        self._touched_at = time.monotonic()
         self._keep_guard()
         for rank in self._unregistered:  # each FIFO reaches its end when the rank, its only writer, ends
             path = folder / f"alive-{rank}"
@@ -85,7 +91,15 @@ class ProcessMonitor:
         for key, _ in self.selector.select(pause if wait else 0):
             key.data()
         self._keep_guard()
+        self._touch()
         self._register()
+
+    def _touch(self) -> None:
+        if time.monotonic() - self._touched_at > _TOUCH_S:
+            self._touched_at = time.monotonic()
+            for path in (self.folder, *self.folder.glob("*")):
+                with contextlib.suppress(OSError):
+                    os.utime(path)
 
     def signal(self, rank: int, signum: int) -> None:
         """Sends a signal to a rank; sets `refused` if the rank cannot handle one yet, or has ended."""

@@ -81,8 +81,9 @@ class Evidence:
             self.deaths[death.rank] = death.code
 
     def ended_in_order(self, rank: int) -> bool:
-        """True for a rank that has ended with status 0 and MPI_Finalize."""
-        return rank in self.deaths and not self.deaths[rank] and (self.folder / f"ended-{rank}").exists()
+        """True for a rank that has ended with status 0 and MPI_Finalize; where the job's folder has gone, with 0."""
+        noted = (self.folder / f"ended-{rank}").exists() or not self.folder.exists()
+        return rank in self.deaths and not self.deaths[rank] and noted
 
     def stopped_by(self, signum: int, but: str = "") -> Verdict:
         """Of a job that the parent ends because of a signal. `but`: why rank 0 does not end it in order."""
