@@ -1,4 +1,4 @@
-"""What a program and its machine do around a job: hooks, timers, handlers, titles, archives, cleaners, other MPI jobs."""
+"""What a program and its machine do around a job: hooks, timers, handlers, titles, archives, cleaners, other MPI."""
 
 import os
 import shutil

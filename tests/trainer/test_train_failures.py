@@ -345,3 +345,70 @@ def test_the_seconds_of_a_segment_are_counted_once():
     seconds, asleep, sleeps, restarts = work.sum(axis=0)
     assert 0.02 < asleep < seconds < 0.5 and sleeps >= 10 and restarts == 0
     assert work[1:].sum() == 0.0
+
+
+ODD = """
+import os, signal
+import gymnasium as gym, numpy as np
+class Env(gym.Env):
+    observation_space = gym.spaces.Box(-10, 10, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(4, np.float32), {}
+    def step(self, a):
+        self.t += 1
+        return self.obs(), self.rew(), self.t >= 10, False, {}
+    def obs(self):
+        return np.zeros(4, np.float32)
+    def rew(self):
+        return 1.0
+class OneNumber(Env):
+    def obs(self):
+        return 1.0
+class OneRow(Env):
+    def obs(self):
+        return np.zeros((1, 4), np.float32)
+class NoReward(Env):
+    def rew(self):
+        return None
+class TwoRewards(Env):
+    def rew(self):
+        return np.ones(2)
+class Walks(Env):
+    def reset(self, **given):
+        os.chdir("/")
+        return super().reset(**given)
+for kind in (OneNumber, OneRow, NoReward, TwoRewards, Walks):
+    gym.register(f"{kind.__name__}-v0", entry_point=kind)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("OneNumber", "an observation has shape (); its space Box(-10.0, 10.0, (4,), float32)"),
+        ("OneRow", "an observation has shape (1, 4); its space Box(-10.0, 10.0, (4,), float32)"),
+        ("NoReward", "a reward is None, of class NoneType; it must be a number"),
+        ("TwoRewards", "a reward is array([1., 1.]), of class ndarray; it must be a number"),
+    ],
+)
+def test_what_step_gives_is_checked(tmp_path, name, says):
+    (tmp_path / "odd.py").write_text(ODD)
+    done = train(
+        f"odd:{name}-v0", "-n", 100, "--run_dir", tmp_path / "run", status=1, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    )
+    assert done.err == f"train.py: {says}\n"
+
+
+def test_an_environment_may_go_to_another_folder(tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    command = [sys.executable, ROOT / "train.py", "odd:Walks-v0", "-n", "20", "--run_dir", "a/run", *map(str, BRIEF)]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
+    command = [sys.executable, ROOT / "train.py", "--resume", "a/run", "-n", "40"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60, text=True
+    )
+    assert "--resume a/run" in done.stdout and load(tmp_path / "a/run/checkpoint.safetensors")[0]["episodes"] >= 40
