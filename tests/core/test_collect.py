@@ -147,6 +147,7 @@ def play(rng, seed, number, iteration):
 """
 
 
+@pytest.mark.slow
 def test_episodes_that_are_not_needed_are_counted(tmp_path, mpi):
     alone = output(COUNTED + COUNTS, 1, tmp_path, {})
     for n, machines in ((3, "1"), (4, "2")):
@@ -232,6 +233,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "error"), WRONG.values(), ids=WRONG)
 def test_what_a_body_does_wrong_is_said_once(line, error, tmp_path):
     loop = "for rollout in mpi_util.rollouts(range(9), episodes=6, seed=1):\n    time.sleep(0.05)\n"

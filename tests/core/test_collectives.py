@@ -65,6 +65,7 @@ mpi_util.rank0_bcast_wts(policy)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, name", [("numpy", "w"), pytest.param("torch", "net/0.bias", marks=pytest.mark.torch)])
 def test_an_array_that_lies_otherwise_on_rank_0_is_named_once(tmp_path, kind, name):
     (tmp_path / "program.py").write_text(ALIGNMENTS)

@@ -124,6 +124,7 @@ for size in (256, 16, 255, 16):
 FORK = "import mpi_util\nif mpi_util.mpi_fork(int(sys.argv[1])) == 'parent': sys.exit()"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
 @pytest.mark.parametrize("n", [1, 2])
@@ -144,6 +145,7 @@ def test_a_small_model_is_updated_with_one_thread(tmp_path, setup, rows, threads
     assert done.out == f"1 {threads}\n" * 4, done.err
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):
     program = tmp_path / "program.py"
@@ -161,6 +163,7 @@ def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):
     assert run([sys.executable, program], 60).out == "1\n" * 3
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_number_that_another_thread_sets_is_its_own(tmp_path):
     program = tmp_path / "program.py"
@@ -178,8 +181,8 @@ def test_a_number_that_another_thread_sets_is_its_own(tmp_path):
     assert run([sys.executable, program], 60).out == "3\n1\n" * 2
 
 
+@pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.slow_if(n=1)
 @pytest.mark.parametrize("n", [1, 2])
 def test_torch_may_be_imported_during_a_gather(tmp_path, n):
     program = tmp_path / "program.py"
@@ -258,6 +261,7 @@ def test_numbers_that_are_none(monkeypatch):
             usable_cores()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("n", "env", "threads"),

@@ -181,7 +181,7 @@ def test_a_wrong_number_of_cores():
     assert "cores" in found.bad() and "'many'" in found["cores"]["found"]
 
 
-@pytest.mark.slow_unless(what="library")
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["library", pytest.param("launcher", marks=needs_open_mpi), "nvidia-smi"])
 def test_what_hangs_does_not_hang_it(what, tmp_path, bare):
     tools = tmp_path / "tools"
@@ -221,7 +221,7 @@ def test_the_launcher_of_the_other_mpi_comes_first_on_path(mpi):
     assert found["launcher"]["found"].split()[0] in found["mpiexec by hand"]["do"]
 
 
-@pytest.mark.slow_if(options=["size=4k", "size=1m"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "status", "do"),
     [("size=64m", 0, "shm-size"), ("size=4k", 1, "shm-size"), ("size=1m", 1, "shm-size"), ("ro", 1, "remount,rw")],

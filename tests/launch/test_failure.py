@@ -115,7 +115,7 @@ for iteration in range(10):
 """
 
 
-@pytest.mark.slow_if(n=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_rank_0_that_leaves_a_loop_alone_is_reported(tmp_path, mpi, n):
     (tmp_path / "program.py").write_text(LEFT)
@@ -229,7 +229,7 @@ def test_the_watchdog_says_who_waits_and_who_is_missing(run_ranks, who):
     assert finished.err.count("stack of") == 2 * finished.err.count("has waited")  # the others' are the same
 
 
-@pytest.mark.slow_unless(who=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
 @pytest.mark.parametrize(("who", "machines"), [(0, 1), (2, 1), (1, 3)])
 def test_the_watchdog_may_end_the_job_of_a_rank_that_is_stopped(run_ranks, who, machines):
@@ -332,7 +332,7 @@ def read_pid(out) -> int:
     return int(found[1])
 
 
-@pytest.mark.slow_unless(n=3, sent=[["HUP"]])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "how", "before", "sent", "status"),
     [
@@ -375,7 +375,7 @@ def test_a_hang_up_ends_a_program_that_says_nothing_of_signals(tmp_path, mpi):
         killer.cancel()
 
 
-@pytest.mark.slow_if(n=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_terminal_that_closes_stops_the_program_in_order(tmp_path, mpi, n):
     (tmp_path / "program.py").write_text(

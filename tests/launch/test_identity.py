@@ -220,6 +220,7 @@ def test_a_program_that_starts_itself_in_each_rank_is_stopped(tmp_path):
     assert done.status == 1 and "does the program start itself?" in done.err
 
 
+@pytest.mark.slow
 def test_a_shell_of_srun_is_no_rank(mpi):
     """`srun --pty bash`: the first program in it gets PMI's socket; the next ones cannot use it again."""
     for step in ({"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_FD": "9"}, {"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}):

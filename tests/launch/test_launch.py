@@ -300,7 +300,7 @@ def test_a_program_may_change_its_folder_above_the_fork(tmp_path, mpi):
     assert run(command, 30, mpi_environment(mpi) | path, cwd=tmp_path).out == "2 sub ['program.py']\n"
 
 
-@pytest.mark.slow_if(victim="helper")
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["launcher", "helper", "parent"])
 def test_kill_of_another_process_of_the_job(python, victim):
     run = Run(python, 4, "wait")
@@ -472,6 +472,7 @@ def test_a_reader_of_the_output_may_take_its_time(python):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_reader_that_comes_late_gets_all_of_a_full_pipe(tmp_path):
     """The rest lies in two pipes when the launcher has ended, and for longer than output is waited for then."""
     lines = ["import mpi_util", "if mpi_util.mpi_fork(2) == 'child' and mpi_util.rank == 0:"]
@@ -496,6 +497,7 @@ mpi_util.print0(mpi_util.all_sum(1))
 """
 
 
+@pytest.mark.slow
 def test_a_launcher_may_end_long_after_its_ranks(tmp_path, mpi):
     (tmp_path / "program.py").write_text(LATE)
     done = run([sys.executable, "program.py"], 60, mpi_environment(mpi), tmp_path)

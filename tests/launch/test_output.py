@@ -39,6 +39,7 @@ def test_only_rank_0_prints_and_errors_are_shown(mpi, run_ranks, by_hand, how):
     assert (f"bad in {how}\n" in done.err) == (how != "end") == bool(done.status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [pytest.param("thread", marks=pytest.mark.slow), "fork", "child", "hook", "text", "caught", "fail"]
 )
@@ -52,6 +53,7 @@ def test_errors_of_other_ranks_are_shown(how):
     assert bool(lines_by(done.err, 1)) == bool(last_lines), done.err
 
 
+@pytest.mark.slow
 def test_a_crash_and_the_watchdog_are_shown():
     done = run([sys.executable, RANKS / "output.py", 3, "crash", "rank0"], TIMEOUT_S)
     assert done.status == 139 and "Fatal Python error: Segmentation fault" in done.err and "string_at" in done.err

@@ -63,6 +63,7 @@ def test_a_note_is_what_json_can_hold(tmp_path):
     assert refused.startswith("saved: the note must be what JSON can hold: ") and "object" in refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "how", "status", "starts", "end"),
     [

@@ -40,6 +40,7 @@ def check_group(backend, spec, algo, weights, n_updates, **settings):
 @BOTH
 @ALGOS
 @TORCH_TOO
+@pytest.mark.slow_if(settings=[MORE])
 @pytest.mark.parametrize("weights", SPLITS.values(), ids=SPLITS.keys())
 @pytest.mark.parametrize("settings", [{}, MORE], ids=["defaults", "entropy"])
 def test_several_learners_do_what_one_does(backend, spec, algo, weights, settings):
@@ -102,7 +103,7 @@ def test_a_loss_that_overflows_in_one_part_raises_on_all(backend, algo):
     assert_same_bits(before + group.state())
 
 
-@pytest.mark.slow_unless(algo="ppo")
+@pytest.mark.slow
 @ALGOS
 @TORCH_TOO
 def test_minibatches_may_have_fewer_rows_than_there_are_learners(backend, algo):

@@ -134,6 +134,7 @@ def test_a_recipe_prints_the_same_on_one_and_three_ranks(recipe, tmp_path):
     assert len(alone.splitlines()) > ITERATIONS or "update(" not in text.partition(PLAY)[2]
 
 
+@pytest.mark.slow
 def test_the_quick_way(tmp_path):
     text = fenced(sections("eight_steps.md")["The quick way, and what it gives up"], "python")
     seed, gather = text.partition("batch =")[::2]
@@ -149,6 +150,7 @@ mpi_util.print0(batch["x"].unique().shape, torch.equal(batch["x"][:n_own], own["
     assert start(program, 3, tmp_path / "3") == "torch.Size([8]) True\n"
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_its_checkpoint(tmp_path):
     text = RECIPES["Checkpoints 1"]
     whole = start(text, 3, tmp_path / "whole")

@@ -134,6 +134,7 @@ def test_what_is_no_number_is_a_cell_of_text(tmp_path, val):
     assert table(tmp_path)[1:] == [[text, "1"], ["0.5", "2"], ["1", "3"]]
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_one_folder(tmp_path):
     code = (
         "import sys\nfrom mpi_util_spinup.logx import Logger\nlogger = Logger(sys.argv[1])\n"

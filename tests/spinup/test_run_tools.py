@@ -71,6 +71,7 @@ def test_seeds_are_one_curve_with_mean_and_spread(tmp_path):
     assert (heights.min(), heights.max()) == (2.0, 12.0)  # mean +- 1
 
 
+@pytest.mark.slow
 def test_plots_from_the_command_line(tmp_path):
     table(tmp_path / "a")
     done = plotted("a", "--x", "steps", "--smooth", 2, "--out", "c.png", cwd=tmp_path)
@@ -275,6 +276,7 @@ def test_several_seeds_of_train_py(tmp_path):
         assert done.status == 2 and problem in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_seeds_have_the_folders_of_single_runs(tmp_path):
     command = [sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 1, "-b", 1, "--name", "X"]
     for arguments in (("--seeds=0",), ("--seed", 1), ("--seeds", "0,2")):  # the first is not repeated

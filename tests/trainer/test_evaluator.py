@@ -69,7 +69,7 @@ def check(folder, expected, out: str) -> set[int]:
     return found.keys() | late.keys()
 
 
-@pytest.mark.slow_unless(mpi="mpich", n=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mpi, n, how",
     [("mpich", 1, ()), ("openmpi", 2, ()), ("mpich", 3, ("--overlap",))]

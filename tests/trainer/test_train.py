@@ -40,7 +40,6 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.slow_unless(n=3, arguments=[EPISODES, SEGMENTS])
-@pytest.mark.slow_unless(n=10, arguments=[EPISODES])
 @pytest.mark.parametrize("arguments", [EPISODES, SEGMENTS, ODD], ids=["episodes", "segments", "odd"])
 @pytest.mark.parametrize("n", [2, 3, 4, 10])
 def test_same_bits_at_any_size(alone, tmp_path, arguments, n):

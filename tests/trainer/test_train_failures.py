@@ -46,7 +46,7 @@ def start(*arguments, mpi):
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow_unless(env="Hopper-v4")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "mpi", "more"),
     [
@@ -301,7 +301,7 @@ def test_a_checkpoint_that_is_not_finite_is_named(good, tmp_path, name):
         assert done.err == f"train.py: cannot load {path}: {name} in it is not finite\n"
 
 
-@pytest.mark.slow_if(option="--vf_lr")
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("option", ["--lr", "--vf_lr"])
 def test_an_update_that_diverges_ends_the_run_with_one_line(tmp_path, framework, option):

@@ -35,7 +35,7 @@ def test_each_algorithm_gives_the_same_bits_at_any_size(tmp_path, algo):
     assert made[0] == made[1] and len(made[0][1]) == 2
 
 
-@pytest.mark.slow_if(algo="trpo")
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "trpo"])
 def test_overlap_gives_the_same_bits_at_any_size(tmp_path, algo):
     way = ["--overlap", "--algo", algo, "--eval_every", 300, "--eval_episodes", 2]
@@ -61,7 +61,7 @@ def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path, algo):
     assert made[0] == made[1] and len(made[0][1]) == 2
 
 
-@pytest.mark.slow_if(algo="ppo-kl")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algo, mpi", [("ppo", "mpich"), ("ppo-kl", "mpich"), ("vpg", "openmpi"), ("trpo", "openmpi")], indirect=["mpi"]
 )

@@ -68,7 +68,7 @@ STOPS = {
 }
 
 
-@pytest.mark.slow_unless(case="in the evaluation")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, mpi", [(case, "openmpi" if case.startswith("before") else "mpich") for case in STOPS], indirect=["mpi"]
 )
@@ -287,6 +287,7 @@ def read_to(process: subprocess.Popen, text: str) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_nothing_and_no_row_is_lost(small_disk, started):
     folder = small_disk / "run"
     process = started(folder, "--save_every", 0.2)

@@ -240,6 +240,7 @@ def test_a_torchrl_policy_without_weights_is_refused():
 # ---- 4. two schemes between machines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["same sender", "both ways", "one, then a collective"])
 @pytest.mark.parametrize("machines", [1, 2])
 def test_two_schemes_without_sync(run_ranks, machines, form):
@@ -602,6 +603,7 @@ def test_a_sender_whose_program_ends_without_shutdown(run_ranks, machines):
     assert sorted(out.splitlines()) == ["well 0", "well 1", "well 2"]
 
 
+@pytest.mark.slow
 def test_threads_that_collectors_start_inside_frozen_go_on():
     """Two threads play, each with several that read too, while updates arrive all the time."""
     from concurrent.futures import ThreadPoolExecutor

@@ -476,6 +476,7 @@ def test_a_worker_that_dies_after_its_answer_has_what_was_sent(start):
     scheme.shutdown()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_before_it_connects(start):
     scheme = scheme_for(2, timeout=None)
     start(follow, scheme, 1, 1)
@@ -933,23 +934,25 @@ def test_ranks_on_several_machines(run_ranks, machines):
     assert "weight sync: well" in run_ranks("weight_sync.py", 4, env={"MPI_UTIL_MACHINES": str(machines)}).out
 
 
-@pytest.mark.slow_unless(when="midway")
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "midway", "first"])
 def test_a_rank_of_another_machine_that_is_stopped_is_late(run_ranks, when):
     assert "weight sync: well" in run_ranks("weight_sync.py", 3, "stopped", when, env={"MPI_UTIL_MACHINES": "3"}).out
 
 
+@pytest.mark.slow
 def test_a_busy_sender_serves_other_machines_and_sends_the_newest(run_ranks):
     assert "weight sync: well" in run_ranks("weight_sync.py", 2, "busy", env={"MPI_UTIL_MACHINES": "2"}).out
 
 
-@pytest.mark.slow_if(machines=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "machines"), [("mpich", 1), ("mpich", 2)], indirect=["mpi"])
 def test_any_number_of_schemes_one_after_another(run_ranks, machines):
     """MPICH has room for some 2,000 communicators."""
     assert "well" in run_ranks("weight_sync.py", 2, "many", 2200, env={"MPI_UTIL_MACHINES": str(machines)}).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machines", [1, 3])
 def test_a_rank_that_never_connects(run_ranks, machines):
     env = {"MPI_UTIL_MACHINES": str(machines)}
