@@ -57,9 +57,12 @@ class ClusterCounter(Counter):
         if self.channel.rank == 0:
             while message := comm.improbe(tag=_ENDED_TAG):
                 super().end(*message.recv())
+            questions, self._questions = self._questions, []  # this thread's: others of rank 0 may be here at once
             while message := comm.improbe(tag=_QUESTION_TAG):
-                self._questions.append(message.recv())
-            self._questions = [question for question in self._questions if not self._answer(*question)]
+                questions.append(message.recv())
+            for question in questions:
+                if not self._answer(*question):
+                    self._questions.append(question)
             if self._watched is not None and self.is_closed(self._watched):
                 self._notices += [comm.isend(self._watched, k, _CLOSED_TAG) for k in self._others]
                 self._watched = None

@@ -154,3 +154,29 @@ def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):
     monkeypatch.setattr(module.Counter, "_first", first)
     assert next(iter(dealt)) == 0
     assert dealt.closed and list(dealt) == []
+
+
+SHARED = """
+import sys, threading, mpi_util
+if mpi_util.mpi_fork(4) == "parent":
+    sys.exit()
+sys.setswitchinterval(1e-6)
+for _ in range(30):
+    episodes, taken = mpi_util.deal(300), []
+    threads = [threading.Thread(target=lambda: taken.extend(episodes)) for _ in range(4)]
+    if mpi_util.rank == 0:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        taken += episodes
+    found = mpi_util.rank0_gather(taken)
+    assert mpi_util.rank or sorted(sum(found, [])) == [*range(300)]
+"""
+
+
+def test_threads_of_rank_0_answer_each_question_of_other_machines_once(tmp_path, mpi):
+    (tmp_path / "program.py").write_text(SHARED)
+    done = run([sys.executable, tmp_path / "program.py"], 60, mpi_environment(mpi) | {"MPI_UTIL_MACHINES": "4"})
+    assert done.status == 0, done.err
