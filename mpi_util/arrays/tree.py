@@ -48,7 +48,8 @@ def with_items(node: Any, items: list[Any]) -> Any:
     """A container of the same kind with other items, in the same order; for a mapping that is no dict a dict."""
     if is_mapping(node):
         copy = node.copy() if isinstance(node, dict) else {}  # of its own class, such as OrderedDict or defaultdict
-        copy.update(zip(node, items))
+        for key, item in zip(node, items):
+            copy[key] = item
         return copy
     if isinstance(node, list):
         return items

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from ..arrays import pickles, tree
+from ..arrays import tree
 from ..arrays.adapters import adapter_for, array_of, is_of_framework, kind_of, not_rows
 from ..arrays.layout import portable
 from ..errors import BatchError, rank_mismatch
 from ..host.segments import align
 from ..ranks import threads
 from ..ranks.identity import Comm
+from . import pickles
 from .channel import Channel, channel_of, paired
 from .mismatch import list_refused, segments_differ, structures_differ
 

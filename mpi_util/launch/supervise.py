@@ -72,23 +72,24 @@ class Job:
         """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory."""
         with self._signals_caught():
             try:
+                evidence = self._evidence
+                arrivals = Arrivals(evidence.n_ranks, evidence.folder, self.monitor.record, self._unshown)
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=self._environment, stdin=stdin,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
-                verdict = self._supervise()
+                verdict = self._supervise(arrivals)
             finally:
                 self.monitor.close()
             return replace(verdict, cause="") if self._new_signals() else verdict  # the user ends it: no restart
 
-    def _supervise(self) -> Verdict:
+    def _supervise(self, arrivals: Arrivals) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
         for pipe, target in ((launcher.stdout, STDOUT), (launcher.stderr, STDERR)):
             lines = self._lines(evidence.hosts, target) if self._lines else None
             self._outputs += [OutputThread(pipe, target, lines)] if pipe else []
         self.monitor.watch(launcher.pid, lambda _: None)
-        arrivals = Arrivals(evidence.n_ranks, evidence.folder, self.monitor.record, self._unshown)
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()
             if why := arrivals.look():

@@ -133,3 +133,4 @@ class _OnRank0:
         raise TypeError("what on_rank0 has made is on rank 0 alone, and can be neither gathered nor pickled")
 
     __format__, __reduce_ex__ = __repr__, __array__
+    dtype = shape = property(_itself)  # by which it is taken for an array, and __array__ tells what it is

@@ -7,7 +7,6 @@ frame of the stack; all else is as if the interpreter ran the program: `__main__
 the order in which the process ends. It imports nothing of this package and nothing that takes time to import.
 """
 
-import faulthandler
 import os
 import sys
 from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader  # the interpreter has loaded it
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "_mpi_util_runner"  # of this module in sys.modules while it runs a program
 HIGH_FD = 200  # above what MPI opens, below the lowest limits
-STACK_SIGNAL = (
-    61  # SIGRTMAX - 3 of Linux: at it a rank's faulthandler writes its stack; SIGUSR1 and 2 are the programs'
-)
+STACK_SIGNAL = 61  # SIGRTMAX - 3 of Linux, at which a rank writes its stack; SIGUSR1 and 2 are the programs'
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # in which a launcher numbers its ranks
 
 # Set by failure.py: called with the exception, or SystemExit, that ends the program.
@@ -40,8 +37,7 @@ def register() -> None:
         # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
         os.dup2(fifo, HIGH_FD, inheritable=False)
         os.close(fifo)
-        stack = os.open(os.path.join(job, f"stack-{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        faulthandler.register(STACK_SIGNAL, stack)
+        write_stack_at_signal(os.path.join(job, f"stack-{rank}"))
         with open(f"/proc/{(leader := os.getsid(0))}/environ", "rb") as file:
             ours = job.encode() in file.read()  # and not the session of a terminal
         with open(f"/proc/{leader}/stat") as file:
@@ -51,6 +47,16 @@ def register() -> None:
                 file.write(began)
     except (OSError, KeyError):
         return  # the job's folder has gone
+
+
+def write_stack_at_signal(path: str) -> None:
+    """A rank that hangs above mpi_fork tells where."""
+    known = "faulthandler" in sys.modules
+    import faulthandler
+
+    if not known:
+        del sys.modules["faulthandler"]  # what the program sees is as if the interpreter ran it
+    faulthandler.register(STACK_SIGNAL, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
 
 def become_program() -> tuple[str, str]:

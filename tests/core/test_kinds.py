@@ -5,7 +5,7 @@ import sys
 import pytest
 from conftest import mpi_environment, run
 
-from mpi_util.arrays import pickles
+from mpi_util.collectives import pickles
 
 HEAD = """
 import collections, io, sys

@@ -594,7 +594,7 @@ def test_the_key_is_in_no_message(scheme):
 
 PACKAGES = ("mpi_util", "mpi_util_spinup", "mpi_util_weight_sync", "mpi_util_sb3")
 UNPICKLES = {
-    "mpi_util/arrays/pickles.py": 1,  # messages of the job
+    "mpi_util/collectives/pickles.py": 1,  # messages of the job
     "mpi_util/collectives/messages.py": 1,  # the same
     "mpi_util/ranks/runner.py": 2,  # runs the program of a rank
     "mpi_util_spinup/experiment.py": 2,  # what the launcher hands to its own process

@@ -55,7 +55,7 @@ def adapter_for(thing: Any) -> Adapter:
 def array_of(thing: Any, numbers: bool = False) -> np.ndarray:
     """The adapter's `to_array`, or `to_numbers`. BatchError: there is none, or it is not known what its rows are."""
     adapter = adapter_for(thing)
-    if not (is_array(thing) or isinstance(thing, list) or is_of_framework(thing)):
+    if not (is_array(thing) or isinstance(thing, (list, str, bytes)) or is_of_framework(thing)):
         raise BatchError(not_rows(thing))
     try:
         return adapter.to_numbers(thing) if numbers else adapter.to_array(thing)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.adapters import adapter_for
+from ..arrays.layout import align
 from ..errors import BatchError
-from .adapters import adapter_for
-from .layout import align
 
 SMALL = 1 << 16  # bytes; a leaf or an object up to this is copied, so that keeping it does not keep the whole block
 
