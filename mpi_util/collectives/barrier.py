@@ -22,7 +22,7 @@ from ..errors import MpiUtilError, RankMismatchError
 from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
 from ..host.waiting import WakePipe
-from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, portable
+from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, packed, portable
 from .mismatch import check_same
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class SharedBarrier:
     def _report_waiting(self, op: str) -> None:
         """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`, or ends."""
         op, number, site = self._channel.call_id(op)
-        self._channel.messages.post(0, WAITING, (op + WAITS, number, site))
+        self._channel.messages.post_all({0: packed(WAITING, (op + WAITS, number, site))})
 
     def _check_messages(self, op: str, came: Callable[[], list[bool]]) -> None:
         """Looks for messages that say why a rank does not come. Rank 0 passes on to all ranks what it finds.

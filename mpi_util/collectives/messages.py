@@ -86,7 +86,7 @@ class Messages:
 
     def send(self, dest: int, data: Any) -> None:
         """Sends something small to `dest`, which calls `receive` in the same collective call."""
-        self.post(dest, DATA, (self.calls, data))
+        self.post_all({dest: packed(DATA, (self.calls, data))})
 
     def receive(self, source: int, op: str, serves: bool = False) -> Any:
         """The next `send` of `source` in this call. MpiUtilError: that has failed, or is in another call.
@@ -122,12 +122,11 @@ class Messages:
         for k in {*ranks} - {self.rank}:
             self.send(k, shown)
 
-    def post(self, dest: int, kind: int, payload: Any) -> None:
-        """Sends and wakes; returns when the message has left (at once, but for one too large for MPI to keep)."""
-        self.post_all({dest: packed(kind, payload)})
-
     def post_all(self, messages: Mapping[int, Message]) -> None:
-        """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
+        """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
+
+        Returns when they have left: at once, but for one too large for MPI to keep.
+        """
         sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
         self._wake(sent)
 
@@ -212,26 +211,24 @@ class Messages:
 
         If they cannot end, as one waits for this rank, rank 0 ends the job.
         """
-        return all(self._wait_for_end(k, end) for k in self._concerned)
-
-    def _wait_for_end(self, k: int, end: float | None) -> bool:
-        until, op = end, ""
-        while k not in self.ended:
-            source, message = self.next([k], end=math.inf if until is None else until)
-            if source < 0 and op:
-                failure.fail(
-                    f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
-                    "together, such as by `if mpi_util.all_sum(stop): break`"
-                )
-            if source < 0:
-                return False
-            kind, payload = opened(message)
-            if kind == LEAVE:
-                self.ended[k] = payload
-            elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
-                # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
-                op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
-                until = time.perf_counter() + _INTERRUPTED_S
+        for k in self._concerned:
+            until, op = end, ""
+            while k not in self.ended:
+                source, message = self.next([k], end=math.inf if until is None else until)
+                if source < 0 and op:
+                    failure.fail(
+                        f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
+                        "together, such as by `if mpi_util.all_sum(stop): break`"
+                    )
+                if source < 0:
+                    return False
+                kind, payload = opened(message)
+                if kind == LEAVE:
+                    self.ended[k] = payload
+                elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
+                    # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
+                    op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
+                    until = time.perf_counter() + _INTERRUPTED_S
         return True
 
 
