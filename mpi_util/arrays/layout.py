@@ -12,17 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..host.segments import align as align  # pickles.py takes it from here
 from . import tree
 
 T = TypeVar("T")
 
-ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _REGISTER_BYTES = 16  # new memory begins at a multiple
-
-
-def align(nbytes: int) -> int:
-    """`nbytes` rounded up to the next multiple of `ALIGN`."""
-    return -(-nbytes // ALIGN) * ALIGN
 
 
 class Slot(NamedTuple):
@@ -62,10 +57,6 @@ class Slot(NamedTuple):
         """A copy of the values as they travel."""
         self.read(values := np.empty(self.shape, self.dtype))
         return values
-
-    def numbers(self) -> np.ndarray:
-        """A copy of the values as numbers to calculate with."""
-        return self.to_numbers(self.copy())
 
 
 class KeptSlots(list[Slot]):
@@ -186,21 +177,18 @@ class ModelCopier:
                 if undo:
                     former.append((slot, slot.copy()))
                 slot.write(entry.view(memory, slot.dtype))
-            self._flush(self._elsewhere)
+            self.flush(self._elsewhere)
         except BaseException:
             for slot, values in former:
                 slot.write(values)
-            self._flush(self._elsewhere)
+            self.flush(self._elsewhere)
             raise
         for entry, slot in self._on_host:
             slot.write(entry.view(memory, slot.dtype))
-        self._flush(self._on_host)
+        self.flush(self._on_host)
 
-    def flush(self) -> None:
-        """Makes what slots have been written to the model's values, where they are not so at once."""
-        self._flush(self.pairs)
-
-    def _flush(self, pairs: list[tuple[Entry, Slot]]) -> None:
+    def flush(self, pairs: Iterable[tuple[Entry, Slot]]) -> None:
+        """Makes what these slots have been written to the model's values, where they are not so at once."""
         for flush in {slot.flush for _, slot in pairs if slot.flush}:
             flush()
 
