@@ -37,7 +37,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     else:
         address = channel.messages.receive(channel.above, reduction.op)
         shared = address is not None
-        block = np.frombuffer(channel.attached.map(address), np.uint8) if address else np.empty(nbytes, np.uint8)
+        block = np.frombuffer(channel.pool.map(address), np.uint8) if address else np.empty(nbytes, np.uint8)
     *rows, result = block[:nbytes].reshape(-1, size)
 
     def write() -> bool:

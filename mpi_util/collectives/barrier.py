@@ -41,24 +41,20 @@ _TINY = 1 << 14  # the same, where there are more
 
 
 class SharedBarrier:
-    """One rank's view of the page.
+    """One rank's view of the page."""
 
-    Attributes:
-        room: bytes of a row. number: of the last round.
-        rows: uint8 (2, ranks, room): for the rounds in turn, one of each rank. total: uint8 (room,).
-        scratch: uint8 (_SMALL,), of this rank alone.
-    """
+    number = 0  # of the last round
 
     def __init__(self, channel: "Channel", memory: Any, room: int):
-        """Args: memory: of `_sizes` bytes; its first three parts are zeros."""
-        self.room, self._channel, self.number = room, channel, 0
+        """Args: memory: of `_sizes` bytes; its first three parts are zeros. room: bytes of a row."""
+        self.room, self._channel = room, channel
         n, sizes = channel.size, _sizes(channel.size, room)
         parts = np.split(np.ndarray((sum(sizes),), np.uint8, memory), np.cumsum(sizes)[:-1])
         self._posts = [part[: n * _ENTRY.size].data for part in parts[:2]]
         self._asleep = parts[2][:n].data
-        self.rows: np.ndarray = parts[3].reshape(2, n, room)
+        self.rows: np.ndarray = parts[3].reshape(2, n, room)  # for the rounds in turn, one of each rank
         self.total: np.ndarray = parts[4]
-        self.scratch = private(_SMALL)
+        self.scratch = private(_SMALL)  # of this rank alone
         self._spins = _SPINS if n <= usable_cores() else 1
 
     def wait(self, op: str, digest: bytes) -> bool:
@@ -222,7 +218,7 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
         memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
         if memory is None:
             return None
-        channel.barrier = SharedBarrier(channel, channel.attached.map(memory) if channel.rank else memory, room)
+        channel.barrier = SharedBarrier(channel, channel.pool.map(memory) if channel.rank else memory, room)
 
 
 def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:

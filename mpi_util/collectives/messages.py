@@ -21,16 +21,13 @@ from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 from .peers import Peers
 
-CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
-"""Kinds of messages. Their payloads:
-
-CALL: (collective call, its number, file:line of the program, what the rank contributes), to rank 0.
-REPLY: (number of the call, rank 0's answer).
-ERROR: an MpiUtilError, to be raised.
-DATA: (number of the call, anything), within a call; an MpiUtilError is raised where it is received.
-LEAVE: (exit status, reason or "", number of the last call that it has answered, as rank 0) of a rank that ends.
-WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
-"""
+# Kinds of messages, with their payloads
+CALL = 0  # (collective call, its number, file:line of the program, what the rank contributes), to rank 0
+REPLY = 1  # (number of the call, rank 0's answer)
+ERROR = 2  # an MpiUtilError, to be raised
+DATA = 3  # (number of the call, anything), within a call; an MpiUtilError is raised where it is received
+LEAVE = 4  # (exit status, reason or "", number of the last call that it has answered, as rank 0) of a rank that ends
+WAITING = 5  # as CALL, of a rank that waits elsewhere than in `Channel.agree`
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
 _TAG = 1
 _INTERRUPTED_S = 0.5
@@ -58,24 +55,17 @@ class Background(list[Callable[[], None]]):
 
 
 class Messages:
-    """The messages of one rank.
-
-    Attributes:
-        calls: how many collective calls this rank has begun. answered: the last of which rank 0 has sent the answers.
-        failed: on rank 0, for each rank the call that has failed before its message was read.
-        ended: ranks that have ended, with the payload of their LEAVE.
-        inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
-    """
+    """The messages of one rank."""
 
     peers: Peers  # who are woken
+    calls = answered = 0  # collective calls that this rank has begun; the last of which rank 0 has sent the answers
 
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         """Args: comm: over which they go; None, and no peers: there is only one rank."""
-        self.rank, self.size, self.calls = rank, size, 0
-        self.failed: dict[int, int] = {}
-        self.ended: dict[int, tuple[int, str, int]] = {}
-        self.answered = 0
-        self.inbox: dict[int, list[Message]] = {}
+        self.rank, self.size = rank, size
+        self.failed: dict[int, int] = {}  # on rank 0, for each rank the call that failed before its message was read
+        self.ended: dict[int, tuple[int, str, int]] = {}  # ranks that have ended, with the payload of their LEAVE
+        self.inbox: dict[int, list[Message]] = {}  # by sender, what has come and was not read yet; no list is empty
         self._concerned = range(1) if rank else range(1, size)  # the ranks that exchange their ends with this one
 
         if peers:

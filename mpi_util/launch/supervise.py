@@ -40,8 +40,6 @@ class Job:
         environment: of launcher and ranks.
         open_monitor: ProcessMonitor, or what takes the same arguments and gives a monitor of several machines.
         lines: makes the RankLines of one output, of (hosts, STDOUT or STDERR); None: the ranks' lines are as they come.
-
-    Attributes: saved: at the end, what rank 0 wrote in saved-0 (ranks.records.saved).
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class Job:
         open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor, lines: Callable[..., RankLines] | None = None,
     ):  # fmt: skip
         self.folder = os.path.join(tempfile.gettempdir(), f"mpi_util-{secrets.token_hex(8)}")
-        self.saved = ""
+        self.saved = ""  # at the end, what rank 0 wrote in saved-0 (ranks.records.saved)
         self._environment = (environment or {}) | dict.fromkeys(FOLDER_VARIABLES, self.folder)
         self._evidence = Evidence(n_ranks, Path(self.folder))
         try:
