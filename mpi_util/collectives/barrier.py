@@ -13,7 +13,6 @@ import math
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -204,6 +203,15 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
             raise error
         return nbytes, reduction.description
 
+    def new_page(contributed: Sequence[tuple[int, Any]]) -> list[Any]:
+        """Rank 0: for each rank (memory for a page, on others its address; room). None: there is no shared memory."""
+        check_same(reduction.op, [description for _, description in contributed])
+        room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
+        sizes = _sizes(channel.size, room)
+        memory, address = channel.lease(sum(sizes), channel.below)
+        memory[: sum(sizes[:3])] = 0
+        return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
+
     while True:
         if page := channel.barrier:
             fits = not error and nbytes <= page.room
@@ -215,20 +223,10 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
             if page.wait(reduction.op, digest if fits or error else _TOO_SMALL) and fits:
                 return page
         channel.barrier = page = None  # all ranks come to this line together, so that none uses the old page any more
-        memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
+        memory, room = channel.agree(reduction.op, contribute, new_page)
         if memory is None:
             return None
         channel.barrier = SharedBarrier(channel, channel.pool.map(memory) if channel.rank else memory, room)
-
-
-def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:
-    """Rank 0: for each rank (memory for a page, on others its address; room). None: there is no shared memory."""
-    check_same(reduction.op, [description for _, description in contributed])
-    room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
-    sizes = _sizes(channel.size, room)
-    memory, address = channel.lease(sum(sizes), channel.below)
-    memory[: sum(sizes[:3])] = 0
-    return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
 
 
 def add_in_agreement(channel: "Channel", reduction: "Reduction") -> np.ndarray | None:

@@ -164,6 +164,8 @@ class Channel(Agreement):
         self.states.close()
         self.peers.close()
         self.pool.close()
+        kept = state(Kept)
+        kept.open = [each for each in kept.open if each is not self]
 
 
 def paired(answers: Sequence[Answer], value: Any) -> list[tuple[Answer, Any]]:
@@ -220,7 +222,7 @@ def _find_or_open(comm: Comm) -> Channel:
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise UsageError(f"comm must be a communicator of one group that this rank is in (MPI.Intracomm); got {comm!r}")
     if kept.keyval is None:
-        kept.keyval = MPI.Comm.Create_keyval(delete_fn=_close)
+        kept.keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: channel.close())
     channel = comm.Get_attr(kept.keyval)
     if not isinstance(channel, Channel):
         channel = _open(comm)
@@ -255,13 +257,6 @@ def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
         error.silent = rank > 0
         raise error from None
     return module.ClusterChannel  # type: ignore[no-any-return]
-
-
-def _close(comm: Any, keyval: int, channel: Channel) -> None:
-    """Collective: the user's communicator is freed."""
-    channel.close()
-    kept = state(Kept)
-    kept.open = [each for each in kept.open if each is not channel]
 
 
 def _prepare_rank(world: Channel) -> None:

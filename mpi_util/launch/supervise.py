@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,7 +77,7 @@ class Job:
                 verdict = self._supervise()
             finally:
                 self.monitor.close()
-            return replace(verdict, cause="") if self._new_signals() else verdict  # the user ends it: no restart
+            return verdict._replace(cause="") if self._new_signals() else verdict  # the user ends it: no restart
 
     def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
