@@ -36,6 +36,7 @@ rank0_bcast_wts = _with_keywords(_bcast.rank0_bcast_wts, sess="model")
 all_avg_wts = _with_keywords(_bcast.all_avg_wts, sess="model")
 chksum = _with_keywords(_bcast.chksum, sess="model")
 steps_sec = _with_keywords(console.steps_sec, stepcnt="n_steps")
+pt_to_pt_bcast = _bcast.bcast
 set_global_seeds = _with_keywords(seeding.set_global_seeds, i="seed")
 
 
@@ -49,11 +50,6 @@ def accum_batches(segs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif np.ndim(parts[0]):
             joined[key] = np.concatenate(parts)
     return joined
-
-
-def pt_to_pt_bcast(x: Any) -> Any:
-    """Collective: `bcast`. A rank that does not call it is waited for."""
-    return _bcast.bcast(x)
 
 
 def set_wt(sess: Any, graph: Any, var: Any, val: Any) -> None:

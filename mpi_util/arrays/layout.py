@@ -12,60 +12,37 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..host.segments import align as align  # pickles.py takes it from here
 from . import tree
 
 T = TypeVar("T")
 
-ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _REGISTER_BYTES = 16  # new memory begins at a multiple
 
 
-def align(nbytes: int) -> int:
-    """`nbytes` rounded up to the next multiple of `ALIGN`."""
-    return -(-nbytes // ALIGN) * ALIGN
-
-
 class Slot(NamedTuple):
-    """One array of a model.
+    """One array of a model."""
 
-    Attributes:
-        name: unique in the model. aliases: other names of the same array: tied parameters of torch.
-        dtype, shape: of the bytes that travel (bfloat16 travels as uint16).
-        read: writes the values into an array of that dtype and shape.
-        write: sets the values from such an array, in place and on the model's device.
-        on_host: `read` and `write` are copies between two pieces of host memory, which do not fail.
-        to_numbers: makes numbers to calculate with of what travels. to_bits: the reverse.
-        flush: if there is one, it is called after the last `write`, and if not `on_host` sets the values then; several
-            slots share one.
-        optional: a state dict lacks it: a buffer of torch that is registered as not persistent.
-        kind: name of the values' own dtype where it is another, such as bfloat16.
-        unwritable: why it cannot be written; "": it can.
-        alignment: the `alignment_key` of values in host memory, on which last bits of products depend; 0 elsewhere.
-    """
-
-    name: str
-    dtype: np.dtype
+    name: str  # unique in the model
+    dtype: np.dtype  # of the bytes that travel (bfloat16 travels as uint16)
     shape: tuple[int, ...]
-    read: Callable[[np.ndarray], None]
-    write: Callable[[np.ndarray], object]
-    on_host: bool = False
-    to_numbers: Callable[[np.ndarray], np.ndarray] = np.asarray  # as they are
-    to_bits: Callable[[np.ndarray], np.ndarray] = np.asarray
+    read: Callable[[np.ndarray], None]  # writes the values into an array of that dtype and shape
+    write: Callable[[np.ndarray], object]  # sets the values from such an array, in place and on the model's device
+    on_host: bool = False  # `read` and `write` are copies between two pieces of host memory, which do not fail
+    to_numbers: Callable[[np.ndarray], np.ndarray] = np.asarray  # makes numbers to calculate with of what travels
+    to_bits: Callable[[np.ndarray], np.ndarray] = np.asarray  # the reverse
+    # called after the last `write`, if there is one, and if not `on_host` sets the values then; several slots share one
     flush: Callable[[], None] | None = None
-    aliases: tuple[str, ...] = ()
-    optional: bool = False
-    kind: str = ""
-    unwritable: str = ""
-    alignment: int = 0
+    aliases: tuple[str, ...] = ()  # other names of the same array: tied parameters of torch
+    optional: bool = False  # a state dict lacks it: a buffer of torch that is registered as not persistent
+    kind: str = ""  # name of the values' own dtype where it is another, such as bfloat16
+    unwritable: str = ""  # why it cannot be written; "": it can
+    alignment: int = 0  # `alignment_key` of values in host memory, on which last bits of products depend; 0 elsewhere
 
     def copy(self) -> np.ndarray:
         """A copy of the values as they travel."""
         self.read(values := np.empty(self.shape, self.dtype))
         return values
-
-    def numbers(self) -> np.ndarray:
-        """A copy of the values as numbers to calculate with."""
-        return self.to_numbers(self.copy())
 
 
 class KeptSlots(list[Slot]):
@@ -153,10 +130,7 @@ def _layout(arrays: tuple[Any, ...], packed: bool, aliases: tuple[Any, ...]) -> 
 
 
 class ModelCopier:
-    """A model's slots, each with its entry in a layout: how its values get into memory and out of it.
-
-    The maker compares names, dtypes and shapes first, so that nothing is written where it does not fit.
-    """
+    """A model's slots, each with its entry in a layout: the maker compares them, so that all that is written fits."""
 
     def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
         self.layout = layout
@@ -174,11 +148,9 @@ class ModelCopier:
             slot.read(entry.view(memory, slot.dtype))
 
     def write(self, memory: Any, undo: bool = False) -> None:
-        """Sets the model's values from `memory`.
+        """Sets the model's values from `memory`. `undo`: if an error is raised it has its former values, read before.
 
         What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
-
-        Args: undo: if an error is raised the model has its former values, which are read before.
         """
         former: list[tuple[Slot, np.ndarray]] = []
         try:
@@ -186,21 +158,18 @@ class ModelCopier:
                 if undo:
                     former.append((slot, slot.copy()))
                 slot.write(entry.view(memory, slot.dtype))
-            self._flush(self._elsewhere)
+            self.flush(self._elsewhere)
         except BaseException:
             for slot, values in former:
                 slot.write(values)
-            self._flush(self._elsewhere)
+            self.flush(self._elsewhere)
             raise
         for entry, slot in self._on_host:
             slot.write(entry.view(memory, slot.dtype))
-        self._flush(self._on_host)
+        self.flush(self._on_host)
 
-    def flush(self) -> None:
-        """Makes what slots have been written to the model's values, where they are not so at once."""
-        self._flush(self.pairs)
-
-    def _flush(self, pairs: list[tuple[Entry, Slot]]) -> None:
+    def flush(self, pairs: Iterable[tuple[Entry, Slot]]) -> None:
+        """Makes what these slots have been written to the model's values, where they are not so at once."""
         for flush in {slot.flush for _, slot in pairs if slot.flush}:
             flush()
 

@@ -21,15 +21,9 @@ class Objects(list[Any]):
     """A list whose items are data, whatever they are: a leaf."""
 
 
-def is_joined_list(node: Any) -> bool:
-    """True for a leaf of Python values: a list of plain values, or of lists and tuples of them; a bare str or bytes."""
-    return isinstance(node, (str, bytes, Objects)) or (isinstance(node, list) and all(map(_is_plain, node)))
-
-
 def _is_plain(node: Any) -> bool:
-    if isinstance(node, (list, tuple)):
-        return all(map(_is_plain, node))
-    return isinstance(node, PLAIN)
+    """True for a plain value, and for a list or tuple of nothing else."""
+    return all(map(_is_plain, node)) if isinstance(node, (list, tuple)) else isinstance(node, PLAIN)
 
 
 def is_mapping(node: Any) -> bool:
@@ -40,15 +34,15 @@ def children(node: Any) -> Iterable[tuple[Any, Any]] | None:
     """(key, item) of each item of a container, in its own order; None: it is a leaf."""
     if is_mapping(node):
         return [(key, node[key]) for key in node]
-    is_sequence = isinstance(node, tuple) or (isinstance(node, list) and not is_joined_list(node))
-    return enumerate(node) if is_sequence else None
+    is_leaf = not isinstance(node, (list, tuple)) or isinstance(node, Objects)
+    return None if is_leaf or (isinstance(node, list) and _is_plain(node)) else enumerate(node)
 
 
 def with_items(node: Any, items: list[Any]) -> Any:
     """A container of the same kind with other items, in the same order; for a mapping that is no dict a dict."""
     if is_mapping(node):
         copy = node.copy() if isinstance(node, dict) else {}  # of its own class, such as OrderedDict or defaultdict
-        for key, item in zip(node, items):
+        for key, item in zip(node, items):  # `update` of a Counter adds
             copy[key] = item
         return copy
     if isinstance(node, list):

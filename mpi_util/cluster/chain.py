@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays.layout import Layout
 from ..collectives.barrier import add_in_agreement, add_through_rank_0
 from ..host.segments import align
 from .forwarding import kept_on_failure, tag_of_call, wait_for
 
 if TYPE_CHECKING:
+    from ..arrays.layout import Layout
     from ..collectives.reduce import Reduction
     from .channel import ClusterChannel
 
@@ -37,7 +37,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     else:
         address = channel.messages.receive(channel.above, reduction.op)
         shared = address is not None
-        block = np.frombuffer(channel.attached.map(address), np.uint8) if address else np.empty(nbytes, np.uint8)
+        block = np.frombuffer(channel.pool.map(address), np.uint8) if address else np.empty(nbytes, np.uint8)
     *rows, result = block[:nbytes].reshape(-1, size)
 
     def write() -> bool:
@@ -56,7 +56,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     return result
 
 
-def _parts(layout: Layout, row: np.ndarray) -> list[np.ndarray]:
+def _parts(layout: "Layout", row: np.ndarray) -> list[np.ndarray]:
     """The arrays of a row, in which those of one dtype are one, in parts."""
     found = []
     for run in layout.runs(row):

@@ -31,14 +31,7 @@ class Joined(dict[int, Message]):
 
 
 class ClusterChannel(Channel):
-    """Collective: a channel between machines; made by `channel_of`.
-
-    Attributes:
-        above: its leader; for a leader, rank 0. below: for a leader, the other ranks of its machine.
-        leads: True if this rank is a leader. leaders: all of them, in rank order.
-        here: the ranks of this machine. others: for each leader but rank 0 those of its machine.
-        between: communicator of the leaders; on other ranks MPI's null communicator.
-    """
+    """Collective: a channel between machines; made by `channel_of`."""
 
     counter_kind = ClusterCounter
     add_up = chain.add_up
@@ -53,9 +46,10 @@ class ClusterChannel(Channel):
         machines: dict[int, list[int]] = {}
         for k, its in enumerate(self.machine):
             machines.setdefault(its, []).append(k)
-        self.here, self.leaders = machines[leader], [*machines]
+        self.here, self.leaders = machines[leader], [*machines]  # the ranks of this machine; all leaders, in rank order
         self.below = self.here[1:] if self.leads else []
-        self.others = {k: ranks for k, ranks in machines.items() if k}
+        self.others = {k: ranks for k, ranks in machines.items() if k}  # by leader, but for rank 0's machine
+        # communicator of the leaders; on other ranks MPI's null communicator
         self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:

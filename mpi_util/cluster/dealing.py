@@ -22,16 +22,13 @@ class ClusterCounter(Counter):
 
     def __init__(self, channel: Channel):
         super().__init__(channel)
-        self.guesses = 0 in self.here  # this machine begins with all numbers
+        self.guesses = 0 in self.here
         self._questions: list[tuple[int, Round, int]] = []  # that rank 0 cannot answer yet
         self._others = [k for k in range(channel.size) if k not in self.here]
         self._watched: int | None = None  # the last round of which they have numbers, until they know that it is closed
         self._notices: list[Any] = []
         if channel.rank == 0:
             state(Background).append(self.serve)
-
-    def _first(self, dealt: Round) -> range:
-        return super()._first(dealt) if self.guesses else range(0)
 
     def _more(self, dealt: Round, number: int, ended: int, rows: int) -> range | None:
         return super()._more(dealt, number, ended, rows) if self.guesses else self._request(dealt)

@@ -27,16 +27,15 @@ _OF_HOST = re.compile(r"(HOSTNAME|SSH_.*|DBUS_.*|XDG_.*|DISPLAY|WINDOWID|TERM_.*
 
 
 class Remote(agent.JsonLines):
-    """One host's agent.
+    """One host's agent."""
 
-    Attributes:
-        lost: why the host cannot be reached; "": it can. stopped: the lowest rank there is stopped.
-        done: the agent has ended what was there, or the host is lost.
-        offset_s: how far its clock is ahead of this one's, by the shortest trip there and back.
-    """
+    lost = ""  # why the host cannot be reached
+    done = False  # the agent has ended what was there, or the host is lost
+    stopped = False  # the lowest rank there
+    offset_s = 0.0  # how far its clock is ahead of this one's, by the shortest trip there and back
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
-        self.name, self.lost, self.done, self.stopped = name, "", False, False
+        self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         command = f"exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(agent.BOOT)}"
         script = ["sh", "-c", command] if shell[0] == "srun" else [command]
@@ -48,7 +47,6 @@ class Remote(agent.JsonLines):
         os.set_blocking(process.stdin.fileno(), False)
         super().__init__(self.output, process.stdin.fileno())
         self._heard, self._beat = time.monotonic(), 0.0
-        self.offset_s = 0.0
         self._trip_s = float("inf")
         self.say(**start)
 

@@ -13,7 +13,6 @@ import math
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ..errors import MpiUtilError, RankMismatchError
 from ..host.cores import usable_cores
 from ..host.segments import STORES_IN_ORDER, align, private
 from ..host.waiting import WakePipe
-from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, portable
+from .messages import CALL, ERROR, LEAVE, WAITING, WAITS, opened, packed, portable
 from .mismatch import check_same
 
 if TYPE_CHECKING:
@@ -41,24 +40,20 @@ _TINY = 1 << 14  # the same, where there are more
 
 
 class SharedBarrier:
-    """One rank's view of the page.
+    """One rank's view of the page."""
 
-    Attributes:
-        room: bytes of a row. number: of the last round.
-        rows: uint8 (2, ranks, room): for the rounds in turn, one of each rank. total: uint8 (room,).
-        scratch: uint8 (_SMALL,), of this rank alone.
-    """
+    number = 0  # of the last round
 
     def __init__(self, channel: "Channel", memory: Any, room: int):
-        """Args: memory: of `_sizes` bytes; its first three parts are zeros."""
-        self.room, self._channel, self.number = room, channel, 0
+        """Args: memory: of `_sizes` bytes; its first three parts are zeros. room: bytes of a row."""
+        self.room, self._channel = room, channel
         n, sizes = channel.size, _sizes(channel.size, room)
         parts = np.split(np.ndarray((sum(sizes),), np.uint8, memory), np.cumsum(sizes)[:-1])
         self._posts = [part[: n * _ENTRY.size].data for part in parts[:2]]
         self._asleep = parts[2][:n].data
-        self.rows: np.ndarray = parts[3].reshape(2, n, room)
+        self.rows: np.ndarray = parts[3].reshape(2, n, room)  # for the rounds in turn, one of each rank
         self.total: np.ndarray = parts[4]
-        self.scratch = private(_SMALL)
+        self.scratch = private(_SMALL)  # of this rank alone
         self._spins = _SPINS if n <= usable_cores() else 1
 
     def wait(self, op: str, digest: bytes) -> bool:
@@ -117,7 +112,7 @@ class SharedBarrier:
     def _report_waiting(self, op: str) -> None:
         """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`, or ends."""
         op, number, site = self._channel.call_id(op)
-        self._channel.messages.post(0, WAITING, (op + WAITS, number, site))
+        self._channel.messages.post_all({0: packed(WAITING, (op + WAITS, number, site))})
 
     def _check_messages(self, op: str, came: Callable[[], list[bool]]) -> None:
         """Looks for messages that say why a rank does not come. Rank 0 passes on to all ranks what it finds.
@@ -208,6 +203,15 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
             raise error
         return nbytes, reduction.description
 
+    def new_page(contributed: Sequence[tuple[int, Any]]) -> list[Any]:
+        """Rank 0: for each rank (memory for a page, on others its address; room). None: there is no shared memory."""
+        check_same(reduction.op, [description for _, description in contributed])
+        room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
+        sizes = _sizes(channel.size, room)
+        memory, address = channel.lease(sum(sizes), channel.below)
+        memory[: sum(sizes[:3])] = 0
+        return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
+
     while True:
         if page := channel.barrier:
             fits = not error and nbytes <= page.room
@@ -219,20 +223,10 @@ def _meet(channel: "Channel", reduction: "Reduction") -> SharedBarrier | None:
             if page.wait(reduction.op, digest if fits or error else _TOO_SMALL) and fits:
                 return page
         channel.barrier = page = None  # all ranks come to this line together, so that none uses the old page any more
-        memory, room = channel.agree(reduction.op, contribute, partial(_new_page, channel, reduction))
+        memory, room = channel.agree(reduction.op, contribute, new_page)
         if memory is None:
             return None
-        channel.barrier = SharedBarrier(channel, channel.attached.map(memory) if channel.rank else memory, room)
-
-
-def _new_page(channel: "Channel", reduction: "Reduction", contributed: Sequence[tuple[int, Any]]) -> list[Any]:
-    """Rank 0: for each rank (memory for a page, on others its address; room). None: there is no shared memory."""
-    check_same(reduction.op, [description for _, description in contributed])
-    room = align(max(int(contributed[0][0] * _SPARE), _LEAST_ROOM))
-    sizes = _sizes(channel.size, room)
-    memory, address = channel.lease(sum(sizes), channel.below)
-    memory[: sum(sizes[:3])] = 0
-    return [(memory if address else None, room), *[(address, room)] * (channel.size - 1)]
+        channel.barrier = SharedBarrier(channel, channel.pool.map(memory) if channel.rank else memory, room)
 
 
 def add_in_agreement(channel: "Channel", reduction: "Reduction") -> np.ndarray | None:

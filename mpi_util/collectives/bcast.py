@@ -76,14 +76,14 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
     _compare("all_avg_wts", channel, own)
     (copier,) = own.copiers
     found = [slot for _, slot in copier.pairs]
-    stacked = rank0_accum_batches({slot.name: slot.numbers()[None] for slot in found}, comm=comm)
+    stacked = rank0_accum_batches({slot.name: slot.to_numbers(slot.copy())[None] for slot in found}, comm=comm)
     if channel.rank == 0:
         for slot in found:
             numbers = stacked[slot.name]
             if numbers.dtype.kind in "fc":
                 wide = np.result_type(numbers.dtype, np.float64)
                 slot.write(slot.to_bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
-        copier.flush()
+        copier.flush(copier.pairs)
     _send("all_avg_wts", channel, own)
 
 

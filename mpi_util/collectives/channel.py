@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import LaunchError, MpiUtilError, UsageError
 from ..host.cores import take_cores, update_threads
-from ..host.segments import Attached, BlockAddress, Pool, private
+from ..host.segments import BlockAddress, Pool, private
 from ..host.waiting import wait_until
 from ..ranks import failure
 from ..ranks.console import print0_once
@@ -59,30 +59,23 @@ class BlockSource(NamedTuple):
 
 
 class Channel(Agreement):
-    """Collective: the private channel of a communicator whose ranks share one machine; make it with `channel_of`.
+    """Collective: the private channel of a communicator whose ranks share one machine; make it with `channel_of`."""
 
-    Attributes:
-        comm: a duplicate of the communicator; None in a single process.
-        machine: for each rank the lowest rank of its machine. version: of the weights that were sent last.
-        states: what other modules keep for this communicator, each made as `kind(channel)`.
-        pool, attached: shared memory that this rank owns, and that it maps.
-    """
-
+    version = 0  # of the weights that were sent last
     peers: Peers  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
     add_up = add_up
 
     def __init__(self, comm: Any = None, peers: Peers | None = None):
-        self.comm: Any = None
-        self.machine = [0]
+        self.comm: Any = None  # a duplicate of the communicator; None in a single process
+        self.machine = [0]  # for each rank the lowest rank of its machine
         if peers:
             self.comm, request = comm.Idup()
             wait_until(request.Test)
             self.peers, self.machine = peers, peers.machine
         super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1, self.comm, peers)
-        self.pool, self.attached = Pool(), Attached()
-        self.states = States(self)
-        self.version = 0
+        self.pool = Pool()
+        self.states = States(self)  # what other modules keep for this communicator, each made as `kind(channel)`
 
     def lease(self, nbytes: int, users: Sequence[int]) -> tuple[np.ndarray, BlockAddress | None]:
         """A block, uint8, that those ranks of this machine can map; where that fails, private memory, and None.
@@ -125,7 +118,7 @@ class Channel(Agreement):
             return
         try:
             if target.address:
-                write_rows(self.attached.map(target.address), arrays, target.starts)
+                write_rows(self.pool.map(target.address), arrays, target.starts)
             else:
                 for array, start in zip(arrays, target.starts):
                     whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -152,7 +145,7 @@ class Channel(Agreement):
         Args: op: name of the collective call. source: this rank's, of `spread_sources`.
         """
         if source.address:
-            return np.ndarray((source.nbytes,), np.uint8, self.attached.map(source.address))
+            return np.ndarray((source.nbytes,), np.uint8, self.pool.map(source.address))
         block: np.ndarray = private(source.nbytes) if source.block is None else source.block
         for at in range(0, source.nbytes, _PART_BYTES):
             part = block[at : at + _PART_BYTES]
@@ -171,6 +164,8 @@ class Channel(Agreement):
         self.states.close()
         self.peers.close()
         self.pool.close()
+        kept = state(Kept)
+        kept.open = [each for each in kept.open if each is not self]
 
 
 def paired(answers: Sequence[Answer], value: Any) -> list[tuple[Answer, Any]]:
@@ -227,7 +222,7 @@ def _find_or_open(comm: Comm) -> Channel:
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise UsageError(f"comm must be a communicator of one group that this rank is in (MPI.Intracomm); got {comm!r}")
     if kept.keyval is None:
-        kept.keyval = MPI.Comm.Create_keyval(delete_fn=_close)
+        kept.keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, channel: channel.close())
     channel = comm.Get_attr(kept.keyval)
     if not isinstance(channel, Channel):
         channel = _open(comm)
@@ -262,13 +257,6 @@ def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
         error.silent = rank > 0
         raise error from None
     return module.ClusterChannel  # type: ignore[no-any-return]
-
-
-def _close(comm: Any, keyval: int, channel: Channel) -> None:
-    """Collective: the user's communicator is freed."""
-    channel.close()
-    kept = state(Kept)
-    kept.open = [each for each in kept.open if each is not channel]
 
 
 def _prepare_rank(world: Channel) -> None:

@@ -29,7 +29,7 @@ from ..ranks.state import state
 from .agreement import Before
 from .bcast import send_weights
 from .channel import Channel, channel_of
-from .deal import Deal, deal_on, share_of
+from .deal import deal_on, share_of
 from .gather import to_rank0
 
 PHASE = "rollout"
@@ -203,21 +203,17 @@ def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> I
 
 
 class _Loop:
-    """What lasts from one iteration to the next.
+    """What lasts from one iteration to the next."""
 
-    Attributes:
-        n: of each kind: how many. next: for each seed the number of the next iteration, if nobody gives one.
-        kept: the rollouts of numbered environments, as long as `_kept_for` (seed, number of them, play) is the same.
-        mean: rows of an episode in the iteration before; 0: there was none.
-        version: of the weights with which the iteration before began; -1: there was none.
-    """
+    mean = 0.0  # rows of an episode in the iteration before; 0: there was none
+    version = -1  # of the weights with which the iteration before began; -1: there was none
+    _kept_for: Any = None  # seed, number of environments, play
+    _play: Any = None
 
     def __init__(self, call: str, comm: Comm, phase: str):
         self.call, self.channel, self.phase = call, channel_of(comm), phase
-        self.kept: dict[int, Rollout] = {}
-        self._kept_for: Any = None
-        self._play: Any = None
-        self.mean, self.next, self.version = 0.0, collections.Counter[int](), -1
+        self.kept: dict[int, Rollout] = {}  # of numbered environments, as long as `_kept_for` is the same
+        self.next = collections.Counter[int]()  # for each seed the number of the next iteration, if nobody gives one
 
     def set(self, weights: Any, seed: int, play: Any, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
@@ -247,12 +243,6 @@ class _Loop:
         own.inside = {**own.outside, "phase": self.phase, "episode": number}
         mine.at(own.inside)
 
-    def deal(self) -> Deal | None:
-        """Collective: the numbers of the next iteration; None: each rank has its environments."""
-        if (steps := self.n["steps"]) is not None:
-            return deal_on(self.channel, steps, by_rows=True, mean=self.mean)
-        return None if self.n["episodes"] is None else deal_on(self.channel, self.n["episodes"])
-
 
 def _kept_loops(_: Channel) -> dict[str, _Loop]:
     """By phase, the loops that a program makes itself, around `collect`."""
@@ -266,13 +256,9 @@ def _kept_loop(call: str, comm: Comm, phase: str) -> _Loop:
 
 
 class _Iteration:
-    """Collective: one iteration; iterate over it for this rank's rollouts.
+    """Collective: one iteration; iterate over it for this rank's rollouts."""
 
-    Attributes:
-        number: of the iteration. over: all ranks have gathered. collected: then, what they have brought.
-        batch: then, on rank 0, the rows.
-    """
-
+    # all ranks have gathered; then, what they have brought; then, on rank 0, the rows
     over, collected, batch = False, Collected(), None
 
     def __init__(self, loop: _Loop, number: int | None):
@@ -280,9 +266,11 @@ class _Iteration:
         self.loop = loop
         self.number = whole_number(f"{loop.call}: iteration", loop.next[loop.seed] if number is None else number)
         loop.next[loop.seed] = self.number + 1
-        channel, self._deal = loop.channel, loop.deal()
-        is_root, envs = channel.rank == 0, operator.index(loop.n["envs"] or 0)
-        self._numbers = iter(share_of(envs, channel.rank, channel.size) if self._deal is None else self._deal)
+        channel, is_root, by_rows = loop.channel, loop.channel.rank == 0, loop.n["steps"] is not None
+        (n,) = filter(None, loop.n.values())
+        # None: each rank has its environments
+        self._deal = None if loop.n["envs"] else deal_on(channel, n, by_rows, loop.mean)
+        self._numbers = iter(self._deal or share_of(n, channel.rank, channel.size))
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
@@ -341,7 +329,6 @@ class _Iteration:
     def _finish(self) -> None:
         """Collective: the rows come to rank 0."""
         loop, channel = self.loop, self.loop.channel
-
         kind, wanted = next((name, n) for name, n in loop.n.items() if n is not None)
         what = f"{kind}={wanted}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"
 
@@ -349,7 +336,11 @@ class _Iteration:
             texts, sizes = zip(*of_ranks)
             if len({*texts}) > 1:
                 raise rank_mismatch(f"{loop.call}: all ranks must collect the same", texts)
-            return [_count(sorted(itertools.chain(*sizes)), loop.n["steps"])] * channel.size
+            numbers, rows = zip(*sorted(itertools.chain(*sizes)))
+            ends = [*itertools.accumulate(rows)]
+            n = bisect.bisect_left(ends, wanted) + 1 if kind == "steps" else len(ends)
+            of_all = Collected(n, ends[n - 1], len(ends) - n, ends[-1] - ends[n - 1])
+            return [(numbers[n - 1], of_all)] * channel.size  # the last number that is used
 
         last, self.collected = channel.agree(loop.call, lambda: (what, [(i, n) for i, _, n in self._found]), decide)
         loop.mean = self.collected.steps / self.collected.rollouts
@@ -360,13 +351,6 @@ class _Iteration:
             total.collected = Collected(*map(operator.add, total.collected, self.collected))
         self.batch, self.over = None if channel.rank else batch, True
         self._put_back()
-
-
-def _count(sizes: list[tuple[int, int]], wanted: int | None) -> tuple[int, Collected]:
-    """The last number that is used, and what that makes. Args: sizes: (number, rows), in order. wanted: rows."""
-    ends = [*itertools.accumulate(rows for _, rows in sizes)]
-    n = len(sizes) if wanted is None else bisect.bisect_left(ends, wanted) + 1
-    return sizes[n - 1][0], Collected(n, ends[n - 1], len(sizes) - n, ends[-1] - ends[n - 1])
 
 
 def _code_of(play: Any) -> Any:

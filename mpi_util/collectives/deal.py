@@ -31,23 +31,12 @@ ALL_DEALT = range(-1, -1)
 
 
 class Round(NamedTuple):
-    """What is dealt.
+    """What is dealt."""
 
-    Attributes:
-        number: of the round.
-        n: how many numbers; by_rows: instead, numbers of episodes until those that have ended have so many rows.
-        mean: rows of an episode in an earlier round, for a first guess; 0: there was none.
-    """
-
-    number: int
-    n: int
-    by_rows: bool = False
-    mean: float = 0.0
-
-    def needed(self, under_way: int, ended: int, rows: int) -> int:
-        """How many more to begin if those under way get as many rows as the `ended` ones did; 0 or less: none yet."""
-        mean = (rows + self.mean) / max(1, ended + (self.mean > 0))
-        return math.ceil((self.n - rows) / mean) - under_way if mean else 1
+    number: int  # of the round
+    n: int  # how many numbers
+    by_rows: bool = False  # instead, numbers of episodes until those that have ended have `n` rows
+    mean: float = 0.0  # rows of an episode in an earlier round, for a first guess; 0: there was none
 
 
 def share(n: int) -> range:
@@ -155,16 +144,18 @@ class Counter:
     """Collective: what has been dealt on one communicator: a slot for each of the last rounds.
 
     It lies in memory that the ranks of a machine share, under a file lock, which the kernel gives back when its holder
-    is killed. On several machines each has a counter, of a subclass (`Channel.counter_kind`). On machines other than
-    rank 0's it begins with nothing and gets its numbers from rank 0, by overriding `_first`, `_more` and `end`.
-
-    Attributes:
-        rounds: gives this rank's next round its number. here: the ranks that share this counter.
-        guesses: in a round by rows it says how many more episodes to begin, as it learns of all that end.
+    is killed. On several machines each has a counter, of a subclass (`Channel.counter_kind`), which overrides `_more`
+    and `end`: machines other than rank 0's get their numbers from rank 0.
     """
 
+    # It begins with all numbers, and in a round by rows says how many more episodes to begin, as it learns of all that
+    # end. False on machines other than rank 0's.
+    guesses = True
+
     def __init__(self, channel: Channel):
-        self.channel, self.rounds, self.guesses = channel, itertools.count(1), True  # 0: no round has used a slot yet
+        self.channel = channel
+        self.rounds = itertools.count(1)  # the number of this rank's next round; 0: no round has used a slot yet
+        # the ranks that share this counter
         self.here = [k for k, lowest in enumerate(channel.machine) if lowest == channel.machine[channel.rank]]
         memory: Any = bytearray(nbytes := _ROUNDS * _FIELDS * np.int64().itemsize)
         self._threads = threading.RLock()  # a file lock does not keep away this rank's other threads
@@ -206,8 +197,8 @@ class Counter:
             if found > dealt.number or self.is_closed(dealt.number):
                 return ALL_DEALT
             if found < dealt.number:
-                first = self._first(dealt)
-                n, number, end, ended, rows = dealt.n, first.start, first.stop, 0, 0
+                here = 0 if dealt.by_rows or not self.guesses else dealt.n
+                n, number, end, ended, rows = dealt.n, 0, here, 0, 0
             if n != dealt.n:
                 raise RankMismatchError(
                     f"deal: this rank deals {dealt.n} numbers and another one {n}; give the same on every rank"
@@ -229,10 +220,6 @@ class Counter:
             if slot[0] == dealt.number:
                 slot[_CLOSED - 2 : _CLOSED] += 1, rows
 
-    def _first(self, dealt: Round) -> range:
-        """The numbers that are here when a round begins."""
-        return range(0 if dealt.by_rows else dealt.n)
-
     def _more(self, dealt: Round, number: int, ended: int, rows: int) -> range | None:
         """More numbers for the ranks that share this counter, once it has none left. Called with the lock held.
 
@@ -240,7 +227,9 @@ class Counter:
         """
         if not dealt.by_rows or rows >= dealt.n:
             return ALL_DEALT
-        needed = dealt.needed(number - ended, ended, rows)
+        # so many more are needed if those under way get as many rows as those that have ended
+        mean = (rows + dealt.mean) / max(1, ended + (dealt.mean > 0))
+        needed = math.ceil((dealt.n - rows) / mean) - (number - ended) if mean else 1
         return range(number, number + needed) if needed > 0 else None
 
     @contextlib.contextmanager

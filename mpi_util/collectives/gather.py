@@ -1,7 +1,7 @@
 """Gathers batches of all ranks to rank 0; large arrays are copied once, to their final place. In each rank's process.
 
-Each rank describes its rows (`Header`), rank 0 checks that they fit together and plans where each goes (`GatherPlan`),
-and `Channel.collect` takes them there. Rank 0 gets views of that memory.
+Each rank describes its rows (`Header`), rank 0 checks that they fit together and plans where each goes (`_plan`), and
+`Channel.collect` takes them there. Rank 0 gets views of that memory.
 """
 
 import functools
@@ -21,7 +21,7 @@ from ..host.segments import align
 from ..ranks import threads
 from ..ranks.identity import Comm
 from . import pickles
-from .channel import Channel, channel_of, paired
+from .channel import Channel, Piece, channel_of, paired
 from .mismatch import list_refused, segments_differ, structures_differ
 
 T = TypeVar("T")
@@ -235,13 +235,13 @@ class Rows:
 
 
 class Gathered(NamedTuple):
-    """The rows of all ranks, leaf after leaf in one block."""
+    """The rows of all ranks in one block: leaf after leaf, each aligned; within a leaf the segments in their order."""
 
-    leaves: tuple[Leaf, ...]
-    shapes: list[tuple[int, ...]]  # of each leaf
-    starts: list[int]  # of each leaf, its byte offset
-    block: np.ndarray  # uint8
-    example: Any  # a batch of the same structure and kinds of leaves
+    leaves: tuple[Leaf, ...] = ()
+    shapes: Sequence[tuple[int, ...]] = ()  # of each leaf
+    starts: Sequence[int] = ()  # of each leaf, its byte offset
+    block: np.ndarray = _NO_BYTES  # uint8
+    example: Any = {}  # a batch of the same structure and kinds of leaves
     own: bool = False  # each leaf gets memory of its own, so that the block is free again
 
     def batch(self) -> Any:
@@ -258,64 +258,56 @@ class Gathered(NamedTuple):
         return tree.rebuild(self.example, found)
 
 
-class GatherPlan:
+def _plan(op: str, headers: list[Header]) -> tuple[Gathered, int, int, list[list[Piece]]]:
     """Rank 0's plan: where each piece of each rank goes in one block.
 
-    Leaves lie one after another, each aligned; within a leaf the segments in the order of their index.
-
-    Attributes:
-        leaves, shapes, starts: what lies where in the block, of `nbytes`.
-        pieces: of each rank: (byte offset, number of bytes) of each leaf of each of its segments.
-        example_from: the first rank that has a segment. If that is not rank 0 it sends rank 0 an example of a batch.
+    Returns: what lies where in the block. The first rank that has a segment: if that is not rank 0 it sends rank 0 an
+        example of a batch. The block's bytes. For each rank the piece of each leaf of each of its segments.
     """
-
-    def __init__(self, op: str, headers: list[Header]):
-        indexed = [h.indexed for h in headers]
-        if len(set(indexed)) > 1:
-            table = ["with index" if given else "without index" for given in indexed]
-            raise rank_mismatch(f"{op}: give an index on all ranks or on none", table)
-        structures = {k: h.structure for k, h in enumerate(headers) if h.structure is not None}
-        if any(structure != structures[min(structures)] for structure in structures.values()):
-            raise structures_differ(op, structures)
-        self.example_from = min(structures, default=0)
-        self.leaves: tuple[Leaf, ...] = structures[self.example_from][0] if structures else ()
-        order = sorted((i, k, j) for k, h in enumerate(headers) for j, i in enumerate(h.order))
-        for (i, k, _), (following, other, _) in itertools.pairwise(order):
-            if i == following:
-                raise BatchError(f"{op}: index {i} is given by rank {k} and by rank {other}; each segment has its own")
-        rows = [headers[k].rows[j] for _, k, j in order]  # of each segment, in order; of each leaf
-        self.shapes = [(sum(column), *leaf.trailing) for leaf, column in zip(self.leaves, zip(*rows))]
-        # plain integers: for some hundred pieces that is twice as fast as arrays of them
-        row_bytes = [np.dtype(leaf.dtype or np.uint8).itemsize * math.prod(leaf.trailing) for leaf in self.leaves]
-        sizes = [align(shape[0] * nbytes) for shape, nbytes in zip(self.shapes, row_bytes)]
-        *self.starts, self.nbytes = itertools.accumulate(sizes, initial=0)
-        starts = self.starts
-        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for (_, k, j), ns in zip(order, rows):
-            found[k, j] = [(start, n * nbytes) for start, n, nbytes in zip(starts, ns, row_bytes)]
-            starts = [start + size for start, size in found[k, j]]
-        self.pieces = [[piece for j in range(len(h.order)) for piece in found[k, j]] for k, h in enumerate(headers)]
+    indexed = [h.indexed for h in headers]
+    if len(set(indexed)) > 1:
+        table = ["with index" if given else "without index" for given in indexed]
+        raise rank_mismatch(f"{op}: give an index on all ranks or on none", table)
+    structures = {k: h.structure for k, h in enumerate(headers) if h.structure is not None}
+    first = next(iter(structures), 0)
+    if any(structure != structures[first] for structure in structures.values()):
+        raise structures_differ(op, structures)
+    leaves = structures[first][0] if structures else ()
+    order = sorted((i, k, j) for k, h in enumerate(headers) for j, i in enumerate(h.order))
+    for (i, k, _), (following, other, _) in itertools.pairwise(order):
+        if i == following:
+            raise BatchError(f"{op}: index {i} is given by rank {k} and by rank {other}; each segment has its own")
+    rows = [headers[k].rows[j] for _, k, j in order]  # of each segment, in order; of each leaf
+    shapes = [(sum(column), *leaf.trailing) for leaf, column in zip(leaves, zip(*rows))]
+    # plain integers: for some hundred pieces that is twice as fast as arrays of them
+    row_bytes = [np.dtype(leaf.dtype or np.uint8).itemsize * math.prod(leaf.trailing) for leaf in leaves]
+    sizes = [align(shape[0] * nbytes) for shape, nbytes in zip(shapes, row_bytes)]
+    *starts, nbytes = itertools.accumulate(sizes, initial=0)
+    gathered = Gathered(leaves, shapes, starts)
+    found: dict[tuple[int, int], list[Piece]] = {}
+    for (_, k, j), ns in zip(order, rows):
+        found[k, j] = [(start, n * nbytes) for start, n, nbytes in zip(starts, ns, row_bytes)]
+        starts = [start + size for start, size in found[k, j]]
+    pieces = [[piece for j in range(len(h.order)) for piece in found[k, j]] for k, h in enumerate(headers)]
+    return gathered, first, nbytes, pieces
 
 
 def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
     """Collective. Returns: on rank 0 the rows of all ranks; elsewhere nothing in it counts."""
 
-    def decide(headers: list[Header]) -> list[tuple[Any, bool, GatherPlan | None]]:
-        plan = GatherPlan(op, headers)
-        targets = enumerate(channel.collect_targets(plan.nbytes, plan.pieces))
-        return [(target, k == plan.example_from, None if k else plan) for k, target in targets]
+    def decide(headers: list[Header]) -> list[tuple[Any, int, Gathered | None]]:
+        gathered, first, nbytes, pieces = _plan(op, headers)
+        targets = enumerate(channel.collect_targets(nbytes, pieces))
+        return [(target, first, None if k else gathered) for k, target in targets]
 
-    target, sends_example, plan = channel.agree(op, rows.header, decide)
+    target, first, gathered = channel.agree(op, rows.header, decide)
     channel.collect(op, target, rows.arrays)
-    if plan is None:
-        if sends_example:
+    if gathered is None:
+        if channel.rank == first:
             channel.messages.send(0, rows.example())
-        return Gathered((), [], [], _NO_BYTES, {})
-    if plan.example_from:
-        example = channel.messages.receive(plan.example_from, op)
-    else:
-        example = rows.segments[0] if rows.segments else {}
-    return Gathered(plan.leaves, plan.shapes, plan.starts, target.block, example, channel.pool.is_crowded())
+        return Gathered()
+    example = rows.segments[0] if rows.segments else channel.messages.receive(first, op) if first else {}
+    return gathered._replace(block=target.block, example=example, own=channel.pool.is_crowded())
 
 
 def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:

@@ -21,16 +21,13 @@ from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 from .peers import Peers
 
-CALL, REPLY, ERROR, DATA, LEAVE, WAITING = range(6)
-"""Kinds of messages. Their payloads:
-
-CALL: (collective call, its number, file:line of the program, what the rank contributes), to rank 0.
-REPLY: (number of the call, rank 0's answer).
-ERROR: an MpiUtilError, to be raised.
-DATA: (number of the call, anything), within a call; an MpiUtilError is raised where it is received.
-LEAVE: (exit status, reason or "", number of the last call that it has answered, as rank 0) of a rank that ends.
-WAITING: as CALL, of a rank that waits elsewhere than in `Channel.agree`.
-"""
+# Kinds of messages, with their payloads
+CALL = 0  # (collective call, its number, file:line of the program, what the rank contributes), to rank 0
+REPLY = 1  # (number of the call, rank 0's answer)
+ERROR = 2  # an MpiUtilError, to be raised
+DATA = 3  # (number of the call, anything), within a call; an MpiUtilError is raised where it is received
+LEAVE = 4  # (exit status, reason or "", number of the last call that it has answered, as rank 0) of a rank that ends
+WAITING = 5  # as CALL, of a rank that waits elsewhere than in `Channel.agree`
 WAITS = " (waiting)"  # what WAITING adds to the name of the call
 _TAG = 1
 _INTERRUPTED_S = 0.5
@@ -58,24 +55,17 @@ class Background(list[Callable[[], None]]):
 
 
 class Messages:
-    """The messages of one rank.
-
-    Attributes:
-        calls: how many collective calls this rank has begun. answered: the last of which rank 0 has sent the answers.
-        failed: on rank 0, for each rank the call that has failed before its message was read.
-        ended: ranks that have ended, with the payload of their LEAVE.
-        inbox: what has come and was not read yet, by the rank that sent it; no list in it is empty.
-    """
+    """The messages of one rank."""
 
     peers: Peers  # who are woken
+    calls = answered = 0  # collective calls that this rank has begun; the last of which rank 0 has sent the answers
 
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         """Args: comm: over which they go; None, and no peers: there is only one rank."""
-        self.rank, self.size, self.calls = rank, size, 0
-        self.failed: dict[int, int] = {}
-        self.ended: dict[int, tuple[int, str, int]] = {}
-        self.answered = 0
-        self.inbox: dict[int, list[Message]] = {}
+        self.rank, self.size = rank, size
+        self.failed: dict[int, int] = {}  # on rank 0, for each rank the call that failed before its message was read
+        self.ended: dict[int, tuple[int, str, int]] = {}  # ranks that have ended, with the payload of their LEAVE
+        self.inbox: dict[int, list[Message]] = {}  # by sender, what has come and was not read yet; no list is empty
         self._concerned = range(1) if rank else range(1, size)  # the ranks that exchange their ends with this one
 
         if peers:
@@ -86,7 +76,7 @@ class Messages:
 
     def send(self, dest: int, data: Any) -> None:
         """Sends something small to `dest`, which calls `receive` in the same collective call."""
-        self.post(dest, DATA, (self.calls, data))
+        self.post_all({dest: packed(DATA, (self.calls, data))})
 
     def receive(self, source: int, op: str, serves: bool = False) -> Any:
         """The next `send` of `source` in this call. MpiUtilError: that has failed, or is in another call.
@@ -122,12 +112,11 @@ class Messages:
         for k in {*ranks} - {self.rank}:
             self.send(k, shown)
 
-    def post(self, dest: int, kind: int, payload: Any) -> None:
-        """Sends and wakes; returns when the message has left (at once, but for one too large for MPI to keep)."""
-        self.post_all({dest: packed(kind, payload)})
-
     def post_all(self, messages: Mapping[int, Message]) -> None:
-        """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on."""
+        """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
+
+        Returns when they have left: at once, but for one too large for MPI to keep.
+        """
         sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
         self._wake(sent)
 
@@ -212,26 +201,24 @@ class Messages:
 
         If they cannot end, as one waits for this rank, rank 0 ends the job.
         """
-        return all(self._wait_for_end(k, end) for k in self._concerned)
-
-    def _wait_for_end(self, k: int, end: float | None) -> bool:
-        until, op = end, ""
-        while k not in self.ended:
-            source, message = self.next([k], end=math.inf if until is None else until)
-            if source < 0 and op:
-                failure.fail(
-                    f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
-                    "together, such as by `if mpi_util.all_sum(stop): break`"
-                )
-            if source < 0:
-                return False
-            kind, payload = opened(message)
-            if kind == LEAVE:
-                self.ended[k] = payload
-            elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
-                # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
-                op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
-                until = time.perf_counter() + _INTERRUPTED_S
+        for k in self._concerned:
+            until, op = end, ""
+            while k not in self.ended:
+                source, message = self.next([k], end=math.inf if until is None else until)
+                if source < 0 and op:
+                    failure.fail(
+                        f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
+                        "together, such as by `if mpi_util.all_sum(stop): break`"
+                    )
+                if source < 0:
+                    return False
+                kind, payload = opened(message)
+                if kind == LEAVE:
+                    self.ended[k] = payload
+                elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
+                    # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
+                    op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
+                    until = time.perf_counter() + _INTERRUPTED_S
         return True
 
 

@@ -20,23 +20,17 @@ class PeerInfo(NamedTuple):
 
 
 class Peers:
-    """Collective: this rank's view of the ranks on its machine.
-
-    Attributes:
-        machine: for each rank of the communicator the lowest rank of its machine, with which it shares memory.
-        apart: the ranks that cannot share it; each counts as a machine of its own.
-        infos: of the ranks of this machine, as MPI knows it, by rank. pipe: by which this rank is woken.
-        note: memory for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is none.
-        wake_fds: rank -> descriptor of its pipe, of the other ranks with which this one shares memory.
-    """
+    """Collective: this rank's view of the ranks on its machine."""
 
     def __init__(self, comm: Any, rank: int):
         from mpi4py import MPI
 
-        self.pipe, self.wake_fds = WakePipe(), dict[int, int]()
+        self.pipe = WakePipe()  # by which this rank is woken
+        self.wake_fds = dict[int, int]()  # rank -> its pipe, of the other ranks with which this one shares memory
         self._segment: Segment | None = None
         with contextlib.suppress(OSError):
             self._segment = Segment(NOTE_BYTES)
+        # for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is no memory
         self.note: Any = self._segment.map if self._segment else None
         together = comm.Split_type(MPI.COMM_TYPE_SHARED)
         # to test or to measure what ranks on several machines do: as if they were spread over them in equal blocks
@@ -45,6 +39,7 @@ class Peers:
         here = together.Split(everyone.Get_rank() * pretended // everyone.Get_size())
         ticket = self._segment.ticket if self._segment else Ticket(0, 0, 0, 0)
         rows = all_of(together, [rank, os.getpid(), self.pipe.write_fd, *ticket])
+        # of the ranks of this machine, as MPI knows it
         self.infos = {k: PeerInfo(pid, fd, Ticket(*rest) if rest[0] else None) for k, pid, fd, *rest in rows}
         ranks = [row[0] for row in all_of(here, [rank])]
         lowest = ranks[0]
@@ -53,7 +48,9 @@ class Peers:
         here.Free()
         together.Free()
         leaders = np.array(all_of(comm, [lowest if rank in shared else rank, lowest]))
+        # for each rank of the communicator the lowest rank of its machine, with which it shares memory
         self.machine: list[int] = leaders[:, 0].tolist()
+        # the ranks that cannot share it; each counts as a machine of its own
         self.apart: list[int] = np.flatnonzero(leaders[:, 0] != leaders[:, 1]).tolist()
         for k in self.wake_fds.keys() - set(shared if rank in shared else []):
             os.close(self.wake_fds.pop(k))

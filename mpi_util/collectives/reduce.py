@@ -5,7 +5,7 @@ They are added up in rank order, so that all ranks get the same bits, in every r
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -21,14 +21,11 @@ from .mismatch import check_same
 _GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
 T = TypeVar("T")
-Array = TypeVar("Array", bound=Iterable[Any])  # of any framework: no number is iterable
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
 # (name, dtype, shape) of each array; (name, None, None) where there is none
 Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
 
 
-@overload
-def all_sum(x: Array, *, comm: Comm = None) -> Array: ...
 @overload
 def all_sum(x: int, *, comm: Comm = None) -> np.int64: ...
 @overload
@@ -42,8 +39,7 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
 
     Returns:
         A new array, a tensor on x's device, or a NumPy scalar for a number; of a list of numbers an array; else a
-        container like x. Of x's dtype, in which integers may wrap
-        around; bools are counted: int64.
+        container like x. Of x's dtype, in which integers may wrap around; bools are counted: int64.
 
     Raises:
         RankMismatchError: on every rank, if dtypes or shapes differ. BatchError: x is text, or holds objects.
@@ -51,8 +47,6 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
     return _combine("all_sum", x, lambda dtype: np.dtype(np.int64) if dtype.kind == "b" else dtype, comm)
 
 
-@overload
-def all_mean(x: Array, *, comm: Comm = None) -> Array: ...
 @overload
 def all_mean(x: int, *, comm: Comm = None) -> np.float64: ...
 @overload

@@ -55,24 +55,14 @@ def belongs(pid: int, job_dir: str) -> bool:
                 break  # it has ended, or is the kernel's; or its environment is really empty
             time.sleep(_KILL_PAUSE_S)
         shown = shown or (proc / "environ").read_bytes()
-        named = f"{JOB_VARIABLE}={job_dir}".encode() in shown.split(b"\0") or _in_session(pid, job_dir)
-        return named and f"\nUid:\t{os.getuid()}\t" in (proc / "status").read_text()
-    except OSError:
+        if f"{JOB_VARIABLE}={job_dir}".encode() not in shown.split(b"\0"):
+            session = stat_field(pid, STAT_SESSION) or 0
+            began = int(Path(job_dir, f"session-{session}").read_text())  # recorded by a rank
+            if stat_field(session, STAT_BEGAN) not in (None, began):  # None: the leader has ended
+                return False
+        return f"\nUid:\t{os.getuid()}\t" in (proc / "status").read_text()
+    except (OSError, ValueError):  # no such process, or its session is no rank's
         return False
-
-
-def _in_session(pid: int, job_dir: str) -> bool:
-    """True if a rank has recorded the process's session, and its leader is still that one or has ended."""
-    session = stat_field(pid, STAT_SESSION) or 0
-    with contextlib.suppress(OSError, ValueError):
-        return stat_field(session, STAT_BEGAN) in (None, int(Path(job_dir, f"session-{session}").read_text()))
-    return False
-
-
-def _is_ending(pid: int) -> bool:
-    """True for a process that can fork no more, though the kernel may take a second to free its memory."""
-    flags = stat_field(pid, STAT_FLAGS)
-    return flags is None or bool(flags & _EXITING) or not is_alive(pid)
 
 
 def job_processes(job_dir: str, stop: bool = False) -> list[int]:
@@ -89,7 +79,9 @@ def job_processes(job_dir: str, stop: bool = False) -> list[int]:
             if belongs(pid, job_dir):
                 found.append(pid)
                 send(pid, signal.SIGSTOP) if stop else None
-        if found or not any(map(_is_ending, new)):
+        # one that is ending can fork no more, though the kernel may take a second to free its memory
+        flags = (stat_field(pid, STAT_FLAGS) for pid in new)
+        if found or all(each is not None and not each & _EXITING for each in flags):
             break
         seen |= new
     return found
@@ -163,14 +155,14 @@ def kill_processes(job_dir: str) -> None:
     """Kills whatever is left of the job, and removes the files of MPI that the killed processes cannot remove."""
     files: set[str] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
-    while (pids := job_processes(job_dir, stop=True)) and time.monotonic() < deadline:
+    while pids := job_processes(job_dir, stop=True):
         for pid in pids:
             files |= mpi_files(pid)
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more
             send(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
         time.sleep(_KILL_PAUSE_S)
-    for pid in pids:  # of the last scan, which are stopped
-        send(pid, signal.SIGKILL)
     remove(files)
 
 

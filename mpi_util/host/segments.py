@@ -83,10 +83,11 @@ class Segment:
 
 
 class Pool:
-    """The segments that one process owns for one purpose; reused, grown, dropped when too small."""
+    """Segments that one process owns for one purpose, reused, grown, dropped when too small; and maps of others'."""
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
+        self.maps: dict[Ticket, mmap.mmap] = {}
 
     def lease(self, nbytes: int) -> tuple[np.ndarray, BlockAddress]:
         """uint8 array of `nbytes`, in a segment to which no array refers, and its address. OSError: no room."""
@@ -110,6 +111,16 @@ class Pool:
             segment.close()
         self.segments.clear()
 
+    def map(self, address: BlockAddress) -> mmap.mmap:
+        """The memory of another process's block; drops its segments that no longer exist. OSError as `attach`."""
+        ticket, live = address
+        for old in [t for t in self.maps if t.pid == ticket.pid and t.serial not in live]:
+            del self.maps[old]  # unmapped when the last view of it is gone
+        if ticket not in self.maps:
+            fd, self.maps[ticket] = attach(ticket)
+            os.close(fd)
+        return self.maps[ticket]
+
 
 def attach(ticket: Ticket, private: bool = False) -> tuple[int, mmap.mmap]:
     """(open file, memory) of a segment that another process owns; the caller closes the file.
@@ -130,20 +141,3 @@ def attach(ticket: Ticket, private: bool = False) -> tuple[int, mmap.mmap]:
     except OSError:
         os.close(fd)
         raise
-
-
-class Attached:
-    """Maps of segments that other processes of this machine own."""
-
-    def __init__(self) -> None:
-        self.maps: dict[Ticket, mmap.mmap] = {}
-
-    def map(self, address: BlockAddress) -> mmap.mmap:
-        """The memory of a block; drops its owner's segments that no longer exist. OSError as `attach`."""
-        ticket, live = address
-        for old in [t for t in self.maps if t.pid == ticket.pid and t.serial not in live]:
-            del self.maps[old]  # unmapped when the last view of it is gone
-        if ticket not in self.maps:
-            fd, self.maps[ticket] = attach(ticket)
-            os.close(fd)
-        return self.maps[ticket]

@@ -50,18 +50,16 @@ class ProcessMonitor:
     Args:
         folder: of the job; it is made. ranks: those that will be on this machine.
         on_death: called with each death.
-
-    Attributes:
-        selector: whose events `step` handles; descriptors of others may be added, with a function as data.
-        refused: a signal for which a rank was not ready; 0: none.
-        hosts: {rank: host} if several machines take part, else {}. lost: hosts that cannot be reached any more: why.
     """
+
+    refused = 0  # a signal for which a rank was not ready; 0: none
 
     def __init__(self, folder: Path, ranks: Iterable[int], on_death: Callable[[Death], object]):
         folder.mkdir(mode=0o700)
-        self.folder, self.selector = folder, selectors.DefaultSelector()
-        self.refused = 0
-        self.hosts, self.lost = dict[int, str](), dict[str, str]()
+        self.folder = folder
+        self.selector = selectors.DefaultSelector()  # others may add descriptors, with a function as data: see `step`
+        self.hosts = dict[int, str]()  # of each rank, if several machines take part
+        self.lost = dict[str, str]()  # hosts that cannot be reached any more, and why
         self._on_death = on_death
         self._unregistered = set(ranks)
         self._watched: set[int] = set()  # processes
@@ -69,7 +67,7 @@ class ProcessMonitor:
         self._guard: subprocess.Popen[bytes] | None = None
         self._guardless = False  # it was said that none runs
         self._guarded_until = -math.inf  # before this time no other guard is started
-        # systemd's cleaner of /tmp leaves a locked folder alone; others look at the times, see _touch
+        # systemd's cleaner of /tmp leaves a locked folder alone; others look at the times
         self._descriptors.append(lock := os.open(folder, os.O_RDONLY))
         fcntl.flock(lock, fcntl.LOCK_SH)
         self._touched_at = time.monotonic()
@@ -81,9 +79,8 @@ class ProcessMonitor:
 
     def options(self, family: str) -> list[str]:
         """What this kind of launcher is given so that it starts the ranks where they belong."""
-        return (
-            ["-launcher", "fork"] if "MPICH" in family or "Intel" in family else []
-        )  # not Slurm's, which may be missing
+        # not Slurm's, which may be missing
+        return ["-launcher", "fork"] if "MPICH" in family or "Intel" in family else []
 
     def step(self, wait: bool = True) -> None:
         """Waits for an event, for half a second at most, and handles it."""
@@ -91,10 +88,7 @@ class ProcessMonitor:
         for key, _ in self.selector.select(pause if wait else 0):
             key.data()
         self._keep_guard()
-        self._touch()
         self._register()
-
-    def _touch(self) -> None:
         if time.monotonic() - self._touched_at > _TOUCH_S:
             self._touched_at = time.monotonic()
             for path in (self.folder, *self.folder.glob("*")):

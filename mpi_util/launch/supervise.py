@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,8 +39,6 @@ class Job:
         environment: of launcher and ranks.
         open_monitor: ProcessMonitor, or what takes the same arguments and gives a monitor of several machines.
         lines: makes the RankLines of one output, of (hosts, STDOUT or STDERR); None: the ranks' lines are as they come.
-
-    Attributes: saved: at the end, what rank 0 wrote in saved-0 (ranks.records.saved).
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class Job:
         open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor, lines: Callable[..., RankLines] | None = None,
     ):  # fmt: skip
         self.folder = os.path.join(tempfile.gettempdir(), f"mpi_util-{secrets.token_hex(8)}")
-        self.saved = ""
+        self.saved = ""  # at the end, what rank 0 wrote in saved-0 (ranks.records.saved)
         self._environment = (environment or {}) | dict.fromkeys(FOLDER_VARIABLES, self.folder)
         self._evidence = Evidence(n_ranks, Path(self.folder))
         try:
@@ -82,7 +79,7 @@ class Job:
                 verdict = self._supervise(arrivals)
             finally:
                 self.monitor.close()
-            return replace(verdict, cause="") if self._new_signals() else verdict  # the user ends it: no restart
+            return verdict._replace(cause="") if self._new_signals() else verdict  # the user ends it: no restart
 
     def _supervise(self, arrivals: Arrivals) -> Verdict:
         evidence, launcher = self._evidence, self._launcher

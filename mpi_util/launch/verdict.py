@@ -48,8 +48,7 @@ class Death(NamedTuple):
 _NO_DEATH = Death(-1, None, False, math.inf)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How a job ended."""
 
     status: int  # for the parent to exit with, 0 to 255; 128 + signal for a signal

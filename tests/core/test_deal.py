@@ -145,13 +145,13 @@ def test_another_machine_asks_seldom_and_hears_of_the_end(tmp_path, mpi):
 
 
 def test_a_round_that_is_closed_amid_a_take_stays_closed(monkeypatch):
-    dealt = mpi_util.deal(5)
+    dealt, take_some = mpi_util.deal(5), module.Counter.take_some
 
-    def first(_, of):  # called between reading and writing
+    def how_many(_):  # called between reading and writing
         dealt.close()  # as a signal handler, or rank 0 beside another rank, does
-        return range(of.n)
+        return 1
 
-    monkeypatch.setattr(module.Counter, "_first", first)
+    monkeypatch.setattr(module.Counter, "take_some", lambda counter, of: take_some(counter, of, how_many))
     assert next(iter(dealt)) == 0
     assert dealt.closed and list(dealt) == []
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import RANKS, mpi_environment, run
 
-from mpi_util.host.segments import Attached, BlockAddress, Pool, Segment, attach
+from mpi_util.host.segments import BlockAddress, Pool, Segment, attach
 
 
 def test_a_small_dev_shm_is_no_limit(mpi):
@@ -82,7 +82,7 @@ def test_what_has_come_in_a_segments_place_is_not_attached(wrong):
         segment.close()
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError):
-        Attached().map(BlockAddress(ticket, frozenset()))
+        Pool().map(BlockAddress(ticket, frozenset()))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     for fd in pipe:
         os.close(fd)

@@ -26,7 +26,7 @@ BELOW_CLUSTER = "errors host arrays ranks collectives launch"
 ROOMS = {
     "errors": "",
     "host": "errors",
-    "arrays": "errors",
+    "arrays": "errors host",
     "ranks": "errors host arrays",
     "collectives": "errors host arrays ranks",
     "launch": "errors host arrays ranks collectives",

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import BatchError, WeightsError
+from ...host.segments import ALIGN
 from ..frameworks import framework
-from ..layout import ALIGN, Slot
+from ..layout import Slot
 from . import as_bits, as_numbers, is_extension, value_slot, weight_name
 
 
