@@ -24,7 +24,7 @@ from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
 from . import chain, forwarding
 from .dealing import ClusterCounter
-from .loaded import Loaded, LoadedCode
+from .loaded import LoadedCode, Parts
 
 
 class Joined(dict[int, Message]):
@@ -34,7 +34,7 @@ class Joined(dict[int, Message]):
         code: what its leader has newly loaded.
     """
 
-    code: Loaded
+    code: Parts
 
 
 class ClusterChannel(Channel):
