@@ -28,13 +28,9 @@ from .loaded import LoadedCode, Parts
 
 
 class Joined(dict[int, Message]):
-    """The messages of all ranks of a machine, to or from its leader; equal ones are one object, which is sent once.
+    """The messages of all ranks of a machine, to or from its leader; equal ones are one object, which is sent once."""
 
-    Attributes:
-        code: what its leader has newly loaded.
-    """
-
-    code: Parts
+    code: Parts  # to rank 0: what the leader has loaded since its last call
 
 
 class ClusterChannel(Channel):
