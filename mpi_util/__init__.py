@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
+    from .collectives.replay import check_replay
     from .launch.api import mpi_fork, nslots
     from .ranks.seeding import rank_seed, seed_of, set_global_seeds, stream
     from .ranks.watchdog import watchdog
@@ -64,11 +65,11 @@ tf_config: Any  # a tf.compat.v1.ConfigProto
 __all__ = [
     "BatchError", "Collected", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases",
     "RankLeftError", "RankMismatchError", "Rollout", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError",
-    "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast", "chksum",
-    "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments", "mpi_fork", "msg", "nslots",
-    "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts", "rank0_gather", "rank_seed",
-    "restarts", "rollouts", "saved", "seed_of", "set_global_seeds", "setup_tensorflow_for_mpi", "share", "steps_sec",
-    "stream", "timeit", "usable_cores", "watchdog",
+    "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast",
+    "check_replay", "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
+    "mpi_fork", "msg", "nslots", "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts",
+    "rank0_gather", "rank_seed", "restarts", "rollouts", "saved", "seed_of", "set_global_seeds",
+    "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
@@ -80,6 +81,7 @@ _LOADED_WHEN_READ = {
     "collectives.gather": ["all_accum_batches", "rank0_accum_batches", "rank0_gather"],
     "collectives.moments": ["merge_moments"],
     "collectives.reduce": ["all_mean", "all_sum"],
+    "collectives.replay": ["check_replay"],
     "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
     "launch.api": ["mpi_fork", "nslots"],
     "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing

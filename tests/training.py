@@ -14,6 +14,7 @@ FRAMEWORKS = [pytest.param("torch", marks=pytest.mark.torch), pytest.param("tf",
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
 SEGMENTS = ["Hopper-v4", "--total_steps", 900, "--batch_steps", 300, "--num_envs", 10]
 ODD = ["tests.envs:Uneven-v0", "-n", 60, "--algo", "ppo-kl", "--valfunc_hid_list", "auto", "--seed", 3]
+FRESH = ["tests.envs:Tiring-v0", "-n", 24, "-b", 8, "--fresh_env"]
 
 
 def train(*arguments, mpi: str = "mpich", timeout: float = 120, status: int = 0, env: dict | None = None):

@@ -49,6 +49,7 @@ class Config(Hyper):
         RUN, "MODULE:FUNCTION,...: each takes the environment and returns another; atari: the usual ones of its games",
         "", metavar="LIST",
     )  # fmt: skip
+    fresh_env: bool = setting(RUN, "make a new environment for each episode, if one keeps something over reset", False)
     run_dir: str | None = setting(RUN, "folder for the results, without a run yet (default: runs/ENV/TIME-sSEED)")
     name: str | None = setting(RUN, "of the run: its folder is runs/ENV/NAME-sSEED")
     resume: str | None = setting(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")

@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+import mpi_util
 from policies.actor import CNN, LEAST_IMAGE, channels_last
 from trainer.config import ATARI, Config
 from trainer.control import BadData
@@ -60,6 +61,18 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
     if not (flattens and env.observation_space.shape[0]):
         raise ValueError(f"{env_id}: observations are {space!s:.200}; a policy needs a fixed number of numbers")
     return env
+
+
+def check_env(config: Config) -> None:
+    """On the last rank: one line on stderr if the episodes of the environment depend on where they are played."""
+    if mpi_util.rank != mpi_util.nworkers - 1 or config.fresh_env:
+        return
+    try:
+        mpi_util.check_replay(lambda: make_env(config, quiet=True), fix="--fresh_env makes a new one for each episode")
+    except mpi_util.MpiUtilError as error:
+        print(f"train.py: {config.env} is not reproducible: {error}", file=sys.stderr)
+    except (Exception, SystemExit):  # which the run reports, or survives
+        return
 
 
 class Flat(gym.wrappers.FlattenObservation):

@@ -158,6 +158,8 @@ class Runner:
     def start(self, episode: Episode) -> bool:
         """Begins an episode, or continues one by replay. Returns: False if the environment did something else then."""
         self.episode, self.failures = episode, 0
+        if self.config.fresh_env:
+            self._discard_env()
         return self._reach()
 
     def _reach(self) -> bool:
@@ -203,6 +205,9 @@ class Runner:
         self.restarts += 1
         what = " ".join("".join(traceback.format_exception_only(error)).split())
         print(f"train.py: episode {self.episode.name}: {what:.300}; run again in a new environment", file=sys.stderr)
+        self._discard_env()
+
+    def _discard_env(self) -> None:
         with contextlib.suppress(Exception):
             self.env.close()
         self.env = None

@@ -18,7 +18,7 @@ from trainer.advice import PHASES, Advice
 from trainer.collect import NOTHING, EpisodeCollector, Evaluator, Pooled, SegmentCollector, gather, keep_own
 from trainer.config import Config
 from trainer.control import DROPPED, Control
-from trainer.environment import action_map, image_shape, make_env, make_shown_env
+from trainer.environment import action_map, check_env, image_shape, make_env, make_shown_env
 from trainer.rollout import Runner, networks
 from trainer.run_folder import from_start
 
@@ -206,6 +206,7 @@ def set_up(config: Config) -> Run:
     resumed = config.resume if mpi_util.rank == 0 else None
     # before any rank reads the checkpoint: a run that is just ending may still write it
     lock = all_or_none(lambda: lock_folder(from_start(resumed)) if resumed else None)
+    check_env(config)  # on the last rank, while rank 0 loads what it learns with
     all_or_none(lambda: build_training(run))
     del lock  # now the logger keeps it
     return run

@@ -7,7 +7,6 @@ receives nothing for `SILENCE_S` treats the other as lost, and ends its part of 
 
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -23,6 +22,7 @@ from typing import Any
 from ..launch import launcher
 from ..launch.monitor import FOLDER_VARIABLES, ProcessMonitor
 from ..launch.verdict import Death
+from .loaded import digest
 
 BEAT_S, SILENCE_S = 1.0, 8.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,12 +52,12 @@ agent.main(start["job"], start["ranks"], start["script"])
 def facts(script: str) -> dict[str, str]:
     """What must be the same on all hosts, by the names that a message gives it. `script`: its file; "": none."""
     sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
-    found = {"Python": platform.python_version(), "mpi_util": f"{_version('mpi_util')} {_digest(sources)}"}
+    found = {"Python": platform.python_version(), "mpi_util": f"{_version('mpi_util')} {digest(sources)}"}
     found |= {name: _version(name) for name in ("mpi4py", "numpy")}
     found["MPI"] = " ".join(launcher.ask_library()[0].replace("Version:", "").splitlines()[0].partition(",")[0].split())
     if script:
         with contextlib.suppress(OSError):
-            found[script] = _digest(Path(script).read_bytes())
+            found[script] = digest(Path(script).read_bytes())
     return found
 
 
@@ -65,10 +65,6 @@ def _version(name: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return ""
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def machine() -> str:

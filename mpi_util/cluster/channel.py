@@ -24,10 +24,13 @@ from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
 from . import chain, forwarding
 from .dealing import ClusterCounter
+from .loaded import LoadedCode, Parts
 
 
 class Joined(dict[int, Message]):
     """The messages of all ranks of a machine, to or from its leader; equal ones are one object, which is sent once."""
+
+    code: Parts  # to rank 0: what the leader has loaded since its last call
 
 
 class ClusterChannel(Channel):
@@ -51,14 +54,21 @@ class ClusterChannel(Channel):
         self.others = {k: ranks for k, ranks in machines.items() if k}  # by leader, but for rank 0's machine
         # communicator of the leaders; on other ranks MPI's null communicator
         self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
+        self.code = LoadedCode()
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
         if self.rank == 0:
             awaited |= self.others.keys()
         found: dict[int, Message] = {}
+        code = [self.code.take()]
         for k, message in super()._receive_calls(op, mine, awaited).items():
             payload = opened(message)[1] if message[0] == CALL else ()
-            found |= payload[3] if payload and isinstance(payload[3], Joined) else {k: message}
+            if payload and isinstance(payload[3], Joined):
+                found |= payload[3]
+                code.append(payload[3].code)
+            else:
+                found[k] = message
+        self.code.compare(code)
         return found
 
     def _send_replies(self, replies: Mapping[int, Message]) -> None:
@@ -72,6 +82,7 @@ class ClusterChannel(Channel):
             return super()._ask(op, mine)
         found, first = super()._receive_calls(op, mine, {*self.below}), dict[Message, Message]()
         joined = Joined({k: first.setdefault(message, message) for k, message in found.items()})
+        joined.code = self.code.take()
         replies: Joined = super()._ask(op, packed(CALL, (*self.call_id(op), joined)))
         self.messages.post_all({k: replies[k] for k in self.below})
         return opened_reply(replies[self.rank])[1][1]

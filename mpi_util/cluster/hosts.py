@@ -35,10 +35,6 @@ class Hosts(NamedTuple):
     def n_slots(self) -> int:
         return sum(self.slots.values())
 
-    def are_used_by(self, n: int) -> bool:
-        """True if a job of n ranks runs on them, and not just in this process."""
-        return bool(self.slots) and (n > 1 or self.asked)
-
     def ranks_by_host(self, n: int) -> dict[str, list[int]]:
         """The ranks of each host: its slots are filled in order; more ranks than slots are spread in proportion."""
         rooms = [*itertools.accumulate(self.slots.values(), initial=0)]

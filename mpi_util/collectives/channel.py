@@ -240,23 +240,24 @@ def _open(comm: Any) -> Channel:
     if peers.apart and rank == 0:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
         failure.print_line(f"mpi_util: ranks {peers.apart} {slower}")
-    kind = _cluster_channel(rank, peers) if any(peers.machine) else Channel
+    kind: type[Channel] = Channel
+    if any(peers.machine):
+        why = f"the ranks {'share no memory' if peers.apart else 'are on several machines'}"
+        kind = cluster_module("..cluster.channel", why, silent=rank > 0).ClusterChannel
     state(Kept).open.append(channel := kind(comm, peers))
     return channel
 
 
-def _cluster_channel(rank: int, peers: Peers) -> type[Channel]:
-    """The class of channels for several machines. LaunchError on every rank: the folder was not copied."""
+def cluster_module(name: str, why: str, silent: bool = False) -> Any:
+    """A module of the folder cluster/. LaunchError: the folder was not copied. Args: why: it is needed."""
     try:
-        module = importlib.import_module("..cluster.channel", __package__)
+        return importlib.import_module(name, __package__)
     except ModuleNotFoundError as missing:
         if ".cluster" not in (missing.name or ""):
             raise
-        where = "share no memory" if peers.apart else "are on several machines"
-        error = LaunchError(f"the ranks {where}, and the folder mpi_util/cluster, which serves them then, is missing")
-        error.silent = rank > 0
+        error = LaunchError(f"{why}, but mpi_util/cluster/, which is needed for that, is missing")
+        error.silent = silent
         raise error from None
-    return module.ClusterChannel  # type: ignore[no-any-return]
 
 
 def _prepare_rank(world: Channel) -> None:

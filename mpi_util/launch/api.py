@@ -4,7 +4,6 @@ The parent's own modules are loaded inside `start_ranks`, so a rank loads none o
 inside `hosts_module`, where several machines are named.
 """
 
-import importlib
 import io
 import os
 import stat
@@ -12,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any, Literal
 
-from ..collectives.channel import channel_of
+from ..collectives.channel import channel_of, cluster_module
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
@@ -154,12 +153,8 @@ def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nes
     named = {"hosts=": hosts is not None, "hostfile=": hostfile is not None} | ({} if nested else by_environment)
     if not (by := next((name for name, is_given in named.items() if is_given), "")):
         return None
-    try:
-        return importlib.import_module("..cluster.hosts", __package__)
-    except ModuleNotFoundError as error:
-        if ".cluster" not in (error.name or ""):
-            raise
-        raise LaunchError(f"{by} names hosts, but mpi_util/cluster/, which is needed for that, is missing") from None
+    module: ModuleType = cluster_module("..cluster.hosts", f"{by} names hosts")
+    return module
 
 
 def _open_standard_streams() -> None:

@@ -263,6 +263,42 @@ def test_hosts_that_cannot_be_used_have_a_line_each(machines, mpi, tmp_path):
     assert re.fullmatch(r"  h2: it has mpi_util .*; here it is .*", wrong("true", copy))
 
 
+OWN_CODE = """
+import sys, mpi_util
+if mpi_util.mpi_fork(hosts="h1:2,h2:2") == "parent": sys.exit()
+import mine
+try:
+    print("first", mpi_util.bcast(1))
+except mpi_util.RankMismatchError as error:
+    print("caught", mpi_util.bcast(str(error)))
+import mine.late, installed
+mpi_util.bcast(1)
+"""
+
+
+def test_hosts_that_load_different_code_are_named(machines):
+    """Modules of the program at the first call, and what is loaded later at the next; packages by their versions."""
+    same = "mkdir -p /tmp/own/mine /tmp/own/site-packages && cd /tmp/own && touch mine/__init__.py mine/late.py"
+    package = "echo '__version__ = \"1.{}\"' >site-packages/installed.py"
+    machines.on("h1", "sh", "-c", f"{same} && {package.format('0+cpu')}")
+
+    def run_own_code(there: str) -> tuple[int, list[str], str]:
+        machines.on("h2", "sh", "-c", f"{same} && {there}")
+        where = {"PYTHONPATH": f"{ROOT}:/tmp/own:/tmp/own/site-packages"}
+        status, out, err = machines.run("h1", "mpich", "-c", OWN_CODE, env=where)
+        return status, sorted(set(out.splitlines())), err
+
+    status, (line,), err = run_own_code(f"{package.format('0+cuda')} && echo x=1 >mine/__init__.py")
+    assert (status, err) == (0, "")
+    assert re.search(r"^caught hosts have loaded different code, 1 in all: mine \(\w+ on h1, \w+ on h2\); give", line)
+    status, out, err = run_own_code(f"{package.format(1)} && echo x=1 >mine/late.py; >mine/__init__.py")
+    assert (status, out) == (1, ["first 1"])
+    found = r"installed \(1.0 on h1, 1.1 on h2\), mine.late \(\w+ on h1, \w+ on h2\)"
+    line, last = err.splitlines()
+    assert re.fullmatch(rf"rank 0: .*RankMismatchError: hosts .* code, 2 in all: {found}; give .*", line)
+    assert last == "mpi_util: all 4 ranks were stopped"
+
+
 @pytest.mark.parametrize(
     ("slots", "n", "expected"),
     [

@@ -16,9 +16,10 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
-from training import EPISODES, ODD, SEGMENTS, rows, start, train, wait_for_row
+from training import EPISODES, FRESH, ODD, SEGMENTS, rows, start, train, wait_for_row
 
 from trainer.config import Config, parse
+from trainer.environment import check_env
 from trainer.record import TIME_COLUMNS, Record, python_command
 from trainer.run_folder import load
 
@@ -39,14 +40,34 @@ def alone(tmp_path_factory):
     return results
 
 
-@pytest.mark.slow_unless(n=3, arguments=[EPISODES, SEGMENTS])
-@pytest.mark.parametrize("arguments", [EPISODES, SEGMENTS, ODD], ids=["episodes", "segments", "odd"])
+@pytest.mark.slow_unless(n=3, arguments=[EPISODES, SEGMENTS, FRESH])
+@pytest.mark.parametrize("arguments", [EPISODES, SEGMENTS, ODD, FRESH], ids=["episodes", "segments", "odd", "fresh"])
 @pytest.mark.parametrize("n", [2, 3, 4, 10])
 def test_same_bits_at_any_size(alone, tmp_path, arguments, n):
     train(*arguments, "--nprocs", n, "--run_dir", tmp_path / "run")
     weights, progress = alone(arguments)
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == weights
     assert rows(tmp_path / "run") == progress and len(progress) >= 3
+
+
+KEEPS = "a used environment plays .* from step 1 on: it keeps something over reset; --fresh_env makes a new .*"
+IS_RANDOM = "a second new environment plays .* from step 1 on: what is random in it must come from reset.*"
+GOOD = ("Hopper-v4", "CartPole-v1", "tests.envs:Uneven-v0")
+NOT_PLAYED = ("tests.envs:Broken-v0", "None-v0")
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [("tests.envs:Tiring-v0", KEEPS), ("tests.envs:Unseeded-v0", IS_RANDOM), ("tests.envs:Moody-v0", IS_RANDOM)]
+    + [(env, "") for env in GOOD + NOT_PLAYED],
+)
+def test_an_environment_that_does_not_repeat_an_episode_has_one_line(env, problem, capfd):
+    state = np.random.get_state()[1].tobytes()
+    check_env(Config(env=env))
+    assert re.fullmatch(f"train.py: {env} is not reproducible: {problem}\n" if problem else "", capfd.readouterr().err)
+    assert np.random.get_state()[1].tobytes() == state
+    check_env(Config(env=env, fresh_env=True))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
