@@ -239,8 +239,6 @@ def _judge_selftest(out: str, why: str) -> Check:
     do = "repair what this line names, or what is NOTE or BAD above"
     if why.startswith(_NO_ANSWER):
         do = "repair what is NOTE or BAD above; if nothing is, try with --timeout 60"
-    if "SLURM_JOB_ID" in os.environ:
-        do += "; in a job of Slurm MPICH starts ranks by srun: on one machine HYDRA_LAUNCHER=fork does without"
     if found and found["ranks"] != 2:
         why, do = f"asked for 2 ranks, and got {found['ranks']}", "see rank variables above"
     elif found and not found["right"]:

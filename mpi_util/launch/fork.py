@@ -15,12 +15,16 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
+from ..ranks.console import leave_profile_to_rank_0
 from ..ranks.failure import print_line
 from ..ranks.identity import RANK_PID, Role, multiprocess_parent
 from ..ranks.records import DEPTH, RESTARTS, SAVED, STDIN
@@ -33,6 +37,8 @@ from .supervise import Job
 from .verdict import Verdict
 
 _FILES, _FILES_OF_RANK = 32, 4  # of one process at most; 2 to 16 ranks needed 38 to 87
+_PROCESSES, _PROCESSES_OF_RANK = 4, 3  # with MPICH's threads; 2 ranks needed 10, of Open MPI more
+_ROOM_BYTES = 256 << 10  # for the job's folder: with 2 ranks of Open MPI 140 kB, with 16 of MPICH 132
 
 
 def start(
@@ -46,6 +52,8 @@ def start(
     """
     if n != 1:
         check_tasks()
+        if not os.path.exists("/proc/self/stat"):
+            raise LaunchError("mpi_fork sees its ranks in /proc, which is not mounted here: mount -t proc proc /proc")
     if not os.path.isfile(runner.__file__):
         archive = os.path.dirname(os.path.dirname(os.path.dirname(runner.__file__)))
         raise LaunchError(f"mpi_fork: mpi_util is in the archive {archive}, and ranks run files of it; unpack it")
@@ -65,11 +73,8 @@ def start(
     stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
     folder = os.path.abspath(log_dir) if log_dir else ""
-    try:
-        os.makedirs(folder or ".", exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"mpi_fork: log_dir cannot be made: {error}") from None
     lines = functools.partial(RankLines, tag_output, folder, output) if tag_output or log_dir else None
+    leave_profile_to_rank_0()
     sys.stdout.flush()
     sys.stderr.flush()
 
@@ -83,8 +88,9 @@ def start(
             command = [launcher, "-n", str(n), *options, *program]
         return job.run(command, stdin), job.saved
 
-    _allow_files(n)
     try:
+        os.makedirs(folder or ".", exist_ok=True)
+        _check_limits(n, 0 if others else n)
         status = _run(start_once, max_restarts)
     except OSError as error:
         raise LaunchError(f"cannot start {n} ranks: {error}") from None
@@ -114,13 +120,29 @@ def _run(start: Callable[[dict[str, str]], tuple[Verdict, str]], max_restarts: i
         last = verdict.cause, note
 
 
-def _allow_files(n: int) -> None:
-    """Raises the limit of open files if n ranks need more: launchers fail for it with lines that do not say so."""
-    needed, (soft, hard) = _FILES + _FILES_OF_RANK * n, resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
-    if 0 <= hard < needed:
-        raise LaunchError(f"cannot start {n} ranks: they need {needed} open files, and `ulimit -n` allows {hard}")
-    if 0 <= soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+def _check_limits(n: int, n_here: int) -> None:
+    """Raises LaunchError where n ranks, n_here of them on this machine, need more than the system gives.
+
+    Launchers then hang, or say something else. The soft limit of open files is raised.
+    """
+    cannot, (soft, hard) = f"cannot start {n} ranks:", resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
+    if 0 <= hard < (files := _FILES + _FILES_OF_RANK * n):
+        raise LaunchError(f"{cannot} they need {files} open files, and `ulimit -n` allows {hard}")
+    if 0 <= soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if shutil.disk_usage(folder := tempfile.gettempdir()).free < _ROOM_BYTES:
+        raise LaunchError(f"{cannot} {folder} has less than {_ROOM_BYTES >> 10} kB free; set TMPDIR to another")
+    processes, over = _PROCESSES + _PROCESSES_OF_RANK * n_here, threading.Event()
+    stack_bytes = threading.stack_size(1 << 16)
+    with ThreadPoolExecutor(processes) as pool:  # a thread for each that waits, and threads count as processes
+        try:
+            for _ in range(processes):
+                pool.submit(over.wait)
+        except RuntimeError:
+            raise LaunchError(f"{cannot} they need {processes} more processes, and `ulimit -u` allows less") from None
+        finally:
+            over.set()
+            threading.stack_size(stack_bytes)
 
 
 def _command_of_rank() -> list[str]:

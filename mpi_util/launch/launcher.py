@@ -9,12 +9,11 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from ..ranks.identity import OTHERS_S, first_number, srun_option
+from ..ranks.identity import alone, first_number, srun_option
 from .banners import MARK
 
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
@@ -73,7 +72,7 @@ _FAMILIES = (
         "--output tag",
     ),
     Family(
-        "Open MPI 4", "openmpi", r"Open MPI v[1-4]\.", r"\(Open MPI\) [1-4]\.",
+        "Open MPI 4", "openmpi", r"Open MPI v[1-4]\.", r"\((Open MPI|OpenRTE)\) [1-4]\.",
         "--oversubscribe --bind-to none", "--oversubscribe --map-by core --bind-to core:overload-allowed",
         "--tag-output",
     ),
@@ -138,13 +137,11 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def check_tasks() -> None:
-    """Raises LaunchError in each of several tasks of srun that know nothing of one another, nor of an MPI."""
+    """Raises LaunchError in each of several processes that srun or torchrun has started, and that have no MPI."""
     if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
-        option = srun_option(ask_library()[0])
-        error = LaunchError(
-            f"srun has started this program {tasks} times, each of them alone; use srun {option}, or "
-            "start it once, as in a batch script: mpi_fork then starts ranks on all hosts of the allocation"
-        )
-        error.silent = first_number(("SLURM_PROCID",), 0) > 0
-        time.sleep(OTHERS_S * error.silent)
-        raise error
+        use = f"srun {srun_option(ask_library()[0])}, or start it once, as in a batch script: mpi_fork then starts "
+        use += "ranks on all hosts of the allocation"
+        raise alone(f"srun has started this program {tasks} times, and", use, first_number(("SLURM_PROCID",), 0))
+    if "MASTER_ADDR" in os.environ and (tasks := first_number(("WORLD_SIZE",), 1)) > 1:
+        what = f"torchrun, accelerate or deepspeed has started this program {tasks} times (WORLD_SIZE), and"
+        raise alone(what, "`python program.py`: mpi_fork starts the ranks", first_number(("RANK",), 0))

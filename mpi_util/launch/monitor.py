@@ -79,8 +79,7 @@ class ProcessMonitor:
 
     def options(self, family: str) -> list[str]:
         """What this kind of launcher is given so that it starts the ranks where they belong."""
-        # not Slurm's, which may be missing
-        return ["-launcher", "fork"] if "MPICH" in family or "Intel" in family else []
+        return ["-launcher", "fork"] * (family in ("MPICH", "Intel MPI"))  # not Slurm's, which may be missing
 
     def step(self, wait: bool = True) -> None:
         """Waits for an event, for half a second at most, and handles it."""

@@ -114,7 +114,7 @@ def judge(evidence: Evidence) -> Verdict:
     if failure.reported and evidence.n_ranks > 1:  # by `fail` its line, which need not say who it is; else with a tag
         known = "" if failure.place else f"{who} has ended the job"
     cause = "" if evidence.forwarded or status in _FINAL else f"{_describe(code)} {failure.place or failure.reason}"
-    last_words = "" if of_rank or failure.who == _HELPER else evidence.banners
+    last_words = evidence.banners if failure.who == "the job" else ""
     return Verdict(status, _line(known, evidence.n_ranks), last_words, cause)
 
 
@@ -159,7 +159,8 @@ def _first_death(evidence: Evidence) -> Failure | None:
     hydra sends SIGKILL to the survivors, so a rank that ended otherwise (without MPI_Finalize counts too) is the cause;
     else the first one killed. But if hydra's own status is not that of a kill, a rank has called MPI_Abort: hydra kills
     that rank as well, and may drop the line that names it, so no rank is named. Open MPI sends SIGTERM to the
-    survivors, and names no rank as long as a process that a rank has started holds its output open.
+    survivors, and names no rank as long as a process that a rank has started holds its output open. A launcher that
+    gets SIGTERM sends it to all ranks, and names none.
     """
     hydra = _HYDRA_SIGNAL.search(evidence.banners)
     unseen = -int(hydra[1]) if hydra else None
@@ -168,6 +169,8 @@ def _first_death(evidence: Evidence) -> Failure | None:
     above_fork = [k for k in codes if (noted := read_record(evidence.folder / f"rank-{k}")) and "shm" not in noted]
     if not (evidence.launcher_code or evidence.given_up or above_fork or any(codes.values())):
         return None
+    if [*evidence.deaths.values()] == [-signal.SIGTERM] * evidence.n_ranks and not evidence.given_up:
+        return Failure(-signal.SIGTERM, who="the launcher (or each rank)")
     several = bool(evidence.hosts)
     by_launcher = (-signal.SIGKILL, *[-signal.SIGTERM] * (several or evidence.given_up))
     cut_off = _CUT_OFF_CODE if _CUT_OFF in evidence.banners else None

@@ -89,6 +89,15 @@ class Phases:
         return taken
 
 
+def leave_profile_to_rank_0() -> None:
+    """In other processes: rank 0 alone writes FILE of `python -m cProfile -o FILE program.py`, or prints the table."""
+    frame = sys._getframe().f_back
+    while frame:
+        if frame.f_globals.get("__name__") == "profile" and (profile := frame.f_locals.get("prof")):  # also cProfile's
+            profile.dump_stats = profile.print_stats = lambda *_: None
+        frame = frame.f_back
+
+
 def on_rank0(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
     """`make(*args, **kwargs)` on rank 0; on the others a stand-in on which any call does nothing. Not collective.
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import stat
 import sys
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ _OF_SERVER = re.compile(r"PMI_(FD|PORT)$|PMIX_(?!MCA_|RANK$)")  # how MPI reache
 _MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
 _LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
 _IMPORTED_IN = os.getpid()  # a process with another id has been forked since
-OTHERS_S = 3.0  # the other ranks give rank 0 this long to report a wrong launcher before they end the job
+_OTHERS_S = 3.0  # the other ranks give rank 0 this long to report a wrong launcher before they end the job
 
 Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
 
@@ -89,7 +90,9 @@ def rank_variables() -> dict[str, str]:
 def _reachable(variable: str) -> bool | None:
     """Whether MPI can reach the launcher that has set this variable; None: nothing says how."""
     if variable == "PMI_RANK":  # each rank has a socket, which Python's subprocess closes; PMIx: a server on a port
-        return Path(f"/proc/self/fd/{os.environ['PMI_FD']}").is_socket() if "PMI_FD" in os.environ else None
+        with contextlib.suppress(OSError, ValueError):
+            return stat.S_ISSOCK(os.fstat(int(os.environ["PMI_FD"])).st_mode) if "PMI_FD" in os.environ else None
+        return False
     servers = [value for name, value in os.environ.items() if name.startswith("PMIX_SERVER_URI")]
     ports = {int(match[1]) for match in map(_PMIX_PORT.search, servers) if match}
     with contextlib.suppress(OSError):
@@ -196,23 +199,29 @@ def check_launcher(library: str, size: int = 0) -> None:
     reachable = _reachable(role.variable)
     if not role.launcher or (size == role.size if size else fits and reachable is not False):
         return
+    why = f"variables that were left behind (`unset {' '.join(rank_variables())}`), or a rank started in another way"
+    if role.job:
+        why = "above mpi_fork the program has closed files that it did not open (os.closerange)"
     error = LaunchError(
-        f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: "
-        f"variables that were left behind (`unset {' '.join(rank_variables())}`), or a rank started in another way"
+        f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: {why}"
     )
     if reachable:
         name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
         use = "the mpiexec of that library, or mpi_fork without mpiexec"
         if role.launcher == "srun":
             use = f"srun {srun_option(library)}, or mpi_fork without srun"
-        error = LaunchError(
-            f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name}, each of them is "
-            f"alone; use {use}"
-        )
-        error.silent = role.rank > 0
-        time.sleep(OTHERS_S * error.silent)
+        what = f"{role.launcher} has started {role.size} processes, but with mpi4py's library, {name},"
+        error = alone(what, use, role.rank)
     role.launcher = ""
     raise error
+
+
+def alone(what: str, use: str, number: int) -> LaunchError:
+    """For each of several processes that know nothing of one another: number 0 reports it, the others wait for that."""
+    error = LaunchError(f"{what} each of them is alone; use {use}")
+    error.silent = number > 0
+    time.sleep(_OTHERS_S * error.silent)
+    return error
 
 
 def srun_option(library: str) -> str:

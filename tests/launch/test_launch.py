@@ -583,8 +583,9 @@ def fake_launchers(tmp_path, monkeypatch):
         ("Intel(R) MPI Library 2021.13 for Linux* OS", "Intel MPI", 0),
     ],
 )
-def test_launchers_of_another_family_are_skipped(fake_launchers, tmp_path, library, family, place):
-    fake_launchers(library, INTEL, "mpiexec (Open MPI) 5.0.11", HYDRA, "mpirun (Open MPI) 4.1.6")
+@pytest.mark.parametrize("said", ["mpirun (Open MPI) 4.1.6", "mpiexec (OpenRTE) 4.1.4"])  # by which name it is called
+def test_launchers_of_another_family_are_skipped(fake_launchers, tmp_path, library, family, place, said):
+    fake_launchers(library, INTEL, "mpiexec (Open MPI) 5.0.11", HYDRA, said)
     found, path = launcher.find_launcher()
     assert (found.name, path) == (family, str(tmp_path / str(place) / "mpiexec"))
 
@@ -665,6 +666,8 @@ YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
 This typically refers to a problem with your application.
 Please see the FAQ page for debugging suggestions
 """
+TERM_LINE = "the launcher (or each rank) was killed by signal 15 (SIGTERM)"
+HYDRA_TERM = HYDRA_SEGFAULT.replace("Segmentation fault (signal 11)", "Terminated (signal 15)")
 HYDRA_LOST_HELPER = """\
 [mpiexec@vm] control_cb (/mpich-5.0.2/src/pm/hydra/mpiexec/pmiserv_cb.c:280): assert (!closed) failed
 [mpiexec@vm] main (/mpich-5.0.2/src/pm/hydra/mpiexec/mpiexec.c:270): process manager error waiting for completion
@@ -781,6 +784,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
             "rank 1 ended with status 1 (Fatal error in internal_Init_thread: Other MPI error)",
         ),
         ({"deaths": {2: -9, 1: -9, 0: -9}, "launcher_code": -13}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
+        ({"deaths": {2: -15, 0: -15, 1: -15}, "banners": HYDRA_TERM, "launcher_code": 15}, 143, TERM_LINE),
         ({"launcher_code": -9}, 137, "the launcher was killed by signal 9 (SIGKILL)"),
         ({"launcher_code": 255, "banners": HYDRA_LOST_HELPER}, 255, "the job ended with status 255"),
     ],

@@ -1,6 +1,8 @@
 """What a program and its machine do around a job: hooks, timers, handlers, titles, archives, cleaners, other MPI."""
 
 import os
+import pstats
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import zipapp
 
 import psutil
 import pytest
-from conftest import ROOT, mpi_environment, run
+from conftest import LAUNCHER, ROOT, mpi_environment, run
 from launching import CLEAN_ENVIRONMENT, TIMEOUT_S
 
 HEAD = """
@@ -171,3 +173,122 @@ def test_variables_of_slurm_without_its_programs_start_ranks_here(start):
     slurm = dict.fromkeys(names, "1") | {"SLURM_JOB_NODELIST": "node1", "SLURM_NODELIST": "node1"}
     slurm |= {"SLURM_TASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "2"}
     assert start("print('sum', mpi_util.all_sum(1))", **slurm).out == "sum 2\n" * 2
+
+
+# ---- what the machine, or the program, takes away
+
+
+def run_within(prepare, tmp_path, mpi, program="mpi_util.all_sum(1)", **environment):
+    """A program of two ranks after a command of a shell in mount namespaces of its own."""
+    if os.getuid() or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("mounting needs root and namespaces")
+    (tmp_path / "program.py").write_text(HEAD + program)
+    shell = ["unshare", "--mount", "sh", "-c", f'{prepare} && exec "$@"', "sh"]
+    launcher = f"{os.path.dirname(LAUNCHER[mpi])}{os.pathsep}{os.environ['PATH']}"  # found by /proc as a rule
+    environment |= mpi_environment(mpi) | {"PATH": launcher}
+    return run([*shell, sys.executable, tmp_path / "program.py"], TIMEOUT_S, environment)
+
+
+def assert_one_line(done, text, status=1):
+    assert done.status == status and done.out == "" and done.err.count("\n") == 1 and text in done.err, done.err
+
+
+def test_a_machine_without_proc(tmp_path, mpi):
+    done = run_within("mount -t tmpfs none /proc", tmp_path, mpi)
+    assert_one_line(done, "LaunchError: mpi_fork sees its ranks in /proc, which is not mounted here")
+    mount = "mount -t proc -o hidepid=2 proc /proc"
+    assert run_within(mount, tmp_path, mpi, "mpi_util.print0(mpi_util.all_sum(1))").out == "2\n"
+
+
+def test_a_full_folder_for_temporary_files(tmp_path, mpi):
+    (folder := tmp_path / "small").mkdir()
+    done = run_within(f"mount -t tmpfs -o size=64k tmpfs {folder}", tmp_path, mpi, TMPDIR=str(folder))
+    assert_one_line(
+        done, f"LaunchError: cannot start 2 ranks: {folder} has less than 256 kB free; set TMPDIR to another"
+    )
+
+
+@pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
+def test_too_few_processes_are_allowed(tmp_path, mpi):
+    """Of a user who may read what root may: the interpreter is root's."""
+    rights = "+dac_override,+dac_read_search"
+    few = f"setpriv --reuid 54321 --inh-caps=-all,{rights} --ambient-caps=-all,{rights} --bounding-set=-all,{rights}"
+    done = run_within("true && set -- " + few + ' prlimit --nproc=9 "$@"', tmp_path, mpi, TMPDIR=str(tmp_path))
+    assert_one_line(done, "LaunchError: cannot start 2 ranks: they need 10 more processes, and `ulimit -u` allows less")
+
+
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_a_program_that_closes_all_files(start, mpi, where):
+    close = "import os\nos.closerange(3, 1024)\n"
+    if where == "above":
+        done = start("mpi_util.print0(mpi_util.all_sum(1))", close + HEAD)
+        assert done.out == "2\n" if mpi == "openmpi" else "the program has closed files that it did not" in done.err
+    else:
+        done = start("mpi_util.all_sum(1)\n" + close + "mpi_util.all_sum(1)\n")
+        assert ": UsageError: os.closerange(3, 1024) in a rank closes what MPI has open; call it in a" in done.err
+        done = start("if not os.fork():\n    " + close.replace("\n", "; ") + "os._exit(0)\nmpi_util.all_sum(1)\n")
+    assert done.err.count("\n") == 2 * bool(done.status) and bool(done.status) == (where == "above" and mpi == "mpich")
+
+
+def test_a_rank_without_memory_ends_the_job(start):
+    program = """
+import resource
+import numpy as np
+mpi_util.all_sum(1)
+if mpi_util.rank:
+    resource.setrlimit(resource.RLIMIT_AS, (300 << 20, -1))
+for _ in range(100):
+    kept = mpi_util.rank0_accum_batches({"x": np.ones((1_000_000, 8))})
+"""
+    done = start(program)
+    end = r"mpi_util: rank 1 ended with status 1 \((Memory|OS)Error.*allocate.*\); all 2 ranks were stopped\n$"
+    assert done.status == 1 and re.search(end, done.err), done.err
+
+
+def test_a_signal_to_the_launcher_is_no_ranks(start):
+    program = """
+mpi_util.all_sum(1)
+pid = os.getpid()
+while (fields := open(f"/proc/{pid}/stat").read().split()) and not fields[1].startswith(("(mpiexec", "(prterun")):
+    pid = int(fields[3])
+if mpi_util.rank == 0:
+    os.kill(pid, signal.SIGTERM)
+time.sleep(20)
+"""
+    assert_one_line(start(program), "mpi_util: the launcher (or each rank) was killed by signal 15 (SIGTERM)", 143)
+
+
+@pytest.mark.slow_unless(rank="0", mpi="mpich")
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_torchrun_is_refused_by_one_process(start, mpi, rank):
+    done = start("", RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost")
+    line = "torchrun, accelerate or deepspeed has started this program 2 times (WORLD_SIZE), and each of them is alone;"
+    assert done.status == 1 and done.err.count("\n") == (rank == "0") and (line in done.err) == (rank == "0"), done.err
+
+
+@pytest.mark.slow_unless(way="program.py")
+@pytest.mark.parametrize("way", ["program.py", "-m program"])
+def test_a_profile_is_of_rank_0(tmp_path, mpi, way):
+    (tmp_path / "program.py").write_text(HEAD + "mpi_util.all_sum(1)\nif mpi_util.rank: time.ctime()\n")
+    command = [sys.executable, "-m", "cProfile", "-o", "profile", *way.split()]
+    done = run(command, TIMEOUT_S, mpi_environment(mpi), cwd=tmp_path)
+    assert (done.status, done.out, done.err) == (0, "", "")
+    names = {function for _, _, function in pstats.Stats(str(tmp_path / "profile")).stats}
+    assert "all_sum" in names and not {"_supervise", "<built-in method time.ctime>"} & names
+    done = run([sys.executable, "-m", "cProfile", *way.split()], TIMEOUT_S, mpi_environment(mpi), cwd=tmp_path)
+    assert done.out.count("function calls") == 1
+
+
+@pytest.mark.slow
+def test_coverage_of_all_processes(tmp_path, mpi):
+    pytest.importorskip("coverage")
+    (tmp_path / "program.py").write_text(
+        HEAD + "if mpi_util.rank:\n    mpi_util.all_sum(1)\nelse:\n    mpi_util.all_sum(1)\n"
+    )
+    for command in (
+        ["run", "-p", "program.py"],
+        ["combine", "-q"],
+        ["report", "--include=program.py", "--fail-under=100"],
+    ):
+        done = run([sys.executable, "-m", "coverage", *command], TIMEOUT_S, mpi_environment(mpi), cwd=tmp_path)
+        assert done.status == 0 and not done.err, done.out + done.err
