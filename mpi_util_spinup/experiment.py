@@ -97,6 +97,9 @@ class Experiment:
         self.name = self.folder.name if "output_dir" in where else name
         self._source = _source_of(thunk)
         cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
+        registry = {} if "gym" in sys.modules else getattr(sys.modules.get("gymnasium"), "registry", {})
+        if spec := registry.get(str(kwargs.get("env_name"))):
+            kwargs |= {"env_name": spec}  # the script may have registered it, and ranks do not run the script
         try:
             self._packed: bytes = cloudpickle.dumps((thunk, kwargs | {"logger_kwargs": where}))
         except Exception as error:  # of whatever object
@@ -279,5 +282,33 @@ def run_packed(path: str) -> None:
     sys.argv[:] = argv
     thunk, kwargs = pickle.loads(packed)  # noqa: S301
     if "env_name" in kwargs:
-        kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))
+        old = "gym" in sys.modules and "gymnasium" not in sys.modules  # a program of that time, such as Spinning Up
+        kwargs["env_fn"] = partial(_make_gym_env if old else framework("gymnasium").make, kwargs.pop("env_name"))
     thunk(**kwargs)
+
+
+def _make_gym_env(name: str) -> Any:
+    """An environment of OpenAI's gym, whose last version, 0.26, has Gymnasium's API."""
+    make = sys.modules["gym"].make
+    known = inspect.signature(make).parameters
+    env = make(name, **dict.fromkeys(known.keys() & {"disable_env_checker"}, True))  # which fails with NumPy 2
+    return _OldEnv(env) if "apply_api_compatibility" in known else env
+
+
+class _OldEnv:
+    """A Gymnasium environment `env` as gym's were before 0.26: `reset` returns no info, `step` one `done`."""
+
+    def __init__(self, env: Any):
+        self.env = env
+
+    def reset(self, **settings: Any) -> Any:
+        return self.env.reset(**settings)[0]
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
+        obs, rew, terminated, truncated, info = self.env.step(action)
+        return obs, rew, terminated or truncated, info | {"TimeLimit.truncated": not terminated} if truncated else info
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle asks for them before there is `env`
+            raise AttributeError(name)
+        return getattr(self.env, name)
