@@ -266,15 +266,13 @@ class _EnvOfAllRanks:
         vars(self)["_model"] = model
 
     def __getattr__(self, name: str) -> Any:
-        found, calls = getattr(self._model.env, name), self._model._calls
-        if calls is None or name not in ("set_attr", "env_method"):
-            return found
+        found = getattr(self._model.env, name)
+        return functools.partial(self._noted, name, found) if name in ("set_attr", "env_method") else found
 
-        def call(*args: Any, **settings: Any) -> Any:
-            calls.append(pack(f"training_env.{name}", [name, args, settings]))
-            return found(*args, **settings)
-
-        return call
+    def _noted(self, name: str, call: Any, *args: Any, **settings: Any) -> Any:
+        if self._model._calls is not None:
+            self._model._calls.append(pack(f"training_env.{name}", [name, args, settings]))
+        return call(*args, **settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._model.env, name, value)

@@ -288,27 +288,15 @@ def run_packed(path: str) -> None:
 
 
 def _make_gym_env(name: str) -> Any:
-    """An environment of OpenAI's gym, whose last version, 0.26, has Gymnasium's API."""
-    make = sys.modules["gym"].make
-    known = inspect.signature(make).parameters
-    env = make(name, **dict.fromkeys(known.keys() & {"disable_env_checker"}, True))  # which fails with NumPy 2
-    return _OldEnv(env) if "apply_api_compatibility" in known else env
+    """An environment of OpenAI's gym in the API before 0.26, its last version, which has Gymnasium's."""
+    gym: Any = sys.modules["gym"]
+    known = inspect.signature(gym.make).parameters
+    env = gym.make(name, **dict.fromkeys(known.keys() & {"disable_env_checker"}, True))  # which fails with NumPy 2
+    if "apply_api_compatibility" in known:
+        env = gym.wrappers.StepAPICompatibility(env, output_truncation_bool=False)
+        env.reset = partial(_observation, env.reset)
+    return env
 
 
-class _OldEnv:
-    """A Gymnasium environment `env` as gym's were before 0.26: `reset` returns no info, `step` one `done`."""
-
-    def __init__(self, env: Any):
-        self.env = env
-
-    def reset(self, **settings: Any) -> Any:
-        return self.env.reset(**settings)[0]
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
-        obs, rew, terminated, truncated, info = self.env.step(action)
-        return obs, rew, terminated or truncated, info | {"TimeLimit.truncated": not terminated} if truncated else info
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pickle asks for them before there is `env`
-            raise AttributeError(name)
-        return getattr(self.env, name)
+def _observation(reset: Callable[..., Any], **settings: Any) -> Any:
+    return reset(**settings)[0]

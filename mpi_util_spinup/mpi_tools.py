@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mpi_util
-from mpi_util import BatchError, MpiUtilError, all_accum_batches, bcast
+from mpi_util import BatchError, MpiUtilError, all_accum_batches
 from mpi_util.arrays.adapters import adapter_for
 from mpi_util.collectives.channel import channel_of
 from mpi_util.collectives.moments import Moments, merge
@@ -55,10 +55,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
 
     channel.agree(f"broadcast(root={root})", check, lambda answers: answers)
     array = _buffer(x)
-    if root:
-        array[...] = all_accum_batches(array[None][: channel.rank == root], comm=comm)[0]
-    else:
-        bcast(array, comm=comm)
+    array[...] = all_accum_batches(array[None][: channel.rank == root], comm=comm)[0]
 
 
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[np.float32, ...]:

@@ -256,6 +256,8 @@ def make(name):
     return Env()
 """
 GYM_26 = """
+import sys
+
 import old
 
 class Env(old.Env):
@@ -265,6 +267,20 @@ class Env(old.Env):
     def step(self, action):
         obs, rew, done, info = super().step(action)
         return obs, rew, False, done, info
+
+class StepAPICompatibility(Env):
+    def __init__(self, env, output_truncation_bool=True):
+        assert not output_truncation_bool
+        self.env = env
+
+    def reset(self, seed=None):
+        return self.env.reset(seed)
+
+    def step(self, action):
+        obs, rew, terminated, truncated, info = self.env.step(action)
+        return obs, rew, terminated or truncated, info | {"TimeLimit.truncated": truncated}
+
+wrappers = sys.modules["gym"]
 
 def make(name, apply_api_compatibility=None, disable_env_checker=None):
     assert name == "Old-v0" and disable_env_checker
