@@ -125,8 +125,7 @@ class _Parallel(OnPolicyAlgorithm):
         self._calls = [] if mpi_util.nworkers > 1 else None
         super().learn(*args, **settings)
         if mpi_util.nworkers > 1:
-            self._repeat_calls()
-            mpi_util.rank0_bcast_wts(self.policy)
+            self._send()
             self._n_updates = mpi_util.bcast(self._n_updates)
             self._calls = None
         return self
@@ -134,8 +133,9 @@ class _Parallel(OnPolicyAlgorithm):
     def get_env(self) -> Any:
         return self.env if mpi_util.rank or self._calls is None else _EnvOfAllRanks(self)
 
-    def _repeat_calls(self) -> None:
-        """Collective: the other ranks call what rank 0's callbacks have called of their `training_env`."""
+    def _send(self) -> None:
+        """Collective: the other ranks get the weights, and call of `env` what callbacks did of their `training_env`."""
+        mpi_util.rank0_bcast_wts(self.policy)
         calls, self._calls = self._calls, []
         for call in mpi_util.bcast(calls) or ():
             if mpi_util.rank:
@@ -169,8 +169,7 @@ class _Parallel(OnPolicyAlgorithm):
             threads.use_all_cores(of_any_size=True)
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
         callback.on_rollout_start()
-        self._repeat_calls()
-        mpi_util.rank0_bcast_wts(self.policy)  # after the callback, which may have changed them
+        self._send()  # after the callback, which may have changed the weights
         steps, episodes = _Steps(self, callback), [copy.copy(b) for b in (self.ep_info_buffer, self.ep_success_buffer)]
         with mpi_util.during("rollout"):
             own = self._own_buffer

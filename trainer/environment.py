@@ -14,7 +14,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
 
 from policies.actor import CNN, LEAST_IMAGE, channels_last
 from trainer.config import ATARI, Config
@@ -38,8 +37,8 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
         if quiet:
             warnings.simplefilter("ignore")
             gym.logger.min_level = gym.logger.ERROR
-            with contextlib.suppress(Exception):  # which `make` raises again
-                load_env_creator(str(gym.spec(env_id).entry_point))  # imports MuJoCo, if the environment needs it
+            with contextlib.suppress(Exception):  # imports MuJoCo, if it is needed; `make` raises what fails here
+                gym.envs.registration.load_env_creator(str(gym.spec(env_id).entry_point))
             if mujoco := sys.modules.get("mujoco"):  # its compiler would print them, in C
                 afterwards.callback(mujoco.set_mju_user_warning, mujoco.get_mju_user_warning())
                 mujoco.set_mju_user_warning(lambda _: None)
