@@ -82,12 +82,14 @@ _LOADED_WHEN_READ = {
     "collectives.moments": ["merge_moments"],
     "collectives.reduce": ["all_mean", "all_sum"],
     "collectives.replay": ["check_replay"],
-    "compat_2017": ["accum_batches", "mpitype", "pt_to_pt_bcast", "set_wt"],  # not for new programs
+    "compat_2017": [  # not for new programs
+        "accum_batches", "chksum_keras", "mpitype", "pt_to_pt_bcast", "rank0_bcast_wts_keras", "set_wt",
+    ],
     "launch.api": ["mpi_fork", "nslots"],
     "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing
     "ranks.watchdog": ["watchdog"],
     "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
-}
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}
 # What these functions return is right whenever it is read: before and after MPI starts, or without it.
 _CALLED_WHEN_READ = {

@@ -2,9 +2,9 @@
 
     import mpi_util.compat_2017 as mpi_util
 
-Has everything that `mpi_util` has. `accum_batches`, `set_wt`, `pt_to_pt_bcast` and `mpitype` are found in `mpi_util`
-itself too, so a program that uses no keyword of 2017 needs no change. Delete this file if you have no such program, and
-arrays/adapters/tf1.py if you have no tf.compat.v1 session: nothing else uses them.
+Has everything that `mpi_util` has. Its functions that are not in today's API (`accum_batches`, `set_wt`, ...) are found
+in `mpi_util` itself too, so a program that uses no keyword of 2017 needs no change. Delete this file if you have no
+such program, and arrays/adapters/tf1.py if you have no tf.compat.v1 session: nothing else uses them.
 """
 
 import functools
@@ -50,6 +50,16 @@ def accum_batches(segs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif np.ndim(parts[0]):
             joined[key] = np.concatenate(parts)
     return joined
+
+
+def rank0_bcast_wts_keras(model: Any, label: str = "") -> None:
+    """Collective: `rank0_bcast_wts` of a Keras model, with all its weights. Args: label: not used."""
+    _bcast.rank0_bcast_wts(model)
+
+
+def chksum_keras(model: Any, label: str = "") -> str:
+    """`chksum` of a Keras model. Not collective."""
+    return _bcast.chksum(model, label=label)
 
 
 def set_wt(sess: Any, graph: Any, var: Any, val: Any) -> None:

@@ -24,6 +24,7 @@ from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.utils import get_device
 
 import mpi_util
+from mpi_util.arrays.pickles import pack, unpack
 from mpi_util.errors import BatchError, UsageError
 from mpi_util.ranks import threads
 
@@ -53,8 +54,11 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
     - num_timesteps, the schedules and total_timesteps count the steps of all ranks.
     - Callbacks run on rank 0, and may be None elsewhere; one that returns False stops all ranks at the end of the
       rollout. A call of on_step stands for a step of every rank: divide `eval_freq` and `save_freq` by the number of
-      ranks. `locals` and `training_env` are rank 0's own; in on_rollout_end `rollout_buffer` and `ep_info_buffer` hold
-      what all ranks have collected.
+      ranks. `locals` is rank 0's own; in on_rollout_end `rollout_buffer` and `ep_info_buffer` hold what all ranks have
+      collected.
+    - `set_attr` and `env_method` of a callback's `training_env` act on rank 0's environments at once, and on those of
+      the other ranks before their next rollout (`indices`: in each rank's own). Results and `get_attr` are rank 0's.
+      Raises BatchError: the arguments cannot be pickled, as a lambda.
     - SubprocVecEnv imports the script again in its processes: call mpi_fork inside `if __name__ == "__main__"`.
     - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward are merged after each rollout, by
       `mpi_util.merge_moments`: with more than one rank those inside a DummyVecEnv become one too.
@@ -75,11 +79,13 @@ def _subclass(algorithm: Any) -> Any:
     if issubclass(algorithm, _Parallel):
         return algorithm
     members = {"__doc__": algorithm.__doc__, "__module__": __name__}
-    return type(algorithm)(f"Parallel{algorithm.__name__}", (_Parallel, algorithm), members)
+    return type(algorithm)(algorithm.__name__, (_Parallel, algorithm), members)  # the name is in SB3's warnings
 
 
 class _Parallel(OnPolicyAlgorithm):
     """Overrides of OnPolicyAlgorithm. SB3 calls `collect_rollouts` and `train` in turn, on every rank."""
+
+    _calls: list[np.ndarray] | None = None  # within `learn`: what the environments of other ranks are to repeat, packed
 
     def __init__(self, policy: Any, env: Any, *args: Any, divide: bool = True, **settings: Any):
         if not divide:
@@ -116,11 +122,25 @@ class _Parallel(OnPolicyAlgorithm):
 
     def learn(self, *args: Any, **settings: Any) -> Any:
         """Collective: trains, with SB3's arguments. All ranks get the final weights, num_timesteps and _n_updates."""
+        self._calls = [] if mpi_util.nworkers > 1 else None
         super().learn(*args, **settings)
         if mpi_util.nworkers > 1:
-            mpi_util.rank0_bcast_wts(self.policy)
+            self._send()
             self._n_updates = mpi_util.bcast(self._n_updates)
+            self._calls = None
         return self
+
+    def get_env(self) -> Any:
+        return self.env if mpi_util.rank or self._calls is None else _EnvOfAllRanks(self)
+
+    def _send(self) -> None:
+        """Collective: the other ranks get the weights, and call of `env` what callbacks did of their `training_env`."""
+        mpi_util.rank0_bcast_wts(self.policy)
+        calls, self._calls = self._calls, []
+        for call in mpi_util.bcast(calls) or ():
+            if mpi_util.rank:
+                name, args, settings = unpack(call)
+                getattr(self.env, name)(*args, **settings)
 
     def _setup_learn(self, *args: Any, **settings: Any) -> tuple[int, BaseCallback]:
         if mpi_util.rank:
@@ -138,9 +158,7 @@ class _Parallel(OnPolicyAlgorithm):
         if mpi_util.rank:
             return super()._init_callback(None)
         whole = super()._init_callback(callback, progress_bar)
-        parts = [whole]
-        for part in parts:
-            parts += getattr(part, "callbacks", [])
+        for part in _parts(whole):
             if type(part) is ProgressBarCallback:
                 part.__class__ = _ProgressBar
         return whole
@@ -151,13 +169,15 @@ class _Parallel(OnPolicyAlgorithm):
             threads.use_all_cores(of_any_size=True)
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
         callback.on_rollout_start()
-        mpi_util.rank0_bcast_wts(self.policy)  # after the callback, which may have changed them
+        self._send()  # after the callback, which may have changed the weights
         steps, episodes = _Steps(self, callback), [copy.copy(b) for b in (self.ep_info_buffer, self.ep_success_buffer)]
         with mpi_util.during("rollout"):
             own = self._own_buffer
             going = super().collect_rollouts(env, steps, own, own.buffer_size, *more)
         stopped, taken = mpi_util.all_sum(np.array([not going, steps.n_calls * env.num_envs]))
         self.num_timesteps = steps.start + int(taken)
+        for part in _parts(callback):  # at a stop other ranks have taken more steps than it has seen
+            part.num_timesteps = self.num_timesteps
         self._gather_episodes(*episodes)
         if self._has_moments:
             mpi_util.merge_moments(env)
@@ -202,7 +222,7 @@ class _Parallel(OnPolicyAlgorithm):
             super().save(path, *args, **settings)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_own_buffer", "_ended", "_has_moments"]
+        return [*super()._excluded_save_params(), "_own_buffer", "_ended", "_has_moments", "_calls"]
 
     @classmethod
     def load(cls, path: Any, env: Any = None, *args: Any, **settings: Any) -> Any:
@@ -236,10 +256,36 @@ class _Steps(BaseCallback):
         return self.callback.on_step()
 
 
+class _EnvOfAllRanks:
+    """Rank 0's environments as callbacks get them, which notes what they call. It passes for their VecEnv's class."""
+
+    __class__: Any = property(lambda self: type(self._model.env))
+
+    def __init__(self, model: _Parallel):
+        vars(self)["_model"] = model
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._model.env, name)
+        return functools.partial(self._noted, name, found) if name in ("set_attr", "env_method") else found
+
+    def _noted(self, name: str, call: Any, *args: Any, **settings: Any) -> Any:
+        if self._model._calls is not None:
+            self._model._calls.append(pack(f"training_env.{name}", [name, args, settings]))
+        return call(*args, **settings)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model.env, name, value)
+
+
 class _ProgressBar(ProgressBarCallback):  # counts the steps of all ranks
     def _on_step(self) -> bool:
         self.pbar.update(self.num_timesteps - self.model._num_timesteps_at_start - self.pbar.n)
         return True
+
+
+def _parts(callback: Any) -> list[Any]:
+    """A callback, and those of a list of callbacks."""
+    return [callback, *(part for one in getattr(callback, "callbacks", ()) for part in _parts(one))]
 
 
 def _made(env: Any) -> Any:

@@ -97,6 +97,9 @@ class Experiment:
         self.name = self.folder.name if "output_dir" in where else name
         self._source = _source_of(thunk)
         cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
+        registry = {} if "gym" in sys.modules else getattr(sys.modules.get("gymnasium"), "registry", {})
+        if spec := registry.get(str(kwargs.get("env_name"))):
+            kwargs |= {"env_name": spec}  # the script may have registered it, and ranks do not run the script
         try:
             self._packed: bytes = cloudpickle.dumps((thunk, kwargs | {"logger_kwargs": where}))
         except Exception as error:  # of whatever object
@@ -279,5 +282,21 @@ def run_packed(path: str) -> None:
     sys.argv[:] = argv
     thunk, kwargs = pickle.loads(packed)  # noqa: S301
     if "env_name" in kwargs:
-        kwargs["env_fn"] = partial(framework("gymnasium").make, kwargs.pop("env_name"))
+        old = "gym" in sys.modules and "gymnasium" not in sys.modules  # a program of that time, such as Spinning Up
+        kwargs["env_fn"] = partial(_make_gym_env if old else framework("gymnasium").make, kwargs.pop("env_name"))
     thunk(**kwargs)
+
+
+def _make_gym_env(name: str) -> Any:
+    """An environment of OpenAI's gym in the API before 0.26, its last version, which has Gymnasium's."""
+    gym: Any = sys.modules["gym"]
+    known = inspect.signature(gym.make).parameters
+    env = gym.make(name, **dict.fromkeys(known.keys() & {"disable_env_checker"}, True))  # which fails with NumPy 2
+    if "apply_api_compatibility" in known:
+        env = gym.wrappers.StepAPICompatibility(env, output_truncation_bool=False)
+        env.reset = partial(_observation, env.reset)
+    return env
+
+
+def _observation(reset: Callable[..., Any], **settings: Any) -> Any:
+    return reset(**settings)[0]

@@ -1,4 +1,4 @@
-"""Spinning Up's MPI tools, on every rank: `spinup.utils.mpi_tools`.
+"""Spinning Up's MPI tools, on every rank: `spinup.utils.mpi_tools`; and `mpi_moments` of OpenAI's baselines.
 
 Dtypes and shapes are kept (in Spinning Up all became float32). `comm` is a communicator; None: all ranks. Other
 operations than sum and mean are mpi4py's own.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mpi_util
-from mpi_util import BatchError, MpiUtilError, all_accum_batches, bcast
+from mpi_util import BatchError, MpiUtilError, all_accum_batches
 from mpi_util.arrays.adapters import adapter_for
 from mpi_util.collectives.channel import channel_of
 from mpi_util.collectives.moments import Moments, merge
@@ -55,10 +55,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm = None) -> None:
 
     channel.agree(f"broadcast(root={root})", check, lambda answers: answers)
     array = _buffer(x)
-    if root:
-        array[...] = all_accum_batches(array[None][: channel.rank == root], comm=comm)[0]
-    else:
-        bcast(array, comm=comm)
+    array[...] = all_accum_batches(array[None][: channel.rank == root], comm=comm)[0]
 
 
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm = None) -> tuple[np.float32, ...]:
@@ -74,6 +71,23 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False, *, comm: Comm 
         found = found._replace(min=math.inf, max=-math.inf)
     with np.errstate(over="ignore"):
         return tuple(np.float32(value) for value in found[: 4 if with_min_and_max else 2])
+
+
+def mpi_moments(x: Any, axis: int = 0, comm: Comm = None, keepdims: bool = False) -> tuple[Any, Any, np.int64]:
+    """Collective: mean, standard deviation and number of all ranks' samples along an axis, as in OpenAI's baselines.
+
+    Args: x: array, tensor or list of real numbers, at least one axis. A rank may have any number of samples, or none.
+    Returns: (mean, std, count): arrays of x's shape without the axis, or with 1 in its place (keepdims), of x's dtype
+        if that is floating point, else float64; calculated in float64, the same bits on every rank. No sample: NaN.
+    Raises RankMismatchError on every rank: the shapes differ in another axis, or the calls do.
+    """
+    array = adapter_for(x).to_numbers(x)
+    total, n = mpi_sum((array.sum(axis, float, keepdims=True), array.shape[axis]), comm=comm)
+    with np.errstate(all="ignore"):
+        mean = total / n
+        std = np.sqrt(mpi_sum(np.square(array - mean).sum(axis, keepdims=True), comm=comm) / n)
+    shaped = [found if keepdims else found.squeeze(axis) for found in (mean, std)]
+    return *(found.astype(array.dtype if array.dtype.kind == "f" else float) for found in shaped), n
 
 
 class Statistics(NamedTuple):

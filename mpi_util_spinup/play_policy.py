@@ -84,13 +84,14 @@ def run_policy(
     env = _drawn(env) if render else env
     logger = EpochLogger()
     for n in range(num_episodes):
-        obs, ep_ret, ep_len, ended = env.reset()[0], 0.0, 0, False
+        obs, ep_ret, ep_len, ended = env.reset(), 0.0, 0, False
+        obs = obs[0] if isinstance(obs, tuple) else obs  # of gym before 0.26 it is alone
         while not ended:
             if render and getattr(env, "render_mode", None):
                 env.render()
-            obs, rew, terminated, truncated, _ = env.step(get_action(obs))
+            obs, rew, *done, _ = env.step(get_action(obs))
             ep_ret, ep_len = ep_ret + float(rew), ep_len + 1
-            ended = terminated or truncated or ep_len == max_ep_len
+            ended = any(done) or ep_len == max_ep_len
         logger.store(EpRet=ep_ret, EpLen=ep_len)
         print(f"Episode {n} \t EpRet {ep_ret:.3f} \t EpLen {ep_len}")
     logger.log_tabular("EpRet", with_min_and_max=num_episodes > 1, average_only=num_episodes < 2)

@@ -38,7 +38,9 @@ def call_experiment(
         thunk: any function, which cloudpickle takes to the subprocess.
         num_cpu: number of ranks; "auto": one for each core that this process may use.
         data_dir: with `datestamp` for `setup_logger_kwargs`, whose result is `logger_kwargs` if none are given.
-        kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment.
+        kwargs: of the function. `env_name` becomes `env_fn`, a function that makes that Gymnasium environment, which
+            this script may have registered. Where the function's modules import gym and not Gymnasium, it is gym's,
+            in the API before 0.26, as Spinning Up's algorithms need it.
     Returns its Result; raises what `ExperimentGrid.run` does.
     """
     failure.install()

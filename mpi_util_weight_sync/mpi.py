@@ -101,11 +101,8 @@ class _Link:
     def __init__(self, tags: TagSpace, rank: int, tag: int):
         self._tags, self._rank, self._tag = tags, rank, tag
 
-    def send(self, kind: Kind, *items: Any) -> None:  # of a long text the end
-        if kind.rest == "s":
-            *items, text = items  # type: ignore[assignment]
-            items = (*items, text.encode(errors="replace")[-_EAGER_BYTES:].decode(errors="replace"))
-        self._tags.post(frame(kind, *items), self._rank, self._tag)
+    def send(self, kind: Kind, *items: Any) -> None:
+        self._tags.post(frame(kind, *items, text_bytes=_EAGER_BYTES), self._rank, self._tag)
 
 
 class WorkerLink(_Link):

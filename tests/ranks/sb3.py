@@ -176,7 +176,7 @@ def check_callbacks():
     model.learn(1000, callback=[noted, stop])
     same_on_all(model.num_timesteps, weights(model))
     assert model.num_timesteps == 3 + sum(COUNTS[1:])
-    assert RANK or len(noted.seen) == 3
+    assert RANK or (len(noted.seen) == 3 and noted.num_timesteps == stop.num_timesteps == model.num_timesteps)
 
     threshold = callbacks.StopTrainingOnRewardThreshold(1)
     best = FOLDER / "best"
@@ -193,6 +193,74 @@ def check_callbacks():
     assert model.num_timesteps <= 7 + 31 and (RANK or evaluate.best_mean_reward == EPISODE)
     plain = PPO.load(best / "best_model")
     same_on_all(weights(plain), weights(model))
+
+
+class Levels(Known):
+    """Observes its level; `raised` counts the calls of a method."""
+
+    level, raised = 0, 0
+
+    def observe(self):
+        return np.array([RANK, self.level], np.float32)
+
+    def raise_by(self, n):
+        self.raised += n
+        return self.raised
+
+
+class Curriculum(callbacks.BaseCallback):
+    """Sets levels where callbacks may: before the training, before, within and after a rollout, and at the end."""
+
+    def _init_callback(self):
+        self.env = self.training_env
+        assert isinstance(self.env, VecNormalize) and self.env.unwrapped.num_envs == 2
+
+    def set_level(self, level):
+        for env in (self.env, self.training_env):
+            env.set_attr("level", level)
+            assert env.get_attr("level") == [level, level]
+
+    def _on_training_start(self):
+        self.set_level(1)
+        self.levels = []
+
+    def _on_rollout_start(self):
+        if self.num_timesteps:
+            self.set_level(2)
+        assert self.training_env.env_method("raise_by", 1, indices=[0]) == [1 + self.num_timesteps // 62]
+
+    def _on_step(self):
+        if self.n_calls == 2:
+            self.training_env.set_attr("level", 9, indices=[1])
+        return True
+
+    def _on_rollout_end(self):
+        levels = self.model.rollout_buffer.observations.reshape(-1, 2)
+        self.levels.append([levels[levels[:, 0] == k, 1].tolist() for k in range(SIZE)])
+        self.training_env.norm_reward = False
+
+    def _on_training_end(self):
+        self.set_level(3)
+        self.training_env.save(FOLDER / "levels")
+
+
+def check_a_callback_sets_attributes():
+    """What a callback sets and calls in its training_env reaches the environments of all ranks."""
+    env = VecNormalize(DummyVecEnv([Levels, Levels]), norm_obs=False)
+    model, curriculum = parallel(PPO)("MlpPolicy", env, **QUICK), Curriculum()
+    model.learn(4 * 31, callback=curriculum)
+    assert env.get_attr("level") == [3, 3] and env.get_attr("raised") == [2, 0], (RANK, env.get_attr("raised"))
+    assert model.get_env() is env and env.norm_reward == (RANK > 0)
+    if RANK == 0:
+        first, second = curriculum.levels
+        for own, count in zip(first[1:], COUNTS[1:]):
+            assert own == [0] + [1] * (count - 1) + [0] + [1] * (count - 1), own  # 0: observed before the training
+        for own, count in zip(second[1:], COUNTS[1:]):
+            assert own[1:count] == own[count + 1 :] == [2] * (count - 1), own
+        assert VecNormalize.load(FOLDER / "levels", DummyVecEnv([Levels, Levels])).norm_reward is False
+        curriculum.set_level(4)  # after `learn` it is rank 0's own
+    mpi_util.rank0_gather(None)
+    assert env.get_attr("level") == ([4, 4] if RANK == 0 else [3, 3])
 
 
 def check_save_and_load():
@@ -264,6 +332,7 @@ def check_refusals():
 
 def check_output():
     """What SB3 prints, it prints once."""
+    assert parallel(PPO).__name__ == "PPO"  # which SB3's warnings name
     parallel(PPO)("MlpPolicy", "CartPole-v1", verbose=1, **QUICK).learn(62)
 
 

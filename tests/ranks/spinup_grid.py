@@ -52,6 +52,14 @@ def main(what, num_cpu, max_parallel):
         except ExperimentError as error:
             print("caught:", error)
         call_experiment("closure", lambda logger_kwargs, seed: print("closure", seed + num_cpu), seed=5)
+    elif what == "registered":
+        import gymnasium
+
+        class Mine(gymnasium.Env):
+            observation_space, action_space = gymnasium.spaces.Box(-1, 1, (5,)), gymnasium.spaces.Discrete(2)
+
+        gymnasium.register("Mine-v0", Mine)
+        call_experiment("registered", train, seed=6, num_cpu=num_cpu, env_name="Mine-v0")
     elif what == "empty":
         grid.run(train)
     elif what == "named":

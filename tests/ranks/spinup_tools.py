@@ -7,7 +7,7 @@ from harness import raises, run_checks
 
 import mpi_util
 from mpi_util_spinup import mpi_tools
-from mpi_util_spinup.mpi_tools import broadcast, mpi_avg, mpi_statistics_scalar, mpi_sum
+from mpi_util_spinup.mpi_tools import broadcast, mpi_avg, mpi_moments, mpi_statistics_scalar, mpi_sum
 
 if __name__ == "__main__":
     import sys
@@ -90,6 +90,26 @@ def check_statistics_of_nothing_and_of_one(comm, rank, size):
     mean, std, low, high = mpi_statistics_scalar([np.inf, 1.0] if last else [2.0], True, comm=comm)
     assert (mean, low, high) == (np.inf, 1.0, np.inf) and np.isnan(std)
     raises(mpi_util.BatchError, "real numbers", lambda: mpi_statistics_scalar(["a"] if last else [1.0], comm=comm))
+
+
+def check_moments_along_an_axis(comm, rank, size):
+    def of(k):  # 2, 0, 2, ... samples along the middle axis
+        return 1e6 + np.random.default_rng(k).normal(0.0, 1.0, (2, 2 * (k % 2 == 0), 3)).astype("f4")
+
+    whole = np.concatenate([of(k) for k in range(size)], axis=1)
+    for mean, std, count in (mpi_moments(of(rank), 1, comm), mpi_moments(of(rank), -2, keepdims=True, comm=comm)):
+        assert count == whole.shape[1] and mean.dtype == std.dtype == np.float32
+        assert mean.shape == std.shape in ((2, 3), (2, 1, 3))
+        exact = whole.astype(float)
+        assert np.array_equal(mean.reshape(2, 3), exact.mean(1).astype("f4"))
+        assert np.allclose(std.reshape(2, 3), exact.std(1), rtol=1e-6, atol=0)
+    mean, std, count = mpi_moments([rank, rank + 1], comm=comm)  # a scalar as in baselines
+    assert mean == size / 2 and mean.dtype == np.float64 and mean.shape == () and count == 2 * size
+    assert np.isclose(std, np.concatenate([(k, k + 1) for k in range(size)]).std())
+    mean, std, count = mpi_moments(np.zeros((0, 2)), comm=comm)
+    assert np.isnan([mean, std]).all() and mean.shape == (2,) and count == 0
+    if size > 1:
+        raises(mpi_util.RankMismatchError, "shape", lambda: mpi_moments(np.zeros((3, 1 + rank % 2)), comm=comm))
 
 
 if __name__ == "__main__":

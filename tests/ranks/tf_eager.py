@@ -45,6 +45,9 @@ def once_keras_model(comm, rank, size):
     after = predict(tf.ones((1, 3)))  # as traced before
     assert np.array_equal(after, reference(tf.ones((1, 3)))) and (rank == 0) == np.array_equal(before, after)
     raises(mpi_util.WeightsError, "build", lambda: mpi_util.rank0_bcast_wts(keras.Sequential(), comm=comm))
+    mpi_util.rank0_bcast_wts_keras(net := model(rank, already_made=rank), "of 2017")
+    assert same(net.get_weights(), reference.get_weights())
+    assert mpi_util.chksum_keras(net, f"{rank} after") == mpi_util.chksum(reference)
 
 
 def check_bare_variables(comm, rank, size):

@@ -2,6 +2,7 @@
 
 import configparser
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -166,7 +167,7 @@ PRINTS = {  # besides that the status is 0
     "docs/weight_sync.md In torchrl's collectors": "100 steps, version 4\n",
 }
 ELSEWHERE = {  # run by a test of their own, with what they need
-    "README.md", "docs/eight_steps.md Eight steps",
+    "README.md", "docs/eight_steps.md Eight steps", "docs/pitfalls.md Hydra",
 }  # fmt: skip
 # steps and trials; and where train.py lies
 SHORTER = {
@@ -214,6 +215,28 @@ def test_every_program_runs_and_every_piece_of_one_compiles(section, tmp_path):
         path.write_text(text)
         done = run([sys.executable, path, 2], 100, {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path)
         assert done.status == 0 and done.out == PRINTS.get(section, done.out), done.err
+
+
+@pytest.mark.hydra
+@pytest.mark.parametrize("place", ["above", "in main"])
+def test_a_program_of_hydra_has_one_folder_and_runs_a_sweep_once(place, tmp_path):
+    section = DOCS["pitfalls.md"].partition("## Hydra")[2].partition("\n## ")[0]
+    text, config = (re.search(rf"```{kind}\n(.*?)```", section, re.DOTALL)[1] for kind in ("python", "yaml"))
+    if place == "in main":
+        fork = re.search(r"mpi_util.mpi_fork\(.*\n", text)[0]
+        text = text.replace(fork, "").replace("(cfg):\n", f"(cfg):\n    {fork}")
+    (tmp_path / "program.py").write_text(text.replace("mpi_fork(4", "mpi_fork(2"))
+    (tmp_path / "config.yaml").write_text(config)
+    library = Path(importlib.util.find_spec("hydra").origin).parents[1]
+    for words, jobs in ([], ["0.1"]), (["hydra.job.chdir=True"], ["0.1"]), (["-m", "lr=0.2,0.3"], ["0.2", "0.3"]):
+        command = [sys.executable, "program.py", *words]
+        done = run(command, 60, {"PYTHONPATH": f"{ROOT}:{library}"}, cwd=tmp_path)
+        assert done.status == 0, done.err
+        found = re.findall(r"^(0\.\d) \{'([^',]+)'\}$", done.out, re.M)
+        assert [lr for lr, _ in found] == jobs
+        made = {str(path.parent) for path in tmp_path.rglob(".hydra")}
+        assert made == {folder for _, folder in found}
+        shutil.rmtree(tmp_path / "outputs")
 
 
 def commands(page: str) -> list[list[str]]:

@@ -28,6 +28,7 @@ NAMES = {
     "mpi_tools": {
         "mpi_fork": "n bind_to_core=False", "msg": "m", "proc_id": "", "num_procs": "",
         "broadcast": "x root=0", "mpi_sum": "x", "mpi_avg": "x", "mpi_statistics_scalar": "x with_min_and_max=False",
+        "mpi_moments": "x axis=0 comm=None keepdims=False",
     },
     "mpi_pytorch": {"setup_pytorch_for_mpi": "", "mpi_avg_grads": "module", "sync_params": "module"},
     "mpi_tf": {

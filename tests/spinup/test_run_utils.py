@@ -238,6 +238,96 @@ def test_single_experiments(tmp_path):
     assert "closure 7\n" in finished.out
 
 
+GYM = """
+class Env:
+    observation_space = 7
+
+    def reset(self, seed=None):
+        self.t = 0
+        return [0.5, self.t]
+
+    def step(self, action):
+        assert self.t < 3, "it had ended"
+        self.t += 1
+        return [0.5, self.t], 1.0, self.t == 3, {}
+
+def make(name):
+    assert name == "Old-v0"
+    return Env()
+"""
+GYM_26 = """
+import sys
+
+import old
+
+class Env(old.Env):
+    def reset(self, seed=None):
+        return super().reset(), {}
+
+    def step(self, action):
+        obs, rew, done, info = super().step(action)
+        return obs, rew, False, done, info
+
+class StepAPICompatibility(Env):
+    def __init__(self, env, output_truncation_bool=True):
+        assert not output_truncation_bool
+        self.env = env
+
+    def reset(self, seed=None):
+        return self.env.reset(seed)
+
+    def step(self, action):
+        obs, rew, terminated, truncated, info = self.env.step(action)
+        return obs, rew, terminated or truncated, info | {"TimeLimit.truncated": truncated}
+
+wrappers = sys.modules["gym"]
+
+def make(name, apply_api_compatibility=None, disable_env_checker=None):
+    assert name == "Old-v0" and disable_env_checker
+    return Env()
+"""
+ALGORITHM = """
+import gym
+
+def play(env_fn, logger_kwargs, seed):
+    from mpi_util_spinup.logx import EpochLogger
+
+    env = env_fn()
+    o, d, steps = env.reset(), False, 0
+    while not d:
+        assert o == [0.5, steps]
+        o, r, d, info = env.step(0)
+        steps += r
+    print(steps, "steps", env.observation_space, info)
+    EpochLogger(**logger_kwargs).save_state({"env": env})
+"""
+CALL = """
+from mpi_util_spinup.run_utils import call_experiment
+from algorithm import play
+
+call_experiment("old", play, env_name="Old-v0", data_dir="data")
+"""
+
+
+def test_an_algorithm_that_imports_gym_gets_an_environment_of_gyms_api(tmp_path):
+    for name, content in {"old": GYM, "gym": GYM, "algorithm": ALGORITHM, "call": CALL}.items():
+        (tmp_path / f"{name}.py").write_text(content)
+    for content, info in (GYM, "{}"), (GYM_26, "{'TimeLimit.truncated': True}"):
+        (tmp_path / "gym.py").write_text(content)
+        finished = run([sys.executable, "call.py"], 60, cwd=tmp_path)
+        assert finished.status == 0 and f"3.0 steps 7 {info}\n" in finished.out, finished.err
+        env = "import pickle; e = pickle.load(open('data/old/old_s0/vars.pkl', 'rb'))['env']; "
+        env += "from mpi_util_spinup.play_policy import run_policy; run_policy(e, lambda obs: 0, num_episodes=2)"
+        played = run([sys.executable, "-c", env], 60, {"PYTHONPATH": f"{ROOT}:."}, cwd=tmp_path)
+        assert played.out.count("EpRet 3.000 \t EpLen 3") == 2, played.err
+
+
+def test_an_environment_that_the_script_registers(tmp_path):
+    finished = script(tmp_path, "registered", 1, 1)
+    assert cells(tmp_path / "data/registered/registered_s6/progress.txt")[0]["ObsDim"] == "5"
+    assert '"env_name": "Mine-v0"' in finished.out
+
+
 @pytest.mark.slow
 def test_without_cloudpickle_one_line_says_what_to_install(tmp_path):
     finished = script(tmp_path, "named", 1, 1, "without_cloudpickle", status=2)

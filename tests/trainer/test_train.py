@@ -366,7 +366,7 @@ def test_a_signal_during_the_imports(tmp_path, in_rank, signum, status):
 
 
 BAD_INPUT = {
-    "unknown environment": (["NoSuchEnv-v0"], 2, "NoSuchEnv"),
+    "unknown environment": (["NoSuchEnv-v0"], 2, "doesn't exist. One of your own is module:NoSuchEnv-v0"),
     "unknown module": (["no.such.module:Env-v0"], 2, "no.such.module"),
     "wrong argument": (["Hopper-v4", "--env_kwargs", '{"wings": 2}'], 2, "wings"),
     "no JSON": (["Hopper-v4", "--env_kwargs", "{wings: 2}"], 2, "--env_kwargs"),
@@ -479,6 +479,15 @@ def test_an_unwritable_run_folder(tmp_path):
 def test_one_process_needs_no_mpi(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI here')")
     train(*EPISODES, "--run_dir", tmp_path / "run", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+
+
+def test_what_mujoco_warns_of_is_printed_once(tmp_path):
+    """HalfCheetah's model has an attribute that MuJoCo 4 calls deprecated, in C, whenever it compiles it."""
+    command = [sys.executable, ROOT / "train.py", "HalfCheetah-v5", "--nprocs", 2, "--total_steps", 64]
+    done = run([*command, "--batch_steps", 64, "--num_envs", 4], 60, cwd=tmp_path)
+    once = run([sys.executable, "-c", "import gymnasium; gymnasium.make('HalfCheetah-v5')"], 60, cwd=tmp_path)
+    counts = [(text.err + text.out).count("WARNING: ") for text in (done, once)]
+    assert done.status == 0 and counts[0] == counts[1] <= 1, done.err
 
 
 def test_help_is_grouped_and_short():
