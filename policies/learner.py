@@ -137,5 +137,7 @@ def shuffled(rng: np.random.Generator, part: Part, n_parts: int) -> Iterator[Min
     """
     if n_parts == 1:
         return iter([(np.arange(len(part)), part.total)])
-    places = np.array_split(part.positions()[rng.permutation(part.total)], n_parts)
-    return ((minibatch[minibatch >= 0], len(minibatch)) for minibatch in places)
+    positions = np.full(part.total, -1)  # in this part, of each row of the whole batch; -1: not in it
+    positions[part.rows] = np.arange(len(part))
+    minibatches = np.array_split(positions[rng.permutation(part.total)], n_parts)
+    return ((minibatch[minibatch >= 0], len(minibatch)) for minibatch in minibatches)

@@ -59,9 +59,8 @@ class Gaussian:
         d_log_std += d_entropy * len(grad) - d_logp.sum()
         if d_kl:
             shift = (self._mean - old[0]) * self._inv_std
-            d_log_std -= d_kl * (
-                len(grad) * np.expm1(2.0 * (old[1] - self._log_std)) + np.einsum("ij,ij->j", shift, shift)
-            )
+            of_stds = len(grad) * np.expm1(2.0 * (old[1] - self._log_std))
+            d_log_std -= d_kl * (of_stds + np.einsum("ij,ij->j", shift, shift))
             grad += d_kl * shift
         grad *= self._inv_std
         self._log_std_grad[:] = d_log_std
