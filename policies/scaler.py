@@ -34,8 +34,15 @@ class Scaler:
         Raises: FloatingPointError: an observation is not finite; the state is unchanged.
         """
         parts = np.zeros((group.n_learners, 1 + 2 * obs.shape[1]))
-        parts[group.index] = _moments(obs)
-        parts = group.sum(parts)  # each learner's own row; the others' are 0
+        if len(obs):
+            # Deviations from the first row keep their digits where the mean is far from 0.
+            with np.errstate(invalid="ignore"):
+                deviation = obs - obs[0].astype(np.float64)
+                offset = deviation.mean(axis=0)
+                deviation -= offset
+                m2 = np.einsum("ij,ij->j", deviation, deviation)
+            parts[group.index] = np.concatenate(([len(obs)], offset + obs[0], m2))
+        parts = group.sum(parts)  # size, means and sums of squared deviations of each learner's rows; the others' are 0
         if not np.isfinite(parts).all():
             bad = int(np.flatnonzero(~np.isfinite(parts[:, 1:]))[0]) % obs.shape[1]
             raise FloatingPointError(f"{self.name}: component {bad} is not finite")
@@ -88,16 +95,3 @@ class Pixels(Scaler):
 def scaler_for(spec: Spec) -> Scaler:
     """What scales the observations of these networks."""
     return Pixels(spec.obs_dim) if spec.image else Scaler(spec.obs_dim)
-
-
-def _moments(obs: Array) -> Array:
-    """Size, means and sums of squared deviations of a sample: float64 (1 + 2 * obs_dim,); not finite if it is not."""
-    if not len(obs):
-        return np.zeros(1 + 2 * obs.shape[1])
-    # Deviations from the first row keep their digits where the mean is far from 0.
-    with np.errstate(invalid="ignore"):
-        deviation = obs - obs[0].astype(np.float64)
-        offset = deviation.mean(axis=0)
-        deviation -= offset
-        m2 = np.einsum("ij,ij->j", deviation, deviation)
-    return np.concatenate(([len(obs)], offset + obs[0], m2))
