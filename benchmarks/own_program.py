@@ -25,7 +25,7 @@ net = torch.nn.Sequential(
 )
 optimizer = torch.optim.Adam(net.parameters())
 for iteration in range(3):
-    batch = {"obs": torch.randn(4000, 376), "act": torch.randn(4000, 17)}
+    batch = {"obs": torch.randn(ROWS, 376), "act": torch.randn(ROWS, 17)}
     start = time.perf_counter()
     for _ in range(int(sys.argv[1])):
         optimizer.zero_grad()
@@ -35,8 +35,9 @@ for iteration in range(3):
 print(seconds)
 """
 AFTER = (
-    BEFORE.replace("import torch\n", "import mpi_util\nif mpi_util.mpi_fork(4) == 'parent': sys.exit()\nimport torch\n")
-    .replace("4000", "1000")
+    BEFORE.replace(
+        "import torch\n", "import mpi_util\nif mpi_util.mpi_fork(RANKS) == 'parent': sys.exit()\nimport torch\n"
+    )
     .replace("range(3):\n", "range(3):\n    mpi_util.rank0_bcast_wts(net)\n")
     .replace("    start", "    batch = mpi_util.rank0_accum_batches(batch)\n    if mpi_util.rank: continue\n    start")
     .replace("print(", "mpi_util.print0(")
@@ -46,20 +47,22 @@ AFTER = (
 
 def main() -> None:
     """Takes the alternatives in turn and saves what they measured."""
-    parser = record.command_line(__doc__, repeats=7, mpi="mpich,openmpi")
+    parser = record.command_line(__doc__, repeats=7, ranks="4", mpi="mpich,openmpi")
+    parser.add_argument("--rows", type=int, default=4000, help="of a batch (default: 4000)")
     parser.add_argument("--steps", type=int, default=15, help="steps of an update (default: 15)")
     args = parser.parse_args()
+    (n,) = args.ranks
     with tempfile.TemporaryDirectory() as folder:
 
-        def run(program: str, mpi: str) -> float:
+        def run(program: str, mpi: str, ranks: int = 1) -> float:
             path = Path(folder, "program.py")
-            path.write_text(program)
+            path.write_text(program.replace("RANKS", str(ranks)).replace("ROWS", str(args.rows // ranks)))
             command = [sys.executable, str(path), str(args.steps)]
             done = subprocess.run(command, env=record.mpi_environment(mpi), check=True, stdout=subprocess.PIPE)
             return float(done.stdout)
 
         ways = {"alone": partial(run, BEFORE, "mpich")}
-        ways |= {f"with 3 ranks waiting, {mpi}": partial(run, AFTER, mpi) for mpi in args.mpi}
+        ways |= {f"with {n - 1} ranks waiting, {mpi}": partial(run, AFTER, mpi, n) for mpi in args.mpi}
         found = {name: record.spread(seconds) for name, seconds in record.in_turn(ways, args.repeats).items()}
     alone = found["alone"]["median"]
     claims = [

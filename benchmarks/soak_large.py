@@ -71,7 +71,7 @@ def blocks(n: int) -> Iterator[tuple[int, int]]:
 
 def pattern(n: int, seed: int, dtype: str = "i1") -> np.ndarray:
     """n values that repeat every 251."""
-    whole, block = np.empty(n, dtype), np.resize((np.arange(PERIOD) * 3 + seed) % 100, BLOCK).astype(dtype)
+    whole, block = np.empty(n, dtype), np.resize((np.arange(PERIOD) * 3 + seed) % 100, min(n, BLOCK)).astype(dtype)
     for start, stop in blocks(n):
         whole[start:stop] = block[: stop - start]
     return whole
@@ -79,7 +79,7 @@ def pattern(n: int, seed: int, dtype: str = "i1") -> np.ndarray:
 
 def check(array: np.ndarray, n: int, seed: int, dtype: str = "i1", factor: float = 1) -> None:
     """Ends the job if that is not the pattern. In blocks: there is no room for a mask of all."""
-    block = (np.resize((np.arange(PERIOD) * 3 + seed) % 100, BLOCK) * factor).astype(dtype)
+    block = (np.resize((np.arange(PERIOD) * 3 + seed) % 100, min(n, BLOCK)) * factor).astype(dtype)
     if array.dtype != dtype or len(array) != n:
         mpi_util.fail(f"{array.dtype} {array.shape} in place of {n} {dtype}")
     for start, stop in blocks(n):

@@ -43,10 +43,14 @@ def one_by_one(actor: Actor, rows: list[np.ndarray]) -> None:
 
 def main() -> None:
     """Takes both ways in turn, and saves what they measured."""
-    args = record.command_line(__doc__, repeats=9).parse_args()
+    parser = record.command_line(__doc__, repeats=9)
+    parser.add_argument("--only", type=record.words, default=list(ENVS), help=f"of {','.join(ENVS)} (default: all)")
+    parser.add_argument("--steps", type=int, default=N_STEPS, help=f"of each environment (default: {N_STEPS})")
+    args = parser.parse_args()
     found, claims = {}, []
-    for env, widths in ENVS.items():
-        config = Config(env=env, batch_steps=NUM_ENVS * N_STEPS, num_envs=NUM_ENVS, policy_hid_list=widths)
+    for env in args.only:
+        widths, steps = ENVS[env], NUM_ENVS * args.steps
+        config = Config(env=env, batch_steps=steps, num_envs=NUM_ENVS, policy_hid_list=widths)
         envs, spec = build_envs(config)
         actor = Actor(spec, init_params(spec, np.random.default_rng(0)))
         run = Run(config, False, mpi_util.StopRequest(), envs, spec, actor, Scaler(spec.obs_dim), Control(1.0))

@@ -186,8 +186,7 @@ def as_array(vector: Any) -> Array:
     """A vector of any backend as an array that may be overwritten."""
     if isinstance(vector, np.ndarray):
         return vector
-    array: Array = (vector.cpu() if hasattr(vector, "is_cuda") else vector).numpy()
-    return array
+    return (vector.cpu() if hasattr(vector, "is_cuda") else vector).numpy()
 
 
 def n_threads(available: int, rows: int, n_params: int) -> int:

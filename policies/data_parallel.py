@@ -20,8 +20,8 @@ class LearnerGroup:
 
     n_learners: int = 1
     index: int = 0  # of this learner, 0 to n_learners - 1
-    # Collective among the learners: overwrites an array with the sum over them, the same bits on each, and returns it.
-    # It is C-contiguous, float32 or float64, of the same shape on each.
+    # Collective among the learners: the sum of an array over them, the same bits on each, in its memory or other. It is
+    # C-contiguous, float32 or float64, of the same shape on each.
     sum: Callable[[Array], Array] = lambda x: x
 
 
@@ -46,28 +46,3 @@ class Part:
     def followed_by(self, other: "Part") -> "Part":
         """The part of two batches concatenated, this one's first."""
         return Part(np.concatenate((self.rows, other.rows + self.total)), self.total + other.total)
-
-    def collect(self, group: LearnerGroup, rows: Array) -> Array:
-        """Collective among the learners: an array of the whole batch from each learner's rows of it.
-
-        Args: rows: shape (len(self), ...). Returns: new float32 array, shape (total, ...), on each learner.
-        """
-        whole = np.zeros((self.total, *rows.shape[1:]), np.float32)
-        whole[self.rows] = rows
-        return group.sum(whole) if self.total else whole
-
-    @classmethod
-    def of_owners(cls, group: LearnerGroup, owners: Array) -> "Part":
-        """This learner's part of a saved batch: the rows it owned, or every nth row if there were more learners then.
-
-        Args: owners: for each row of the batch the index of its learner.
-        """
-        if len(owners) and owners.max() < group.n_learners:
-            return cls(np.flatnonzero(owners == group.index), len(owners))
-        return cls(np.arange(group.index, len(owners), group.n_learners), len(owners))
-
-    def positions(self) -> Array:
-        """int64 (total,): position in this part of each row of the whole batch; -1: not in it."""
-        positions = np.full(self.total, -1)
-        positions[self.rows] = np.arange(len(self.rows))
-        return positions

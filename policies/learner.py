@@ -44,8 +44,11 @@ class Learner:
                 self.net.step(self.summed(self.net.loss_gradient(rows, minibatch, n)), lr)
 
     def summed(self, vector: Any) -> Any:
-        """A vector's sum over the learners. Args: vector: float32 (P,). Returns: the same, or an array."""
-        return vector if self.group.n_learners == 1 else self.group.sum(as_array(vector))
+        """A vector's sum over the learners. Args: vector: float32 (P,), overwritten. Returns: the same, or an array."""
+        if self.group.n_learners > 1:
+            vector = as_array(vector)
+            vector[...] = self.group.sum(vector)  # where an array begins may decide the last bits of products with it
+        return vector
 
     def means(self, part: Part, sums: Iterable[float]) -> Array:
         """Means over the whole batch. Args: sums: over this learner's rows. Returns: float64 array, one for each."""
@@ -137,5 +140,7 @@ def shuffled(rng: np.random.Generator, part: Part, n_parts: int) -> Iterator[Min
     """
     if n_parts == 1:
         return iter([(np.arange(len(part)), part.total)])
-    places = np.array_split(part.positions()[rng.permutation(part.total)], n_parts)
-    return ((minibatch[minibatch >= 0], len(minibatch)) for minibatch in places)
+    positions = np.full(part.total, -1)  # in this part, of each row of the whole batch; -1: not in it
+    positions[part.rows] = np.arange(len(part))
+    minibatches = np.array_split(positions[rng.permutation(part.total)], n_parts)
+    return ((minibatch[minibatch >= 0], len(minibatch)) for minibatch in minibatches)

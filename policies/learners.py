@@ -69,16 +69,21 @@ class ValueFunction(Learner):
 
     def state(self) -> State:
         """Collective among the learners: see Learner; with the whole batch to replay."""
-        arrays, scalars = super().state()
-        owner = np.full(len(self.last_part), self.group.index)
+        (arrays, scalars), part = super().state(), self.last_part
+        owner = np.full(len(part), self.group.index)
         for name, rows in zip(("obs", "ret", "owner"), (*self.last, owner)):
-            arrays[f"value/last_{name}"] = self.last_part.collect(self.group, rows)
+            whole = np.zeros((part.total, *rows.shape[1:]), np.float32)  # the other learners' rows of it are 0
+            whole[part.rows] = rows
+            arrays[f"value/last_{name}"] = self.group.sum(whole) if part.total else whole
         return arrays, scalars
 
     def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
-        """See Learner; each learner takes its rows of the batch to replay."""
+        """See Learner; each learner takes its rows of the batch to replay; if there were more learners, every nth."""
         super().load_state(arrays, scalars)
-        self.last_part = part = Part.of_owners(self.group, arrays["value/last_owner"])
+        n, owners = self.group.n_learners, arrays["value/last_owner"]
+        if owners.max(initial=0) >= n:
+            owners = np.arange(len(owners)) % n
+        self.last_part = part = Part(np.flatnonzero(owners == self.group.index), len(owners))
         self.last = arrays["value/last_obs"][part.rows], arrays["value/last_ret"][part.rows]
 
 

@@ -16,6 +16,7 @@ from policies.data_parallel import Part
 from policies.learner import POLICY_STREAM, Learner, n_minibatches, shuffled, stream
 
 ADV_EPS = 1e-8
+CG_TOLERANCE = 1e-10  # of the squared residual, relative to the first one
 Log = dict[str, float]
 
 
@@ -51,9 +52,7 @@ class Policy(Learner):
     def adapt(self, kl: float) -> None:
         """Called after a successful update: sets what is adaptive. Args: kl: mean KL(old || new) of it, nats."""
 
-    def update(
-        self, obs: Array, act: Array, adv: Array, part: Part | None = None, logp: Array | None = None
-    ) -> dict[str, float]:
+    def update(self, obs: Array, act: Array, adv: Array, part: Part | None = None, logp: Array | None = None) -> Log:
         """One update on one batch.
 
         Collective among the learners that share the batch: each passes its own rows; the log is of the whole batch.
@@ -231,20 +230,16 @@ class VPG(Policy):
         return now, {}
 
 
-def conjugate_gradients(
-    product: Callable[[Array], Array], b: Array, iters: int, tolerance: float = 1e-10
-) -> tuple[Array, Array]:
+def conjugate_gradients(product: Callable[[Array], Array], b: Array, iters: int) -> tuple[Array, Array]:
     """Solves A x = b for a symmetric positive definite A (Hestenes and Stiefel 1952).
 
-    Args:
-        product: multiplies A by a vector like `b`, float64 (P,); at most `iters` times.
-        tolerance: of the squared residual, relative to the first one.
+    Args: product: multiplies A by a vector like `b`, float64 (P,); at most `iters` times.
     Returns: (x, residual b - A x). The residual is not finite if any number was not.
     """
     x, residual, p = 0.0 * b, b, b
     squared = first = float(b @ b)
     for _ in range(iters):
-        if squared <= tolerance * first:
+        if squared <= CG_TOLERANCE * first:
             break
         a_p = product(p)
         along = float(p @ a_p)

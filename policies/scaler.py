@@ -4,8 +4,6 @@ The state is a dict of arrays that is broadcast with the weights: rank 0 updates
 scales with the same bits.
 """
 
-from typing import Any
-
 import numpy as np
 
 from policies.actor import Spec
@@ -27,12 +25,7 @@ class Scaler:
             f"{name}/run_m2": np.zeros(obs_dim),  # sum of squared deviations so far
             f"{name}/count": np.zeros(1),  # number of rows so far
         }
-        self._mean, self._scale = self.arrays[f"{name}/mean"], self.arrays[f"{name}/scale"]
-
-    @property
-    def constants(self) -> tuple[Any, Any, float]:
-        """Of `scale`: mean, factor, and the limit of what it returns."""
-        return self._mean, self._scale, CLIP
+        self.mean, self.factor = self.arrays[f"{name}/mean"], self.arrays[f"{name}/scale"]
 
     def update(self, obs: Array, group: LearnerGroup = ALONE) -> None:
         """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
@@ -41,8 +34,15 @@ class Scaler:
         Raises: FloatingPointError: an observation is not finite; the state is unchanged.
         """
         parts = np.zeros((group.n_learners, 1 + 2 * obs.shape[1]))
-        parts[group.index] = _moments(obs)
-        parts = group.sum(parts)  # each learner's own row; the others' are 0
+        if len(obs):
+            # Deviations from the first row keep their digits where the mean is far from 0.
+            with np.errstate(invalid="ignore"):
+                deviation = obs - obs[0].astype(np.float64)
+                offset = deviation.mean(axis=0)
+                deviation -= offset
+                m2 = np.einsum("ij,ij->j", deviation, deviation)
+            parts[group.index] = np.concatenate(([len(obs)], offset + obs[0], m2))
+        parts = group.sum(parts)  # size, means and sums of squared deviations of each learner's rows; the others' are 0
         if not np.isfinite(parts).all():
             bad = int(np.flatnonzero(~np.isfinite(parts[:, 1:]))[0]) % obs.shape[1]
             raise FloatingPointError(f"{self.name}: component {bad} is not finite")
@@ -56,8 +56,8 @@ class Scaler:
                 mean += delta * (n / total)
                 count[0] = total
         if count[0]:
-            self._mean[:] = mean
-            self._scale[:] = 1.0 / np.sqrt(run_m2 / count[0] + VAR_FLOOR)
+            self.mean[:] = mean
+            self.factor[:] = 1.0 / np.sqrt(run_m2 / count[0] + VAR_FLOOR)
 
     def scale(self, obs: Array, out: Array | None = None) -> Array:
         """Normalises observations elementwise, so a row's bits are the same alone and in any batch.
@@ -67,8 +67,8 @@ class Scaler:
         """
         if out is None:
             out = np.empty(obs.shape, np.float32)
-        np.subtract(obs, self._mean, out, casting="same_kind")
-        np.multiply(out, self._scale, out)
+        np.subtract(obs, self.mean, out, casting="same_kind")
+        np.multiply(out, self.factor, out)
         return out.clip(-CLIP, CLIP, out=out)
 
 
@@ -82,29 +82,16 @@ class Pixels(Scaler):
     def __init__(self, obs_dim: int):
         mean, total = np.zeros(obs_dim, np.float32), np.zeros(obs_dim)  # the second one exact
         self.arrays = {"scaler/mean": mean, "scaler/sum": total, "scaler/count": np.zeros(1)}
-        self._mean, self._scale = self.arrays["scaler/mean"], np.array(1.0 / 255.0, np.float32)
+        self.mean, self.factor = self.arrays["scaler/mean"], np.array(1.0 / 255.0, np.float32)
 
     def update(self, obs: Array, group: LearnerGroup = ALONE) -> None:
         """Takes a batch into the mean. Args: obs: uint8 (N, obs_dim). group: as of Scaler."""
         total, count = self.arrays["scaler/sum"], self.arrays["scaler/count"]
         total += group.sum(obs.sum(axis=0, dtype=np.uint32).astype(np.float64))
         count += group.sum(np.array([len(obs)], np.float64))
-        np.divide(total, max(count[0], 1.0), out=self._mean, casting="same_kind")
+        np.divide(total, max(count[0], 1.0), out=self.mean, casting="same_kind")
 
 
 def scaler_for(spec: Spec) -> Scaler:
     """What scales the observations of these networks."""
     return Pixels(spec.obs_dim) if spec.image else Scaler(spec.obs_dim)
-
-
-def _moments(obs: Array) -> Array:
-    """Size, means and sums of squared deviations of a sample: float64 (1 + 2 * obs_dim,); not finite if it is not."""
-    if not len(obs):
-        return np.zeros(1 + 2 * obs.shape[1])
-    # Deviations from the first row keep their digits where the mean is far from 0.
-    with np.errstate(invalid="ignore"):
-        deviation = obs - obs[0].astype(np.float64)
-        offset = deviation.mean(axis=0)
-        deviation -= offset
-        m2 = np.einsum("ij,ij->j", deviation, deviation)
-    return np.concatenate(([len(obs)], offset + obs[0], m2))

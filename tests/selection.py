@@ -3,6 +3,7 @@
 @pytest.mark.slow                        # the whole test
 @pytest.mark.slow_if(n=2, how=["a", "b"])  # it, where its parameter n is 2 and how is "a" or "b"
 @pytest.mark.slow_unless(n=3)            # it, wherever n is not 3
+@pytest.mark.left_out(mpi="openmpi", n=[1, 4])  # not run there, as other cases show the same
 @pytest.mark.tensorflow                  # skipped without TensorFlow; and slow, as the extra `test` is without it
 """
 
@@ -94,6 +95,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             decides[key] = decides.get(key, False) or found[-1]
         return found
 
+    left_out = [item for item in items if any(held(item, "left_out"))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
     for item in items:
         if parameters(item).get("mpi") == "openmpi":
             item.add_marker("openmpi")

@@ -12,9 +12,6 @@ class BadData(Exception):
     """Nothing can be learned from what came of an environment or an update; one line says of what, and why."""
 
 
-COUNTERS = ("stop", "evaluate", "save", "iteration", "episodes", "steps")
-
-
 def _integer(name: str) -> Any:
     """An attribute of Control that is kept in an array, which a broadcast overwrites."""
     return property(lambda own: int(own.arrays[name][0]), lambda own, value: own.arrays[name].fill(value))
@@ -32,8 +29,9 @@ class Control:
 
     def __init__(self, rew_scale: float):
         self.rew_scale = np.array([rew_scale])  # float64 (1,), the factor of the rewards
-        # what is broadcast and saved, overwritten in place; the counters are int64 (1,)
-        self.arrays = {name: np.zeros(1, np.int64) for name in COUNTERS} | {"rew_scale": self.rew_scale}
+        names = "stop", "evaluate", "save", "iteration", "episodes", "steps"  # int64 (1,)
+        # what is broadcast and saved, overwritten in place
+        self.arrays = {name: np.zeros(1, np.int64) for name in names} | {"rew_scale": self.rew_scale}
 
     @property
     def ended(self) -> bool:

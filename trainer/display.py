@@ -9,13 +9,10 @@ import shutil
 import textwrap
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.advice import PHASES
 from trainer.config import Config
-
-if TYPE_CHECKING:  # rich draws the panel; ranks other than 0, and runs without a terminal, never load it
-    from rich.console import RenderableType
 
 # column of progress.txt, heading, width without the space before it, format
 COLUMNS: tuple[tuple[str, str, int, str], ...] = (
@@ -122,7 +119,7 @@ class Recent:
 
 
 class Panel:
-    """Draws what the last row says, and how far the run is, as text with codes of a terminal.
+    """Draws what the last row says, and how far the run is, as text with codes of a terminal; rich is loaded only here.
 
     Attributes: doing: what is going on. drawn: when it was drawn, s, by time.monotonic.
     """
@@ -148,10 +145,9 @@ class Panel:
     def show(self, row: dict[str, Any], recent: dict[str, float]) -> None:
         self._row, self._done = row, {"steps": row["TotalEnvInteracts"], "episodes": row["Episodes"]}
         self._recent = recent["AverageEpRet"]
-        if not math.isnan(row["AverageEpRet"]):
-            self._returns.append(row["AverageEpRet"])
-        if not math.isnan(test := row.get("AverageTestEpRet", math.nan)):
-            self._tests.append(test)
+        for values, name in (self._returns, "AverageEpRet"), (self._tests, "AverageTestEpRet"):
+            if not math.isnan(value := row.get(name, math.nan)):
+                values.append(value)
 
     def clear(self) -> str:
         """Codes that remove the last drawing, whose lines are several where the terminal is narrower by now."""
@@ -166,7 +162,7 @@ class Panel:
         self._lines = text.count("\n") + 1
         return text + "\r"  # foreign output then begins at the edge
 
-    def _content(self) -> "RenderableType":
+    def _content(self) -> Any:
         from rich.panel import Panel as Frame
         from rich.table import Table
 
@@ -192,7 +188,7 @@ class Panel:
         grid.columns[0].min_width = len("evaluated")
         return Frame(grid, title=f"{config.env}, {config.algo}, seed {config.seed}", title_align="left")
 
-    def _progress(self) -> "RenderableType":
+    def _progress(self) -> Any:
         """How near the nearest limit is."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table

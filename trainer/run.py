@@ -244,7 +244,8 @@ def build_training(run: Run) -> None:
     from trainer.record import Record  # here, because of what they load, which ranks that only collect never do
     from trainer.training import Training
 
-    run.training = Training(run.config, run.spec, run.actor.params, one_on_each() if run.average else ALONE)
+    group = LearnerGroup(mpi_util.nworkers, mpi_util.rank, mpi_util.all_sum) if run.average else ALONE
+    run.training = Training(run.config, run.spec, run.actor.params, group)
     run.training.publish(run.weights)
     if is_root:
         keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
@@ -254,16 +255,6 @@ def build_training(run: Run) -> None:
         run.record.begin(keep_rows or 0)
         run.logger.save_config(run.record.settings)
         run.note_saved()
-
-
-def one_on_each() -> LearnerGroup:
-    """Of learners on all ranks."""
-
-    def sum_in_place(x: np.ndarray) -> np.ndarray:
-        x[...] = mpi_util.all_sum(x)
-        return x
-
-    return LearnerGroup(mpi_util.nworkers, mpi_util.rank, sum_in_place)
 
 
 def all_or_none(build: Callable[[], Any]) -> Any:

@@ -43,8 +43,6 @@ def _which(rows: Rows, positions: Array) -> int | Array:
 
 
 class Net(backend.Net):
-    """See policies.backend.Net."""
-
     forks = True
     workers: Sequence[Worker]  # as many as `threads`; each has the same part of a batch whenever it is of the same size
     changes = 0  # of the parameters, so far
@@ -180,8 +178,6 @@ class PolicyNet(Net, backend.PolicyNet):
 
 
 class ValueNet(Net, backend.ValueNet):
-    """See policies.backend.ValueNet."""
-
     def values(self, rows: Rows) -> Array:
         obs, ret = rows.fields
         return np.concatenate(self.shared(lambda worker, part: worker.forward(obs, part)[:, 0].copy(), len(ret)))

@@ -138,8 +138,6 @@ def flatten(tensors: Iterable[Tensor]) -> Tensor:
 
 
 class PolicyNet(Net, backend.PolicyNet):
-    """See policies.backend.PolicyNet."""
-
     def build(self, device: str) -> None:
         """See policies.backend.Net; compiles what every update computes."""
         spec = self.spec
@@ -231,8 +229,6 @@ class PolicyNet(Net, backend.PolicyNet):
 
 
 class ValueNet(Net, backend.ValueNet):
-    """See policies.backend.ValueNet."""
-
     def build(self, device: str) -> None:
         """See policies.backend.Net; compiles the estimates."""
         obs = tf.TensorSpec((None, self.spec.obs_dim))

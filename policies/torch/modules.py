@@ -21,7 +21,7 @@ import torch
 from policies import actor
 from policies.actor import CNN, HIDDEN_GAIN, INIT_LOG_STD, OUT_GAINS, Spec
 from policies.mlp import Array
-from policies.scaler import Scaler
+from policies.scaler import CLIP, Scaler
 
 CONVOLUTIONS = (16, 8, 4), (32, 4, 2)  # of ConvNet: channels, width of the kernel, stride
 FEATURES = 256  # of its hidden layer
@@ -71,8 +71,7 @@ class ConvNet(torch.nn.Module):
         images = images.permute(0, 3, 1, 2) if self.channels_last else images
         if torch.is_grad_enabled():  # an update takes 0.6 of the time in this layout, but acting 1.2
             images = images.contiguous(memory_format=torch.channels_last)
-        out: torch.Tensor = self.layers(images)
-        return out
+        return self.layers(images)
 
 
 class Scaling(torch.nn.Module):
@@ -83,14 +82,12 @@ class Scaling(torch.nn.Module):
 
     def __init__(self, scaler: Scaler):
         super().__init__()
-        for name, value in zip(("mean", "scale"), scaler.constants):
-            self.register_buffer(name, torch.tensor(value))
-        self.clip = scaler.constants[2]
+        self.register_buffer("mean", torch.tensor(scaler.mean))
+        self.register_buffer("scale", torch.tensor(scaler.factor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Args: x: float32 (N, obs_dim), as the environment gives them. Returns: the same, scaled."""
-        out: torch.Tensor = ((x - self.mean) * self.scale).clamp(-self.clip, self.clip)
-        return out
+        return ((x - self.mean) * self.scale).clamp(-CLIP, CLIP)
 
 
 def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
@@ -198,5 +195,4 @@ class Actor(actor.Actor):
 
     @torch.no_grad()
     def _forward(self, net: str, obs: Array) -> Array:
-        out: Array = self.modules[net](torch.from_numpy(obs)).numpy()
-        return out
+        return self.modules[net](torch.from_numpy(obs)).numpy()

@@ -94,8 +94,6 @@ class Net(backend.Net):
 
 
 class PolicyNet(Net, backend.PolicyNet):
-    """See policies.backend.PolicyNet."""
-
     def dist(self, obs: torch.Tensor) -> Distribution:
         """The policy's distributions of actions, or of their components. Args: obs: float32 (N, obs_dim)."""
         out = self.module(obs)
@@ -155,8 +153,6 @@ def kl_divergence(old: Distribution, new: Distribution) -> torch.Tensor:
 
 
 class ValueNet(Net, backend.ValueNet):
-    """See policies.backend.ValueNet."""
-
     @torch.no_grad()
     def values(self, rows: Rows) -> Array:
         return self.module(rows.fields[0])[:, 0].cpu().numpy()

@@ -43,6 +43,7 @@ def test_ranks_run_on_two_hosts(machines, mpi):
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi", where=[{"MPI_UTIL_HOSTS": "h2:3"}])
 @pytest.mark.parametrize("where", [{"MPI_UTIL_HOSTS": "h2:1,localhost:2"}, {"MPI_UTIL_HOSTS": "h2:3"}], ids=str)
 def test_rank_0_is_on_the_first_host(machines, mpi, where):
     status, out, err = machines.run("h1", mpi, RANKS / "hosts.py", '{"n": 3}', env=where)
@@ -59,6 +60,7 @@ def test_a_single_rank_on_another_host_needs_no_hostfile_there(machines, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi")  # an experiment's ranks are started as any others
 def test_experiments_on_two_hosts(machines, mpi, tmp_path):
     program = ROOT / "tests" / "ranks" / "experiment_hosts.py"
     where = {"MPI_UTIL_HOSTS": "h1:2,h2:2"}
@@ -126,6 +128,7 @@ FAILURES = [
 
 
 @pytest.mark.slow_unless(who=3, how=["kill", "raise"])
+@pytest.mark.left_out(mpi="openmpi", how=["segv", "exit"])
 @pytest.mark.parametrize(("how", "status", "line"), FAILURES, ids=[failure[0] for failure in FAILURES])
 @pytest.mark.parametrize("who", [0, 3])
 def test_a_rank_that_fails_is_named_with_its_host(machines, mpi, how, status, line, who):
@@ -143,6 +146,7 @@ def test_a_rank_that_fails_is_named_with_its_host(machines, mpi, how, status, li
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi", what=["agent.main", "sshd: root"])  # which are ours, and ssh's
 @pytest.mark.parametrize(
     ("what", "line"),
     [
@@ -167,6 +171,7 @@ def test_a_helper_that_is_killed_ends_the_job(machines, mpi, what, line):
 
 
 @pytest.mark.slow_unless(how="kill")
+@pytest.mark.left_out(mpi="openmpi", how="cut")
 @pytest.mark.parametrize("how", ["cut", "kill"])
 def test_a_host_that_vanishes_is_named(machines, mpi, how):
     process = machines.start("h1", mpi, RANKS / "hosts.py", json.dumps(TWO), "work")
@@ -187,6 +192,7 @@ def test_a_host_that_vanishes_is_named(machines, mpi, how):
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi")  # how it ends under each is tested above
 def test_restart_on_the_hosts_that_are_left(machines, mpi, tmp_path):
     """A power cut on h2: all ranks start again on h1, and go on from what was saved."""
     (tmp_path / "hostfile").write_text("h1 slots=1  # the first\nh2:2\n")
@@ -230,6 +236,7 @@ def test_nothing_is_left_when_the_parent_is_killed(machines, mpi):
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi")  # all of it is found before an MPI starts
 def test_hosts_that_cannot_be_used_have_a_line_each(machines, mpi, tmp_path):
     program = RANKS / "hosts.py"
     status, out, err = machines.run("h1", mpi, program, '{"hosts": "h1,h2,h9,10.77.0.2,10.77.0.9"}')

@@ -198,7 +198,7 @@ def test_what_hangs_does_not_hang_it(what, tmp_path, bare):
         sites = next(path for path in map(Path, sys.path) if (path / "mpi4py").exists())
         extra |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{sites}", "MPI4PY_LIBMPI": OPEN_MPI}
     found = doctor(
-        bare if what == "launcher" else sys.executable, within=30.0 if what == "nvidia-smi" else 5.0, **extra
+        bare if what == "launcher" else sys.executable, within=15.0 if what == "nvidia-smi" else 5.0, **extra
     )
     if what == "nvidia-smi":
         assert found.status == 0 and "no answer within" in found["GPU"]["found"]

@@ -46,6 +46,7 @@ CASES = {
 
 
 @pytest.mark.slow_unless(how=["raise", "site-exit", "kill", "long", "thread", "return", "interrupt"])
+@pytest.mark.left_out(mpi="openmpi", how=["folder-gone", "raise-exit", "exit-text", "no-str", "hook", "fail", "long"])
 @pytest.mark.parametrize("how", CASES)
 def test_a_rank_that_fails_ends_the_job(run_ranks, how):
     status, texts = CASES[how]
@@ -333,6 +334,7 @@ def read_pid(out) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi", n=1)  # without MPI
 @pytest.mark.parametrize(
     ("n", "how", "before", "sent", "status"),
     [

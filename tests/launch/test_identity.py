@@ -46,6 +46,8 @@ def test_the_launcher_of_another_mpi(mpi, program):
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi", outer="fork", fork="os.fork()")
+@pytest.mark.left_out(mpi="mpich", outer="hand", fork="os.fork()")
 @pytest.mark.parametrize("fork", ["os.fork()", "mp.get_context('fork').Process(target=show).start()"])
 @pytest.mark.parametrize("outer", ["fork", "hand"])
 def test_a_program_that_a_rank_has_started_may_fork_at_once(tmp_path, mpi, outer, fork):
@@ -95,6 +97,7 @@ LEFT = {
 
 
 @pytest.mark.slow_unless(left=["PMI", "no PMI_FD", "all"], program=SHOW)
+@pytest.mark.left_out(left=["no socket", "no PMI_FD"], program=FORK.format(4))
 @pytest.mark.parametrize("left", [*LEFT, "all"])
 @pytest.mark.parametrize("program", [SHOW, FORK.format(4)], ids=["", "fork"])
 def test_variables_that_a_launcher_has_left(mpi, left, program):
@@ -164,6 +167,8 @@ def test_variables_that_make_no_sense(bad, variables, value):
 
 
 @pytest.mark.slow_unless(n=None, outer="mpi_util")
+@pytest.mark.left_out(mpi="openmpi", n=1)
+@pytest.mark.left_out(mpi="mpich", n=3, outer="mpi4py")
 @pytest.mark.parametrize("n", [None, 1, 3])
 @pytest.mark.parametrize("outer", ["mpi_util", "mpi4py"])
 def test_a_program_that_a_rank_starts(mpi, n, outer):

@@ -29,15 +29,15 @@ def lines(done):
 
 @pytest.mark.slow_if(n=1)
 @pytest.mark.slow_if(how="helper")
+@pytest.mark.left_out(mpi="openmpi", n=1)  # without MPI
+@pytest.mark.left_out(how="helper", n=1)
 @pytest.mark.parametrize(
     ("how", "line"), [("kill", KILLED), ("raise", BUG), ("helper", f"a helper process of the launcher {KILLED}")]
 )
 @pytest.mark.parametrize("n", [1, 3])
 def test_after_a_failure_the_program_goes_on(n, how, line, mpi):
-    if how == "helper" and (n == 1 or mpi == "openmpi"):
+    if how == "helper" and mpi == "openmpi":
         line = f"the launcher {KILLED}"
-        if n == 1:
-            pytest.skip("no launcher")
     done = start(n, how, mpi)
     assert done.status == 0 and done.out == "start 0 from 0\nstart 1 from 3\nsum 10\n", done.out + done.err
     (ours,) = lines(done)
@@ -135,11 +135,11 @@ def victim(token, who):
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(n=1, who="launcher")
+@pytest.mark.left_out(mpi="openmpi", who="rank")
 @pytest.mark.parametrize("who", ["rank", "launcher"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_train_goes_on_to_the_same_bits(undisturbed, tmp_path, n, who, mpi):
-    if n == 1 and (who == "launcher" or mpi == "openmpi"):
-        pytest.skip("without MPI")
     token, folder = f"{os.getpid()}-{time.time()}", tmp_path / "run"
     command = ["train.py", *RUN, "--nprocs", n, "--max_restarts", 2, "--run_dir", folder]
     process = subprocess.Popen(

@@ -8,8 +8,7 @@ from learning import BOTH, BOX, Rank0, a_batch, assert_same_bits
 
 from policies import mlp
 from policies.numpy import nets
-from policies.numpy.dists import Categorical, Gaussian
-from policies.numpy.passes import Worker
+from policies.numpy.passes import Categorical, Gaussian, Worker
 
 
 @pytest.fixture

@@ -128,7 +128,6 @@ def test_replay_goes_on_with_any_number_of_learners(backend, n_learners):
 
 def test_parts():
     part = Part(np.array([1, 2, 4]), 5)
-    np.testing.assert_array_equal(part.positions(), [-1, 0, 1, -1, 2])
     assert len(part) == 3
     both = part.followed_by(Part(np.array([0, 2]), 3))
     np.testing.assert_array_equal(both.rows, [1, 2, 4, 5, 7])

@@ -43,7 +43,7 @@ def times() -> dict[str, int]:
 def busy(work) -> float:
     """How many threads have done the work: the CPU time of all over that of the busiest one."""
     work()
-    time.sleep(0.3)  # OpenBLAS's threads look for work for some 50 ms before they sleep
+    time.sleep(0.15)  # OpenBLAS's threads look for work for some 50 ms before they sleep
     before = times()
     while True:
         work()

@@ -51,7 +51,7 @@ from mpi_util_weight_sync.receiver import Subscriber
 
 NOBODY = 65534
 NAME = "the model 'policy'"
-FEW, MANY = 1_000, 10_000
+FEW, MANY = 1_000, 3_000
 slow_too = pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

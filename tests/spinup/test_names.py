@@ -152,17 +152,17 @@ def command(*arguments, status=0, cwd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "n"), [("ppo", 2), ("vpg", 1), ("trpo", 3)])
+@pytest.mark.parametrize(("algorithm", "n"), [("ppo", 2), ("trpo", 3)])
 def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     grid = algorithm == "ppo"
-    options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 3, "--steps_per_epoch", 601, "--exp_name", "cart"]
+    options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 2, "--steps_per_epoch", 301, "--exp_name", "cart"]
     options += ["--hid", "[32]", "--gamma[g]", 0.9] + [0.99] * grid
     command("mpi_util_spinup.run", algorithm, *options, cwd=tmp_path)
     names = ["cart_g0-9", "cart_g0-99"] if grid else ["cart"]  # a value that does not vary is not in the name
     folders = [tmp_path / "data" / name / f"{name}_s0" for name in names]
     for folder in folders:
         header, *rows = (line.split("\t") for line in (folder / "progress.txt").read_text().splitlines())
-        assert len(rows) == 3 and {"AverageEpRet", "LossPi", "DeltaLossV", "KL", "TotalEnvInteracts"} <= set(header)
+        assert len(rows) == 2 and {"AverageEpRet", "LossPi", "DeltaLossV", "KL", "TotalEnvInteracts"} <= set(header)
         assert all(np.isfinite(float(cell)) for row in rows for cell in row)
     if grid:
         command(

@@ -41,6 +41,9 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.slow_unless(n=3, arguments=[EPISODES, SEGMENTS, FRESH])
+@pytest.mark.left_out(n=[2, 10], arguments=[ODD, FRESH])
+@pytest.mark.left_out(n=2, arguments=[EPISODES])
+@pytest.mark.left_out(n=4, arguments=[SEGMENTS])
 @pytest.mark.parametrize("arguments", [EPISODES, SEGMENTS, ODD, FRESH], ids=["episodes", "segments", "odd", "fresh"])
 @pytest.mark.parametrize("n", [2, 3, 4, 10])
 def test_same_bits_at_any_size(alone, tmp_path, arguments, n):
@@ -174,6 +177,8 @@ def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
 
 
 @pytest.mark.slow_unless(n=3, signum=[signal.SIGINT, signal.SIGTERM])
+@pytest.mark.left_out(mpi="openmpi", signum=signal.SIGHUP)
+@pytest.mark.left_out(n=1, signum=signal.SIGINT)
 @pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_signal_ends_the_run_in_order(tmp_path, mpi, n, signum, status):

@@ -935,6 +935,7 @@ def test_ranks_on_several_machines(run_ranks, machines):
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi", when="midway")
 @pytest.mark.parametrize("when", ["before", "midway", "first"])
 def test_a_rank_of_another_machine_that_is_stopped_is_late(run_ranks, when):
     assert "weight sync: well" in run_ranks("weight_sync.py", 3, "stopped", when, env={"MPI_UTIL_MACHINES": "3"}).out
@@ -946,13 +947,14 @@ def test_a_busy_sender_serves_other_machines_and_sends_the_newest(run_ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mpi", "machines"), [("mpich", 1), ("mpich", 2)], indirect=["mpi"])
-def test_any_number_of_schemes_one_after_another(run_ranks, machines):
+@pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
+def test_any_number_of_schemes_one_after_another(run_ranks):
     """MPICH has room for some 2,000 communicators."""
-    assert "well" in run_ranks("weight_sync.py", 2, "many", 2200, env={"MPI_UTIL_MACHINES": str(machines)}).out
+    assert "well" in run_ranks("weight_sync.py", 2, "many", 2200).out
 
 
 @pytest.mark.slow
+@pytest.mark.left_out(mpi="openmpi", machines=1)
 @pytest.mark.parametrize("machines", [1, 3])
 def test_a_rank_that_never_connects(run_ranks, machines):
     env = {"MPI_UTIL_MACHINES": str(machines)}
@@ -977,5 +979,6 @@ def test_torchrl_collectors(kind):
 
 @pytest.mark.torchrl
 @pytest.mark.timeout(300)
+@pytest.mark.left_out(mpi="openmpi")  # the collectors' own processes know of no MPI
 def test_torchrl_collectors_in_mpi_ranks(run_ranks):
     assert "collected" in run_ranks("weight_sync_torchrl.py", 3, timeout=200).out
