@@ -150,11 +150,11 @@ class Connection:
         """Sends a message. A subscriber waits for room, a publisher gets BlockingIOError. OSError: there is no peer."""
         self._sock.send(frame(kind, *items), 0 if self.patient else socket.MSG_DONTWAIT)
 
-    def send_update(self, data: bytes, section: Any, unread: int) -> None:
-        """Sends an update, which says where the weights are. Args: unread: number of updates that have no answer."""
+    def send_update(self, section: Any, live: list[int], unread: int) -> None:
+        """Sends an update: where the weights are. Args: live: serials. unread: number of updates without an answer."""
         if unread >= _UNREAD:
             raise BlockingIOError
-        self._sock.send(data, socket.MSG_DONTWAIT)
+        self.send(Kind.UPDATE, section.version, *section.ticket[1:], live)  # the other end knows whose section it is
 
     def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).

@@ -120,7 +120,7 @@ class WorkerLink(_Link):
         messages, self.inbox = self.inbox, []
         return messages
 
-    def send_update(self, data: bytes, section: Section, unread: int) -> None:
+    def send_update(self, section: Section, live: list[int], unread: int) -> None:
         """Sends what a section contains, which stays as it is until that is done. BlockingIOError: it has not asked."""
         if not self.asked:
             raise BlockingIOError
