@@ -28,7 +28,7 @@ from mpi_util.ranks.state import state
 FRAME_BYTES = 1 << 16
 _PROTOCOL = 4
 _HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
-_TEXT_BYTES = FRAME_BYTES - 256  # only the end of a longer text is sent
+_TEXT_BYTES = FRAME_BYTES - 256
 _MOST = 256  # messages received at once, so that a peer that never stops sending delays no other
 _UNREAD = 64  # updates to one subscriber; a socket holds some 270
 
@@ -64,9 +64,9 @@ class ProtocolError(Exception):
 class Address(NamedTuple):
     """Where the process `pid` listens as a publisher. It accepts only a process that has the key."""
 
-    name: str
     key: bytes
     pid: int
+    name: str
 
     def __repr__(self) -> str:  # without the key
         return f"Address({self.name!r}, pid={self.pid})"
@@ -92,13 +92,13 @@ class Deadline:
         return max(0.0, self._end - time.perf_counter())
 
 
-def frame(kind: Kind, *items: Any) -> bytes:
-    """A message as it is sent, at most `FRAME_BYTES`."""
+def frame(kind: Kind, *items: Any, text_bytes: int = _TEXT_BYTES) -> bytes:
+    """A message as it is sent, at most `FRAME_BYTES`. Args: text_bytes: only the end of a longer text is sent."""
     rest = b""
     if kind.rest:
         *items, last = items  # type: ignore[assignment]
         is_text = kind.rest == "s"
-        rest = last.encode(errors="replace")[-_TEXT_BYTES:] if is_text else struct.pack(f"={len(last)}q", *last)
+        rest = last.encode(errors="replace")[-text_bytes:] if is_text else struct.pack(f"={len(last)}q", *last)
     return _HEADER.pack(kind.number, _PROTOCOL, kind.items.size + len(rest)) + kind.items.pack(*items) + rest
 
 

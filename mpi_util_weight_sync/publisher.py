@@ -90,7 +90,7 @@ class Publisher:
 
     def __init__(self, workers: dict[int, Worker], name: str):
         self.workers, self.name = workers, name
-        self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(32), os.getpid())
+        self.address = Address(secrets.token_bytes(32), os.getpid(), f"\0mpi_util-{secrets.token_hex(16)}")
         self.turned_away = ""  # the last process that was, and why
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.address.name)

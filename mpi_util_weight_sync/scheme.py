@@ -31,7 +31,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     """
 
     _ranks: int | None = None  # number of workers, where the transport knows it
-    _address = Address("", b"", 0)  # of the publisher that this process connects to, once it is known
+    _address = Address(b"", 0, "")  # of the publisher that this process connects to, once it is known
     _sender: Sender | None = None
     _receiver: Receiver | None = None
     _connected = _closed = False
