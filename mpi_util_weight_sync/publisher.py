@@ -75,9 +75,6 @@ class Worker:
         self.pid, self.connection = connection.pid, connection
         self.state, self.died, self.answered = State.ABSENT, "", self.sent
 
-    def acknowledged(self, version: int) -> None:
-        self.acked, self.answered = max(version, self.acked), max(version, self.answered)
-
     def ended(self, died: str = "") -> None:
         """It has died (how), or shut down in order."""
         self.state, self.died = State.DEAD if died else State.LEFT, died
@@ -297,12 +294,11 @@ class Publisher:
             raise ProtocolError(f"an answer to version {version}; {self.newest} is the last")
         worker.unread = {v: section for v, section in worker.unread.items() if v > version}
         if error is None:
-            worker.acknowledged(version)
+            has = version
         elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
             worker.answered = version or worker.sent
             self.failures.append((worker.index, version or 1, error))
-            if has:  # on_update has failed: the weights are there
-                worker.acknowledged(has)
+        worker.acked, worker.answered = max(has, worker.acked), max(has, worker.answered)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks absent workers, whose processes are not known yet, as dead when fewer children than these are left."""
