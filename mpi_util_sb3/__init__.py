@@ -24,7 +24,7 @@ from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.utils import get_device
 
 import mpi_util
-from mpi_util.arrays.pickles import pack, unpack
+from mpi_util.collectives.pickles import pack, unpack
 from mpi_util.errors import BatchError, UsageError
 from mpi_util.ranks import threads
 

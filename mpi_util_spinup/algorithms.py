@@ -26,10 +26,6 @@ from .mpi_tools import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
 
 Data = dict[str, torch.Tensor]
 Loss = tuple[torch.Tensor, dict[str, float]]  # and columns of the table
-_LEAST = {  # the smallest value of each whole number; with 0 iterations a network stays as it is
-    "seed": 0, "epochs": 1, "steps_per_epoch": 1, "save_freq": 1,
-    "train_pi_iters": 0, "train_v_iters": 0, "cg_iters": 0, "backtrack_iters": 0,
-}  # fmt: skip
 _NO_NUMBERS = {"env_fn", "actor_critic", "ac_kwargs", "logger_kwargs", "algo"}
 
 
@@ -267,10 +263,10 @@ class _Run:
     """What the algorithms share: environment, networks, buffer, logger, and the loop. Args: given: all arguments."""
 
     def __init__(self, given: dict[str, Any]):
+        least = {"seed": 0, "epochs": 1, "steps_per_epoch": num_procs(), "save_freq": 1}
         for name in given.keys() - _NO_NUMBERS:
-            least = num_procs() if name == "steps_per_epoch" else _LEAST.get(name)
-            if least is not None:
-                whole_number(name, given[name], least)
+            if name in least or name.endswith("_iters"):  # with 0 iterations a network stays as it is
+                whole_number(name, given[name], least.get(name, 0))
             elif not isinstance(given[name], numbers.Real):
                 raise UsageError(f"{name} is a number; got {given[name]!r}")
         setup_pytorch_for_mpi()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO
 
 from mpi_util.errors import UsageError
-from mpi_util.ranks.state import state
 
 _RELEASED_S = 2.0  # after which the lock of a process that was killed is free
 
@@ -90,8 +89,7 @@ class FolderLock:
         raise UsageError(f"{path}: another run, which has not ended, writes to this folder")
 
 
-class _Locks(weakref.WeakValueDictionary[tuple[int, int], FolderLock]):
-    """The locks of this process, by device and inode."""
+_held = weakref.WeakValueDictionary[tuple[int, int], FolderLock]()  # the locks of this process, by device and inode
 
 
 def lock_folder(path: Path) -> FolderLock:
@@ -99,8 +97,7 @@ def lock_folder(path: Path) -> FolderLock:
 
     Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another process has it.
     """
-    found, held = os.stat(path), state(_Locks)
+    found = os.stat(path)
     key = found.st_dev, found.st_ino
-    lock = held.get(key) or FolderLock(path)
-    held[key] = lock
+    lock = _held[key] = _held.get(key) or FolderLock(path)
     return lock

@@ -79,21 +79,16 @@ def _read(table: Path, condition: str | None) -> Run:
     except (OSError, ValueError):  # Spinning Up's plots did without it too
         config = {}
     config |= {} if condition is None else {"exp_name": condition}
-    header, *rows = [line.split("\t") for line in table.read_text().splitlines()] or [[]]
-    whole = [row for row in rows if len(row) == len(header)]  # the last one may be half written
-    columns = {name: np.array([_number(row[i]) for row in whole]) for i, name in enumerate(header)} if whole else {}
-    if columns:
+    header, *rows = table.read_text().splitlines() or [""]
+    whole = [row for row in rows if row.count("\t") == header.count("\t")]  # the last one may be half written
+    columns: dict[str, np.ndarray] = {}
+    if whole:
+        values = np.genfromtxt(whole, delimiter="\t", comments=None, ndmin=2)  # NaN where there is no number
+        columns |= zip(header.split("\t"), values.T)
         tests = columns.get("AverageTestEpRet", np.array([math.nan]))
         best = "AverageEpRet" if np.isnan(tests).all() else "AverageTestEpRet"
-        columns.setdefault("Performance", columns.get(best, np.full(len(whole), math.nan)))
+        columns.setdefault("Performance", columns.get(best, np.full(len(values), math.nan)))
     return Run(table.parent, columns, config)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]:

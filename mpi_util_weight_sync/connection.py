@@ -64,9 +64,9 @@ class ProtocolError(Exception):
 class Address(NamedTuple):
     """Where the process `pid` listens as a publisher. It accepts only a process that has the key."""
 
-    name: str
     key: bytes
     pid: int
+    name: str
 
     def __repr__(self) -> str:  # without the key
         return f"Address({self.name!r}, pid={self.pid})"
@@ -93,7 +93,7 @@ class Deadline:
 
 
 def frame(kind: Kind, *items: Any, text_bytes: int = _TEXT_BYTES) -> bytes:
-    """A message as it is sent, at most `FRAME_BYTES`. Args: text_bytes: of a longer text only the end is sent."""
+    """A message as it is sent, at most `FRAME_BYTES`. Args: text_bytes: only the end of a longer text is sent."""
     rest = b""
     if kind.rest:
         *items, last = items  # type: ignore[assignment]
@@ -150,11 +150,11 @@ class Connection:
         """Sends a message. A subscriber waits for room, a publisher gets BlockingIOError. OSError: there is no peer."""
         self._sock.send(frame(kind, *items), 0 if self.patient else socket.MSG_DONTWAIT)
 
-    def send_update(self, data: bytes, section: Any, unread: int) -> None:
-        """Sends an update, which says where the weights are. Args: unread: number of updates that have no answer."""
+    def send_update(self, section: Any, live: list[int], unread: int) -> None:
+        """Sends an update: where the weights are. Args: live: serials. unread: number of updates without an answer."""
         if unread >= _UNREAD:
             raise BlockingIOError
-        self._sock.send(data, socket.MSG_DONTWAIT)
+        self.send(Kind.UPDATE, section.version, *section.ticket[1:], live)  # the other end knows whose section it is
 
     def receive(self, timeout: float, expected: Collection[Kind], most: int = _MOST) -> list[tuple[Any, ...]]:
         """Waits up to `timeout` seconds for messages, and returns what is there, `most` of them: (kind, ...).

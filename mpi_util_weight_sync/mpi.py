@@ -117,7 +117,7 @@ class WorkerLink(_Link):
         messages, self.inbox = self.inbox, []
         return messages
 
-    def send_update(self, data: bytes, section: Section, unread: int) -> None:
+    def send_update(self, section: Section, live: list[int], unread: int) -> None:
         """Sends what a section contains, which stays as it is until that is done. BlockingIOError: it has not asked."""
         if not self.asked:
             raise BlockingIOError
@@ -231,8 +231,6 @@ class MPIWeightSyncScheme(WeightSyncScheme):
         return worker
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
-        if self._tags is None:
-            return super()._open_publisher(workers, name)
         return RankPublisher(self._channel, self._tags, self._root, workers, name)
 
     def _subscribe(self, worker: int, name: str) -> Subscriber:
@@ -243,8 +241,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             found: Any = wait_until(lambda: tags.take(ADDRESS, root) or not deadline.left)
             if found is True:
                 raise SyncTimeoutError(f"rank {root} has not begun to send {name} within {self.timeout:g} s")
-            _, key, pid, text = parse(found[1], [Kind.ADDRESS])
-            self._address = Address(text, key, pid)
+            self._address = Address(*parse(found[1], [Kind.ADDRESS])[1:])
         machine = self._channel.machine
         far = machine[self._channel.rank] != machine[root]
         return Subscriber(self._address, worker, name, SenderLink(tags, root) if far else None)
@@ -253,7 +250,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
 class RankPublisher(Publisher):
     """A publisher whose workers are ranks. It serves those of other machines over MPI, also in a thread of its own."""
 
-    def __init__(self, channel: Channel, tags: TagSpace, root: int, workers: dict[int, Worker], name: str):
+    def __init__(self, channel: Channel, tags: Any, root: int, workers: dict[int, Worker], name: str):
         super().__init__(workers, name)
         self._tags, self._root = tags, root
         self._far = len(set(channel.machine)) > 1
@@ -261,13 +258,12 @@ class RankPublisher(Publisher):
         self._server = threading.Thread(target=self._serve, daemon=True, name="mpi_util weight sync: other machines")
         for rank in range(channel.size):
             if rank != root:
-                tags.post(frame(Kind.ADDRESS, self.address.key, self.address.pid, self.address.name), rank, ADDRESS)
+                tags.post(frame(Kind.ADDRESS, *self.address), rank, ADDRESS)
 
     def open(self) -> None:
-        first = self._thread is None
-        super().open()
-        if first and self._far:
+        if self._far and self._thread is None:
             self._server.start()
+        super().open()
 
     def _serve(self) -> None:  # in a thread, so that receivers are served whatever this rank does meanwhile
         while not self.closed:

@@ -21,7 +21,8 @@ import numpy as np
 from mpi_util.arrays.layout import Layout
 from mpi_util.errors import UsageError
 
-from .connection import Address, Connection, Kind, ProtocolError, frame
+from .connection import Address, Connection, Kind, ProtocolError
+from .layout import packed
 from .sections import Section
 
 _ACCEPT_AGAIN_S = 0.05
@@ -74,9 +75,6 @@ class Worker:
         self.pid, self.connection = connection.pid, connection
         self.state, self.died, self.answered = State.ABSENT, "", self.sent
 
-    def acknowledged(self, version: int) -> None:
-        self.acked, self.answered = max(version, self.acked), max(version, self.answered)
-
     def ended(self, died: str = "") -> None:
         """It has died (how), or shut down in order."""
         self.state, self.died = State.DEAD if died else State.LEFT, died
@@ -89,7 +87,7 @@ class Publisher:
 
     def __init__(self, workers: dict[int, Worker], name: str):
         self.workers, self.name = workers, name
-        self.address = Address(f"\0mpi_util-{secrets.token_hex(16)}", secrets.token_bytes(32), os.getpid())
+        self.address = Address(secrets.token_bytes(32), os.getpid(), f"\0mpi_util-{secrets.token_hex(16)}")
         self.turned_away = ""  # the last process that was, and why
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.address.name)
@@ -104,7 +102,8 @@ class Publisher:
         self._changed = False  # a worker's record, since the last `poll`
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
-        self._newest = 0  # version
+        self.newest = 0  # version
+        self._publishing = False
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
         self._others = weakref.WeakSet(_processes())  # processes that it had started before
         self.closed = False
@@ -179,42 +178,47 @@ class Publisher:
         self._changed = True
         connection.close()
 
-    def publish(
-        self, workers: list[Worker], version: int, nbytes: int, layout: bytes, fill: Callable[[np.ndarray], None]
-    ) -> None:
-        """Writes a version once, and sends it to these workers; those who have not connected get it when they do.
+    def publish(self, workers: list[Worker], version: int, layout: Layout, fill: Callable[[np.ndarray], None]) -> int:
+        """Writes a version (0: a new one) once, sends it to these workers, and returns it.
 
-        Args: layout: describes the block to receivers. fill: writes the values into a block, uint8, shape (nbytes,).
+        Those who have not connected get it when they do; those who have a newer one by now are left out.
+
+        Args: layout: of the block. fill: writes the values into a block, uint8, shape (layout.nbytes,).
         """
         self.open()
-        with self._lock:
+        with self._lock:  # of several threads that send
             self._check_open()
-            self._newest = version  # before it can be read
+            if self._publishing:
+                raise UsageError("send within send: by a signal's handler, or while the weights are read")
             try:
-                section = self._claim(set(workers), nbytes + len(layout))
-                fill(section.memory[:nbytes])
-                section.publish(version, nbytes, layout)
+                self._publishing = True
+                version = version or self.newest + 1
+                self.newest = max(version, self.newest)  # it is not used again, even if this is interrupted
+                workers = [worker for worker in workers if worker.sent < version]
+                description = packed(layout)
+                section = self._claim(set(workers), layout.nbytes + len(description))
+                fill(section.memory[: layout.nbytes])
+                section.publish(version, layout.nbytes, description)
+                for worker in workers:
+                    if worker.state is State.ABSENT:
+                        self._receive(worker)
+                    worker.layout = layout
+                    self._send(worker, section)
+                    worker.sent = version  # not before: if a signal interrupts this, it owes no answer
+                self._trim(section)
             except BaseException:  # also a signal's, anywhere
                 for section in self._sections:
                     section.release()
                 raise
-            message = self._update(section)
-            for worker in workers:
-                if worker.state is State.ABSENT:
-                    self._receive(worker)
-                self._send(worker, section, message)
-                worker.sent = version  # not before: if a signal interrupts this, it owes no answer
-            self._trim(section)
+            finally:
+                self._publishing = False
+        return version
 
     def _check_open(self) -> None:
         if self.closed:
             raise UsageError(f"{self.name}: another thread has called shutdown() meanwhile")
 
-    def _update(self, section: Section) -> bytes:
-        serials = [section.ticket.serial for section in self._sections]
-        return frame(Kind.UPDATE, section.version, *section.ticket[1:], serials)  # the receiver knows whose it is
-
-    def _send(self, worker: Worker, section: Section, message: bytes | None = None) -> None:
+    def _send(self, worker: Worker, section: Section) -> None:
         """Sends an update, which waits while the worker is absent, or has no room for it."""
         worker.waiting = section
         if worker.connection is None:
@@ -225,7 +229,7 @@ class Publisher:
         worker.waiting = None
         worker.unread[section.version] = section
         try:
-            worker.connection.send_update(message or self._update(section), section, unread)
+            worker.connection.send_update(section, [other.ticket.serial for other in self._sections], unread)
         except BlockingIOError:
             worker.waiting = worker.unread.pop(section.version)
         except OSError:
@@ -286,16 +290,15 @@ class Publisher:
             self._send(worker, worker.waiting)
 
     def _answered(self, worker: Worker, version: int, has: int = 0, error: str | None = None) -> None:
-        if not 0 <= max(version, has) <= self._newest or min(version, has) < 0:
-            raise ProtocolError(f"an answer to version {version}; {self._newest} is the last")
+        if not 0 <= max(version, has) <= self.newest or min(version, has) < 0:
+            raise ProtocolError(f"an answer to version {version}; {self.newest} is the last")
         worker.unread = {v: section for v, section in worker.unread.items() if v > version}
         if error is None:
-            worker.acknowledged(version)
+            has = version
         elif worker.answered < (version or worker.sent):  # one for each version, because they are kept
             worker.answered = version or worker.sent
             self.failures.append((worker.index, version or 1, error))
-            if has:  # on_update has failed: the weights are there
-                worker.acknowledged(has)
+        worker.acked, worker.answered = max(has, worker.acked), max(has, worker.answered)
 
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks absent workers, whose processes are not known yet, as dead when fewer children than these are left."""

@@ -35,13 +35,14 @@ class Subscriber:
     """Connects to the publisher at `address`. WorkerLeftError: no process listens there, or another process does.
 
     Args: link: the `SenderLink` to a publisher on another machine. It is both the connection and the reader.
+    Attributes: reader: gives the content of an update, or of a newer one that has replaced it.
     """
 
     def __init__(self, address: Address, worker: int, name: str, link: Any = None):
         self._worker, self._name = worker, name
         self._newest: Update | None = None
         self.stopped = False  # True if no more updates come: this side or the sender has shut down
-        self._reader = link or Reader()
+        self.reader = link or Reader()
         self._connection = link or self._connect(address)
         self._connection.send(Kind.HELLO, address.key, worker, name)
 
@@ -91,11 +92,6 @@ class Subscriber:
             else:
                 self.stopped = True
 
-    def reading(self, update: Update, discard: bool = False) -> contextlib.AbstractContextManager[Content]:
-        """The content of an update, or of a newer one that has replaced it. See `Reader.reading`."""
-        self._reader.keep(update.live)
-        return self._reader.reading(update.ticket, discard)
-
     def answer(self, kind: Kind, *content: object) -> None:
         with contextlib.suppress(OSError):  # the sender has ended; the next `next` raises it
             self._connection.send(kind, *content)
@@ -105,9 +101,6 @@ class Subscriber:
         self.answer(Kind.BYE)
         self.stopped = True
         self._connection.close()
-
-    def release(self) -> None:  # the memory, once nothing reads it
-        self._reader.keep(())
 
 
 class ZeroCopyModule:
@@ -199,8 +192,10 @@ class Receiver:
             with self.lock.writing() as waited:
                 if waited:
                     update = subscriber.next(Deadline(0)) or update
+                subscriber.reader.keep(update.live)
                 with contextlib.ExitStack() as held:
-                    self._apply(held.enter_context(subscriber.reading(update, self._zero_copy is not None)), update)
+                    content = subscriber.reader.reading(update.ticket, discard=self._zero_copy is not None)
+                    self._apply(held.enter_context(content), update)
                     if self._zero_copy is not None:
                         self._held.close()
                         self._held = held.pop_all()
@@ -223,14 +218,13 @@ class Receiver:
             what = f"version {update.version} of {self.name}"
             raise WeightsError(f"{what} was overwritten: the sender failed while writing the next")
         if self._layout is None:
-            layout = unpacked(bytes(content.description), len(block))
+            self._layout = layout = unpacked(bytes(content.description), len(block))
             if self.model is None:
                 if lacking := next((entry for entry in layout.entries if entry.kind), None):
                     kind = f"{lacking.kind}, which NumPy lacks; give model="
                     raise WeightsError(f"the sender's '{lacking.name}' is {kind}")
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
             self._copier(layout)
-            self._layout = layout
         if self._zero_copy is None:
             self._copier(self._layout).write(block, undo=True)
         else:
@@ -264,7 +258,7 @@ class Receiver:
         if self._zero_copy is not None and self.version:
             self._zero_copy.detach()
         self._held.close()
-        self._subscriber.release()
+        self._subscriber.reader.keep(())
 
     def close(self) -> None:
         """Leaves in order, within `_JOIN_S` seconds."""

@@ -31,7 +31,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     """
 
     _ranks: int | None = None  # number of workers, where the transport knows it
-    _address = Address("", b"", 0)  # of the publisher that this process connects to, once it is known
+    _address = Address(b"", 0, "")  # of the publisher that this process connects to, once it is known
     _sender: Sender | None = None
     _receiver: Receiver | None = None
     _connected = _closed = False
@@ -228,7 +228,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     @property
     def version(self) -> int:
         """Sender: version sent last. Receiver: version that the model has. 0 before the first."""
-        return getattr(self._receiver or self._sender, "version", 0)
+        return self._sender.publisher.newest if self._sender else getattr(self._receiver, "version", 0)
 
     @property
     def ended(self) -> bool:

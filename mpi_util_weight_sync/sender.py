@@ -1,6 +1,5 @@
 """In the sender's process: makes each version, has it published, and waits for the answers."""
 
-import threading
 import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -9,7 +8,7 @@ from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import SyncTimeoutError, UsageError, WorkerError
 
 from .connection import Deadline, left
-from .layout import Weights, packed
+from .layout import Weights
 from .publisher import Publisher, State, Worker
 
 _CHECK_S = 1.0  # how often a sender that waits checks that the workers live
@@ -54,8 +53,6 @@ class Sender:
     def __init__(self, model: Any, own: dict[int, Any], publisher: Publisher, drop: bool):
         self.model, self._own, self.publisher, self._drop = model, own, publisher, drop
         self.workers = publisher.workers
-        self.version = 0
-        self._lock, self._publishing = threading.RLock(), False
 
     def send(self, weights: Any, worker_ids: int | list[int] | None, sync: bool, deadline: Deadline) -> int:
         self.publisher.poll(0)
@@ -65,14 +62,14 @@ class Sender:
         workers = self._addressed(list(own) if by_worker and worker_ids is None else worker_ids)
         if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
-        self._forget_unreported()
+        for worker in self.workers.values():
+            worker.unreported = ""
         version, thing = 0, self.model if weights is None else weights
         for group, layout, copier in self._copiers([(worker, own.get(worker.index, thing)) for worker in workers]):
-            with self._lock:  # of several threads that send
-                version = self._publish(group, version, layout, copier)
+            version = self.publisher.publish(group, version, layout, copier.read)
         if sync:
             self.wait(workers, deadline)
-        return version or self.version
+        return version or self.publisher.newest
 
     def _copiers(self, things: list[tuple[Worker, Any]]) -> list[tuple[list[Worker], Layout, ModelCopier]]:
         """[(workers that get the same weights, the layout, the values)]. Args: things: workers with their weights."""
@@ -91,22 +88,6 @@ class Sender:
             copier = given.copier(layout, "the weights given", "the model of init_on_sender", base)
             found.append((group, layout, copier))
         return found
-
-    def _publish(self, group: list[Worker], version: int, layout: Layout, copier: ModelCopier) -> int:
-        """Publishes a version (0: a new one), and returns it. Workers that have a newer one by now are left out."""
-        if self._publishing:
-            raise UsageError("send within send: by a signal's handler, or while the weights are read")
-        try:
-            self._publishing = True
-            version = version or self.version + 1
-            self.version = max(version, self.version)  # it is not used again, even if this is interrupted
-            group = [worker for worker in group if worker.sent < version]
-            for worker in group:
-                worker.layout = layout
-            self.publisher.publish(group, version, layout.nbytes, packed(layout), copier.read)
-        finally:
-            self._publishing = False
-        return version
 
     def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
         if worker_ids is None:
@@ -128,14 +109,7 @@ class Sender:
         self._raise_errors()
         # others that have died had answered before
         died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
-        try:
-            self._raise_left([] if self._drop else died)
-        finally:
-            self._forget_unreported()
-
-    def _forget_unreported(self) -> None:
-        for worker in self.workers.values():
-            worker.unreported = ""
+        self._raise_left([] if self._drop else died)
 
     def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
@@ -162,6 +136,8 @@ class Sender:
     def _raise_left(self, workers: list[Worker]) -> None:
         if workers:
             text = "; ".join(f"worker {w.index}: {w.unreported or w.died or w.state.value}" for w in workers)
+            for worker in workers:
+                worker.unreported = ""
             raise left(f"cannot send {self.publisher.name} to {text}")
 
     def _raise_late(self, workers: list[Worker], timeout: float | None) -> None:
@@ -169,5 +145,5 @@ class Sender:
         text = "; ".join(f"worker {worker.index} has {what}" for worker, what in zip(workers, has))
         if self.publisher.turned_away:
             text += f"; turned away: {self.publisher.turned_away}"
-        what = f"{self.publisher.name}, version {self.version}"
+        what = f"{self.publisher.name}, version {self.publisher.newest}"
         raise SyncTimeoutError(f"{what}: no answer within {timeout:g} s: {text}")

@@ -131,6 +131,27 @@ def test_signals_at_random_times_leave_the_versions_right():
     assert interrupted > 20
 
 
+def test_a_newer_version_may_come_between_two_workers(monkeypatch):
+    """A thread sends version 3 to worker 0 after another one has sent it version 2, which worker 1 is yet to get."""
+    scheme = MultiProcessWeightSyncScheme(timeout=TIMEOUT)
+    scheme.init_on_sender(model_id="policy", params_map={0: arrays(1.0), 1: arrays(1.0)})
+    with local_receivers(scheme, [arrays(0.0), arrays(0.0)], "policy") as (first, _):
+        publisher = scheme._sender.publisher
+        publish = publisher.publish
+
+        def published(*arguments):
+            version = publish(*arguments)
+            monkeypatch.undo()
+            scheme.send_async({0: arrays(3.0)})
+            return version
+
+        monkeypatch.setattr(publisher, "publish", published)
+        with first.frozen():  # its answers come last
+            scheme.send_async({0: arrays(2.0), 1: arrays(2.0)})
+        scheme.wait_async()
+        assert scheme.versions == {0: 3, 1: 2} and scheme.version == 3
+
+
 # ---- 2. a sender that is killed while a process forked from it lives
 
 
