@@ -16,14 +16,14 @@ and launch/ load cluster/.) A folder's `__init__` says in whose process it runs 
     collectives/     what ranks do together: collect rollouts, gather, broadcast, reduce, deal
     launch/          the process that starts the ranks, waits for them, and says which one failed and why
     cluster/ *       several machines: their hosts and agents, and how collectives reach from one to another
-    doctor/ *        checks whether a job will run here: python -m mpi_util doctor
+    doctor/ *        checks a machine (python -m mpi_util doctor) and an environment (check_replay)
     compat_2017 *    names and keywords of the mpi_util of 2017; with arrays/adapters/tf1.py * for tf.compat.v1
 
 A project that copies this folder may delete what is marked *. docs/architecture.md of the repository has the drawing,
 the way of one iteration's data, and where to change what.
 """
 
-import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .collectives.gather import all_accum_batches, rank0_accum_batches, rank0_gather
     from .collectives.moments import merge_moments
     from .collectives.reduce import all_mean, all_sum
-    from .collectives.replay import check_replay
+    from .doctor.replay import check_replay
     from .launch.api import mpi_fork, nslots
     from .ranks.seeding import rank_seed, seed_of, set_global_seeds, stream
     from .ranks.watchdog import watchdog
@@ -66,11 +66,13 @@ __all__ = [
     "BatchError", "Collected", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases",
     "RankLeftError", "RankMismatchError", "Rollout", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError",
     "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast",
-    "check_replay", "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
+    "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
     "mpi_fork", "msg", "nslots", "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts",
     "rank0_gather", "rank_seed", "restarts", "rollouts", "saved", "seed_of", "set_global_seeds",
     "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
 ]  # fmt: skip
+if importlib.util.find_spec(".doctor", __name__):  # a copy may lack it
+    __all__ += ["check_replay"]
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
@@ -81,10 +83,10 @@ _LOADED_WHEN_READ = {
     "collectives.gather": ["all_accum_batches", "rank0_accum_batches", "rank0_gather"],
     "collectives.moments": ["merge_moments"],
     "collectives.reduce": ["all_mean", "all_sum"],
-    "collectives.replay": ["check_replay"],
     "compat_2017": [  # not for new programs
         "accum_batches", "chksum_keras", "mpitype", "pt_to_pt_bcast", "rank0_bcast_wts_keras", "set_wt",
     ],
+    "doctor.replay": ["check_replay"],
     "launch.api": ["mpi_fork", "nslots"],
     "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing
     "ranks.watchdog": ["watchdog"],
