@@ -219,9 +219,8 @@ class _Loop:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
         if n["envs"] is not None:
             wanted = seed, n["envs"], _code_of(play)
-            if wanted != self._kept_for:
-                self.kept, self._kept_for = {}, wanted
-            self._play = play  # kept alive: `_code_of` has ids
+            self.kept = self.kept if wanted == self._kept_for else {}
+            self._kept_for, self._play = wanted, play  # the last kept alive: `_code_of` has ids
         self.weights, self.seed, self.n = weights, seed, n
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
