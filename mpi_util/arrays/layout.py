@@ -83,10 +83,9 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Iterable[tuple[Any, ...]], packed: bool = False, aliases: Iterable[Any] = ()) -> "Layout":
-        """The arrays one after another, each at an aligned offset.
+        """The arrays, such as slots, (name, dtype, shape, ...) each, one after another at aligned offsets.
 
-        Args: arrays: (name, dtype, shape, ...) each, such as slots. packed: those of one dtype lie together without
-            gaps, so that they can be added up as one; see `runs`.
+        Args: packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
         """
         named = tuple((*array[:3], getattr(array, "kind", "")) for array in arrays)
         return _layout(named, packed, tuple(aliases))

@@ -57,10 +57,7 @@ class SharedBarrier:
         self._spins = _SPINS if n <= usable_cores() else 1
 
     def wait(self, op: str, digest: bytes) -> bool:
-        """Collective: waits until all ranks have come. True if they have the same digest.
-
-        RankMismatchError, RankLeftError: a rank is in another call, or has ended.
-        """
+        """Collective: waits until all ranks have come; True: with the same digest. Raises as `_check_messages`."""
         channel, rank = self._channel, self._channel.rank
         channel.enter(op)
         self.number += 1
@@ -160,10 +157,7 @@ def _sizes(n: int, room: int) -> list[int]:
 
 
 def add_up(channel: "Channel", reduction: "Reduction") -> np.ndarray:
-    """Collective: the arrays of all ranks, added up in rank order, as a block of the reduction's layout.
-
-    The block is the same on every rank, and is to be read before the next call.
-    """
+    """Collective: all ranks' arrays, added up in rank order, in the reduction's layout; valid until the next call."""
     page = _meet(channel, reduction) if STORES_IN_ORDER else None
     if page is None:
         total = add_in_agreement(channel, reduction)

@@ -91,19 +91,14 @@ class Channel(Agreement):
         return private(nbytes), None
 
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[RowTarget]:
-        """Rank 0, while it decides: each rank's answer, in rank order, for a block that gets the rows of all ranks.
-
-        Args: nbytes: size of the block. pieces: for each rank the places of its arrays in the block.
-        """
+        """Rank 0, while it decides: each rank's answer, for a block in which each rank's arrays have these places."""
         writers = tuple(k for k in range(1, self.size) if any(n for _, n in pieces[k]))
         block, address = self.lease(nbytes, writers)
         starts = [[start for start, _ in own] for own in pieces]
         return [RowTarget(starts[0], None, block, writers), *(RowTarget(each, address) for each in starts[1:])]
 
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
-        """Collective, after the agreement: the rows of all ranks come into rank 0's block.
-
-        Args: op: name of the call. target: this rank's, of `collect_targets`. arrays: one for each of its pieces.
+        """Collective, after the agreement: the arrays of all ranks, one for each piece, come into rank 0's block.
 
         Returns: on rank 0, when all rows are in `target.block`; elsewhere, when `arrays` may change again.
         """
@@ -130,20 +125,14 @@ class Channel(Agreement):
             raise
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[BlockSource]:
-        """Rank 0, while it decides: each rank's answer, in rank order, for a block of bytes that all ranks get.
-
-        Args: nbytes: size of the block. fill: writes the bytes into the block, uint8.
-        """
+        """Rank 0, while it decides: each rank's answer, for a block, uint8, that all ranks get; `fill` writes it."""
         block, address = self.lease(nbytes, self.below)
         fill(block)
         others = [BlockSource(nbytes, address)] * (self.size - 1)
         return [BlockSource(nbytes, None, block, () if address else self.below), *others]
 
     def spread(self, op: str, source: Any) -> np.ndarray:
-        """Collective, after the agreement: rank 0's bytes, uint8, on every rank; to be read before the next call.
-
-        Args: op: name of the collective call. source: this rank's, of `spread_sources`.
-        """
+        """Collective, after the agreement: rank 0's bytes, uint8, on every rank; to be read before the next call."""
         if source.address:
             return np.ndarray((source.nbytes,), np.uint8, self.pool.map(source.address))
         block: np.ndarray = private(source.nbytes) if source.block is None else source.block

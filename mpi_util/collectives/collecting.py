@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import tree
-from ..arrays.adapters import is_array
+from ..arrays.adapters import copied, is_array
 from ..errors import BatchError, UsageError, rank_mismatch, whole_number
 from ..ranks import failure
 from ..ranks.console import print0_once
@@ -219,9 +219,8 @@ class _Loop:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
         if n["envs"] is not None:
             wanted = seed, n["envs"], _code_of(play)
-            if wanted != self._kept_for:
-                self.kept, self._kept_for = {}, wanted
-            self._play = play  # kept alive: `_code_of` has ids
+            self.kept = self.kept if wanted == self._kept_for else {}
+            self._kept_for, self._play = wanted, play  # the last kept alive: `_code_of` has ids
         self.weights, self.seed, self.n = weights, seed, n
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
@@ -321,7 +320,7 @@ class _Iteration:
             self._deal.end(n)
         self._following = next(self._numbers, None)
         # a program that has rollouts to come may use the same arrays for them
-        self._found.append((number, rows if self._following is None else _copied(rows), n))
+        self._found.append((number, rows if self._following is None else copied(rows), n))
         if self._following is None:
             self._finish()
         return self.batch
@@ -407,14 +406,3 @@ def _refill(rows: Any, batch: Any) -> None:
     elif isinstance(rows, (dict, tuple)):
         for key in rows if isinstance(rows, dict) else range(len(rows)):
             _refill(rows[key], batch and batch[key])
-
-
-def _copied(rows: Any) -> Any:
-    """The same rows in memory of their own, where what they are in can be written."""
-    leaves = dict(tree.walk(rows))
-    for path, leaf in leaves.items():
-        if isinstance(leaf, (np.ndarray, list)):
-            leaves[path] = leaf.copy() if isinstance(leaf, np.ndarray) else tree.Objects(leaf)
-        elif hasattr(leaf, "clone"):
-            leaves[path] = leaf.detach().clone()
-    return tree.rebuild(rows, leaves)

@@ -188,10 +188,7 @@ class Counter:
         return found.start if found else None
 
     def take_some(self, dealt: Round, how_many: Callable[[int], int] = lambda left: 1) -> range | None:
-        """The next numbers of a round; None: none yet, as the episodes under way may be enough.
-
-        Args: how_many: number that are left here -> number to take, at least 1.
-        """
+        """The next `how_many(left here)` numbers of a round; None: none yet, as episodes under way may be enough."""
         with self._locked(dealt.number) as slot:
             found, n, number, end, ended, rows = slot[:_CLOSED].tolist()
             if found > dealt.number or self.is_closed(dealt.number):
@@ -221,10 +218,7 @@ class Counter:
                 slot[_CLOSED - 2 : _CLOSED] += 1, rows
 
     def _more(self, dealt: Round, number: int, ended: int, rows: int) -> range | None:
-        """More numbers for the ranks that share this counter, once it has none left. Called with the lock held.
-
-        Args: number: the next one. ended, rows: of the episodes that have ended. Returns: None: none yet.
-        """
+        """More numbers, from `number` on, once none is left here; None: none yet. Called with the lock held."""
         if not dealt.by_rows or rows >= dealt.n:
             return ALL_DEALT
         # so many more are needed if those under way get as many rows as those that have ended

@@ -100,15 +100,13 @@ def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], co
 
 
 def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: bool = True) -> Arrays:
-    """Collective: arrays become their mean over the ranks, which is the same bits on every rank.
+    """Collective: arrays become their mean over the ranks, the same bits on every rank, and are returned.
 
     Args:
         op: name of the calling function, for messages.
         make: gives this rank's arrays by name: floating point or complex, writable; they are overwritten. None stands
             for an array that there is not, on any rank. What `make` raises is raised on every rank.
         divide: False: they are not divided by the number of ranks, and may be integers.
-
-    Returns: what `make` gave.
 
     Raises RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """

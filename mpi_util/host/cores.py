@@ -36,10 +36,7 @@ def update_threads() -> int:
 
 
 def take_cores(others: Iterable[int]) -> None:
-    """Lets this process run on the cores of others too, whatever a launcher has bound it to (Open MPI binds).
-
-    Args: others: ids of processes that sleep while this one has work for all cores.
-    """
+    """Lets this process run on the cores of `others` too, which sleep, though a launcher may have bound it."""
     with contextlib.suppress(OSError, AttributeError):
         cores = set(os.sched_getaffinity(0)).union(*map(os.sched_getaffinity, others))
         if cores != os.sched_getaffinity(0):

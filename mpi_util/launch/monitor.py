@@ -47,9 +47,7 @@ FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_or
 class ProcessMonitor:
     """The processes of a job, all on this machine. `cluster.monitor.ClusterMonitor` is the same for several machines.
 
-    Args:
-        folder: of the job; it is made. ranks: those that will be on this machine.
-        on_death: called with each death.
+    Args: folder: of the job; it is made. ranks: those that will be on this machine. on_death: called with each death.
     """
 
     refused = 0  # a signal for which a rank was not ready; 0: none

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...errors import BatchError, MpiUtilError, WeightsError, first_line
+from .. import tree
 from ..layout import Slot
 
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
@@ -79,6 +80,17 @@ def is_array(thing: Any) -> bool:
 @functools.cache  # of the class, as an object may make up any attribute
 def _is_array_class(kind: type) -> bool:
     return hasattr(kind, "dtype") and hasattr(kind, "shape")
+
+
+def copied(rows: Any) -> Any:
+    """The same rows in memory of their own, where what they are in can be written."""
+    leaves = dict(tree.walk(rows))
+    for path, leaf in leaves.items():
+        if isinstance(leaf, (np.ndarray, list)):
+            leaves[path] = leaf.copy() if isinstance(leaf, np.ndarray) else tree.Objects(leaf)
+        elif hasattr(leaf, "clone"):
+            leaves[path] = leaf.detach().clone()
+    return tree.rebuild(rows, leaves)
 
 
 def not_rows(thing: Any) -> str:
