@@ -1,14 +1,14 @@
 """Which ranks share a machine, and how they wake each other; in the process of each rank."""
 
-import contextlib
 import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..host.segments import Segment, Ticket, attach
+from ..host.segments import Ticket, attach
 from ..host.waiting import WakePipe, wait_until
-from ..ranks.watchdog import NOTE_BYTES
+from ..ranks.state import state
+from ..ranks.watchdog import Watchdog
 
 
 class PeerInfo(NamedTuple):
@@ -16,7 +16,7 @@ class PeerInfo(NamedTuple):
 
     pid: int
     wake_fd: int  # of its wake-up pipe: /proc/<pid>/fd/<wake_fd>
-    ticket: Ticket | None  # of its memory, which only ranks of its machine can attach; None: no shared memory
+    ticket: Ticket | None  # of its note, which only ranks of its machine can attach; None: no shared memory
 
 
 class Peers:
@@ -26,7 +26,6 @@ class Peers:
         machine: for each rank of the communicator the lowest rank of its machine, with which it shares memory.
         apart: the ranks that cannot share it; each counts as a machine of its own.
         infos: of the ranks of this machine, as MPI knows it, by rank. pipe: by which this rank is woken.
-        note: memory for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is none.
         wake_fds: rank -> descriptor of its pipe, of the other ranks with which this one shares memory.
     """
 
@@ -34,17 +33,13 @@ class Peers:
         from mpi4py import MPI
 
         self.pipe, self.wake_fds = WakePipe(), dict[int, int]()
-        self._segment: Segment | None = None
-        with contextlib.suppress(OSError):
-            self._segment = Segment(NOTE_BYTES)
-        self.note: Any = self._segment.map if self._segment else None
         together = comm.Split_type(MPI.COMM_TYPE_SHARED)
         # to test or to measure what ranks on several machines do: as if they were spread over them in equal blocks
         pretended = int(os.environ.get("MPI_UTIL_MACHINES", "0"))
         everyone = MPI.COMM_WORLD
         here = together.Split(everyone.Get_rank() * pretended // everyone.Get_size())
-        ticket = self._segment.ticket if self._segment else Ticket(0, 0, 0, 0)
-        rows = all_of(together, [rank, os.getpid(), self.pipe.write_fd, *ticket])
+        self._ticket = state(Watchdog).ticket
+        rows = all_of(together, [rank, os.getpid(), self.pipe.write_fd, *(self._ticket or Ticket(0, 0, 0, 0))])
         self.infos = {k: PeerInfo(pid, fd, Ticket(*rest) if rest[0] else None) for k, pid, fd, *rest in rows}
         ranks = [row[0] for row in all_of(here, [rank])]
         lowest = ranks[0]
@@ -60,7 +55,7 @@ class Peers:
 
     def _open(self, k: int) -> bool:
         info = self.infos[k]
-        if info.ticket is None or self._segment is None:
+        if info.ticket is None or self._ticket is None:
             return False
         try:
             os.close(attach(info.ticket)[0])
@@ -73,8 +68,6 @@ class Peers:
         while self.wake_fds:
             os.close(self.wake_fds.popitem()[1])
         self.pipe.close()
-        if self._segment is not None:
-            self._segment.close()
 
 
 def all_of(comm: Any, own: list[int]) -> list[list[int]]:
@@ -84,3 +77,11 @@ def all_of(comm: Any, own: list[int]) -> list[list[int]]:
     wait_until(request.Test)
     rows: list[list[int]] = found.tolist()
     return rows
+
+
+def members_of(comm: Any) -> list[int]:
+    """The rank in the world of each rank of a communicator; negative: it is in another world."""
+    from mpi4py import MPI
+
+    group = comm.Get_group()
+    return [*group.Translate_ranks([*range(group.Get_size())], MPI.COMM_WORLD.Get_group())]
