@@ -109,7 +109,7 @@ def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> 
 
 
 def to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
-    """Joins on rank 0, which then has all cores: the others have nothing to do until its next collective call."""
+    """Joins on rank 0, which then has the cores of all: the others have nothing to do until its next call."""
     gathered = _gather(channel, op, Rows(op, channel.rank, batch, index))
     channel.begin_update()
     return batch if channel.rank else gathered.batch()

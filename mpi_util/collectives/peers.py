@@ -1,5 +1,6 @@
 """Which ranks share a machine, and how they wake each other; in the process of each rank."""
 
+import contextlib
 import os
 from typing import Any, NamedTuple
 
@@ -57,12 +58,11 @@ class Peers:
         info = self.infos[k]
         if info.ticket is None or self._ticket is None:
             return False
-        try:
+        with contextlib.suppress(OSError):
             os.close(attach(info.ticket)[0])
             self.wake_fds[k] = WakePipe.open(info.pid, info.wake_fd)
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def close(self) -> None:
         while self.wake_fds:

@@ -110,7 +110,7 @@ class Watchdog:
         if 0 < len(members) < nworkers():
             text += f", on the communicator of ranks {', '.join(map(str, members))}"
         self._note["times"] += 1
-        awaits, opens = [members[k] for k in ranks], [*members] * (call == FIRST_CALL)
+        awaits, opens = [members[k] for k in ranks if members[k] >= 0], [*members] * (call == FIRST_CALL)
         self._write(text, time.time() - waited, [] if _may_act() or len(awaits) > _MOST_AWAITED else awaits, opens)
         self._check_circle()
         if waited >= report_at:
