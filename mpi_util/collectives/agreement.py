@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
-from ..ranks import failure, threads
-from ..ranks.identity import world
+from ..ranks import failure
+from ..ranks.identity import nworkers
 from ..ranks.state import state
+from ..ranks.threads import Threads
 from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
 from .peers import Peers
 
@@ -45,7 +46,7 @@ class Agreement:
     """The part of a channel that agrees: a star around rank 0.
 
     Attributes:
-        rank, size: in the communicator. whole: True if all ranks of the job are in it.
+        rank, size: in the communicator. alone: True for a rank of several that is by itself in it.
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
         barrier: the page on which ranks add up gradients (barrier.py), once there is one.
@@ -58,22 +59,29 @@ class Agreement:
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         self.rank, self.size, self.messages = rank, size, Messages(rank, size, comm, peers)
         self.above, self.below = 0, [*range(1, size)] if rank == 0 else list[int]()
-        everyone = world()
-        self.whole = everyone is None or size == everyone.Get_size()
+        n_ranks = nworkers()
+        self.alone, self._part = size == 1 < n_ranks, (min(size, n_ranks), n_ranks)
         self._pid = os.getpid() if size > 1 else 0
-        self._failure, self._before = state(failure.FailureState), state(Before)
+        self._failure, self._before, self._threads = state(failure.FailureState), state(Before), state(Threads)
 
     def enter(self, op: str) -> None:
         """This rank begins a collective call, or a part of one."""
         if self._before:
             self._before.run()
+        if self.messages.waiting:
+            self.messages.check_thread(op)
         if os.getpid() == self._pid:
             self._failure.call = op
         else:
             failure.enter(op)  # raises an error in a process that a rank has started
         self.messages.calls += 1
-        if self.whole and self.rank == 0:
-            threads.use_one_core()
+        if self._threads.all_cores and not self.alone:
+            self._threads.switch(False)
+
+    def begin_update(self) -> None:
+        """Rank 0 has gathered: until its next collective call it has the cores of the ranks here, which sleep."""
+        if self.rank == 0 and not self.alone:
+            self._threads.switch(True, part=self._part)
 
     def agree(
         self, op: str, contribute: Callable[[], Contribution], decide: Callable[[list[Contribution]], Sequence[Answer]]

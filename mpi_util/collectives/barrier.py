@@ -104,7 +104,7 @@ class SharedBarrier:
             finally:
                 self._asleep[channel.rank] = 0
 
-        channel.messages.wait(over, sleep, by_mpi=False)
+        channel.messages.wait(over, sleep, False, awaited=lambda: (k for k, here in enumerate(came()) if not here))
 
     def _report_waiting(self, op: str) -> None:
         """Notifies rank 0 that this rank waits here, in case rank 0 waits for it in `agree`, or ends."""

@@ -26,10 +26,10 @@ from ..ranks.console import print0_once
 from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import States, state
 from ..ranks.threads import Threads
-from ..ranks.watchdog import Watchdog
+from ..ranks.watchdog import FIRST_CALL, Watchdog
 from .agreement import Agreement, Answer, Before
 from .barrier import add_up
-from .peers import Peers, all_of
+from .peers import Peers, all_of, members_of
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
@@ -206,7 +206,6 @@ def _find_or_open(comm: Comm) -> Channel:
         if kept.world is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
             kept.world = _open(comm)
-            _prepare_rank(kept.world)
         return kept.world
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise UsageError(f"comm must be a communicator of one group that this rank is in (MPI.Intracomm); got {comm!r}")
@@ -220,11 +219,17 @@ def _find_or_open(comm: Comm) -> Channel:
 
 
 def _open(comm: Any) -> Channel:
-    """Collective: a new channel, for one machine or for several."""
+    """Collective: a new channel, for one machine or for several. Rank 0 may use the cores of all its ranks here."""
     if comm.Get_size() == 1:
-        return Channel(comm)
+        channel = Channel(comm)
+        if not channel.alone:
+            state(Threads).start(True)
+        return channel
     failure.install()
     failure.register_mpi()
+    failure.enter(FIRST_CALL)
+    members = members_of(comm)
+    wait_until(comm.Ibarrier().Test, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
     peers = Peers(comm, rank := comm.Get_rank())
     if peers.apart and rank == 0:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
@@ -234,6 +239,10 @@ def _open(comm: Any) -> Channel:
         why = f"the ranks {'share no memory' if peers.apart else 'are on several machines'}"
         kind = cluster_module("..cluster.channel", why, silent=rank > 0).ClusterChannel
     state(Kept).open.append(channel := kind(comm, peers))
+    state(Watchdog).tickets.update((members[k], info.ticket) for k, info in peers.infos.items())
+    if rank == 0 and "MPI_UTIL_BOUND" not in os.environ:
+        take_cores([info.pid for k, info in peers.infos.items() if k and peers.machine[k] == 0])
+    state(Threads).start(rank == 0, all_of(channel.comm, [update_threads()])[0][0])
     return channel
 
 
@@ -247,16 +256,6 @@ def cluster_module(name: str, why: str, silent: bool = False) -> Any:
         error = LaunchError(f"{why}, but mpi_util/cluster/, which is needed for that, is missing")
         error.silent = silent
         raise error from None
-
-
-def _prepare_rank(world: Channel) -> None:
-    """Collective, once in a job: the watchdog reads the notes of all ranks here, and rank 0 may use all their cores."""
-    infos = world.peers.infos if world.size > 1 else {}
-    notes = [(infos[k].pid, infos[k].ticket) if k in infos else (0, None) for k in range(world.size)]
-    state(Watchdog).join(world.rank, world.peers.note if infos else None, notes)
-    if world.rank == 0 and "MPI_UTIL_BOUND" not in os.environ:
-        take_cores([infos[k].pid for k in infos if k != 0 and world.machine[k] == 0])
-    state(Threads).start(world.rank == 0, all_of(world.comm, [update_threads()])[0][0] if infos else 0)
 
 
 def _leave_all(status: int, reason: str, seconds: float | None) -> bool:

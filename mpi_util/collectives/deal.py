@@ -15,9 +15,10 @@ import numpy as np
 from ..errors import RankMismatchError, UsageError, whole_number
 from ..host.segments import Segment, Ticket, attach
 from ..host.waiting import wait_until
-from ..ranks import failure, threads
+from ..ranks import failure
 from ..ranks.identity import Comm, nworkers, rank
 from ..ranks.state import state
+from ..ranks.threads import Threads
 from ..ranks.watchdog import Watchdog
 from .agreement import Before
 from .channel import Channel, channel_of
@@ -54,7 +55,7 @@ def share(n: int) -> range:
 
 def share_of(n: int, k: int, n_ranks: int) -> range:
     """The part of 0 .. n-1 of rank `k` of `n_ranks`, such as those of a communicator."""
-    threads.use_one_core()
+    state(Threads).switch(False)
     each, remainder = divmod(n, n_ranks)
     first = k * each + min(k, remainder)
     return range(first, first + each + (k < remainder))
@@ -83,7 +84,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
 def deal_on(channel: Channel, n: int, by_rows: bool = False, mean: float = 0.0) -> "Deal":
     """`deal` on a channel. Args: by_rows, mean: as of `Round`; the caller then reports each episode to `Deal.end`."""
     state(Before).run()
-    if channel.whole or channel.size > 1:  # else a rank deals to itself
+    if not channel.alone:  # else a rank deals to itself
         state(_Made)[threading.get_ident()] += 1
     counter = channel.states.of(channel.counter_kind or Counter)
     return Deal(counter, Round(next(counter.rounds), n, by_rows, mean))
@@ -114,7 +115,7 @@ class Deal:
                     "of times, so numbers were lost. Deal pairs as one range: "
                     "for i, j in (divmod(k, m) for k in deal(n * m))"
                 )
-            threads.use_one_core()  # each time, as there may have been a gather
+            state(Threads).switch(False)  # each time, as there may have been a gather
             self.serve()
             if (number := self._counter.take(self._dealt)) is None:
                 return

@@ -18,7 +18,6 @@ from ..arrays.adapters import adapter_for, array_of, is_of_framework, kind_of, n
 from ..arrays.layout import portable
 from ..errors import BatchError, rank_mismatch
 from ..host.segments import align
-from ..ranks import threads
 from ..ranks.identity import Comm
 from . import pickles
 from .channel import Channel, Piece, channel_of, paired
@@ -111,10 +110,9 @@ def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> 
 
 
 def to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
-    """Joins on rank 0, which then has all cores: the others have nothing to do until its next collective call."""
+    """Joins on rank 0, which then has the cores of all: the others have nothing to do until its next call."""
     gathered = _gather(channel, op, Rows(op, channel.rank, batch, index))
-    if channel.whole and channel.rank == 0:
-        threads.use_all_cores()
+    channel.begin_update()
     return batch if channel.rank else gathered.batch()
 
 

@@ -9,17 +9,18 @@ import io
 import math
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError
+from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError, UsageError
 from ..host.reap import JOB_VARIABLE
 from ..host.waiting import PAUSE_S, SPIN_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
-from .peers import Peers
+from .peers import Peers, members_of
 
 # Kinds of messages, with their payloads
 CALL = 0  # (collective call, its number, file:line of the program, what the rank contributes), to rank 0
@@ -58,7 +59,9 @@ class Messages:
     """The messages of one rank."""
 
     peers: Peers  # who are woken
+    members: list[int]  # the rank in the world of each rank
     calls = answered = 0  # collective calls that this rank has begun; the last of which rank 0 has sent the answers
+    waiting: tuple[threading.Thread, str] | None = None  # the thread that waits in a call, and that call
 
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         """Args: comm: over which they go; None, and no peers: there is only one rank."""
@@ -72,7 +75,7 @@ class Messages:
             from mpi4py import MPI
 
             self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
-            self._background, self._watchdog = state(Background), state(Watchdog)
+            self._background, self._watchdog, self.members = state(Background), state(Watchdog), members_of(comm)
 
     def send(self, dest: int, data: Any) -> None:
         """Sends something small to `dest`, which calls `receive` in the same collective call."""
@@ -84,7 +87,7 @@ class Messages:
         Args: serves: the program of `source` may have ended: while it waits for the other ranks it still answers.
         """
         while source not in self.ended or (serves and not self.ended[source][0]):
-            _, message = self.next([source])
+            _, message = self.next([source], serves=serves)
             kind, payload = opened(message)
             if kind == LEAVE:
                 self.ended[source] = payload
@@ -148,9 +151,12 @@ class Messages:
         return error
 
     def next(
-        self, awaited: Collection[int], others: Collection[int] = (), end: float = math.inf
+        self, awaited: Collection[int], others: Collection[int] = (), end: float = math.inf, serves: bool = False
     ) -> tuple[int, Message]:
-        """(rank, message): the next from these ranks, or from `others` that something is wrong; (-1, b"") at `end`."""
+        """(rank, message): the next from these ranks, or from `others` that something is wrong; (-1, b"") at `end`.
+
+        Args: serves: those ranks may send it whatever they wait for themselves.
+        """
 
         def first() -> int | None:
             for k, queue in self.inbox.items():
@@ -170,7 +176,8 @@ class Messages:
 
         if source is None and not arrived():
             woken = not self._background and all(k in self.peers.wake_fds for k in awaited)
-            self.wait(arrived, self.peers.pipe.sleep, by_mpi=not woken)
+            needed = () if serves or end < math.inf else awaited
+            self.wait(arrived, self.peers.pipe.sleep, by_mpi=not woken, awaited=lambda: needed)
         if source is None:
             return -1, b""
         message, *rest = self.inbox.pop(source)
@@ -187,10 +194,28 @@ class Messages:
 
     def wait(
         self, test: Callable[[], Any], sleep: Callable[[float], bool] | None = None,
-        by_mpi: bool = True, spin_s: float = SPIN_S,
+        by_mpi: bool = True, spin_s: float = SPIN_S, awaited: Callable[[], Iterable[int]] | None = None,
     ) -> Any:  # fmt: skip
-        """Waits until `test` comes true. Args: sleep, by_mpi, spin_s: as of `wait_until`."""
-        return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
+        """Waits until `test` comes true.
+
+        Args: sleep, by_mpi, spin_s: as of `wait_until`. awaited: in a call; gives ranks that must do their part of it.
+        """
+        if awaited is None:
+            return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
+        self.check_thread(call := state(failure.FailureState).call)
+        before, self.waiting = self.waiting, (threading.current_thread(), call)
+        try:
+            return wait_until(test, sleep, self._watchdog, by_mpi, spin_s, lambda: (self.members, awaited()))
+        finally:
+            self.waiting = before
+
+    def check_thread(self, op: str) -> None:
+        """UsageError: another thread of this rank is in a call."""
+        if self.waiting and self.waiting[0] is not (here := threading.current_thread()):
+            raise UsageError(
+                f"{op}, in thread {here.name!r}: thread {self.waiting[0].name!r} of this rank is in {self.waiting[1]}; "
+                "the collective calls of a rank come from one thread (only `deal` may be shared)"
+            )
 
     def announce_end(self, status: int, reason: str) -> None:
         """Tells the ranks whose ends `wait_for_ends` awaits."""

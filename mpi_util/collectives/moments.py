@@ -10,9 +10,9 @@ import numpy as np
 
 from ..arrays.adapters import adapter_for
 from ..errors import BatchError, rank_mismatch
-from ..ranks import threads
 from ..ranks.identity import Comm
 from ..ranks.state import state
+from ..ranks.threads import Threads
 from .channel import channel_of
 
 # Attributes: of normalisers in Gymnasium's wrappers and Stable-Baselines3's VecNormalize; of what is wrapped
@@ -63,7 +63,7 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
         BatchError: on every rank, if none has such an object, or one has one that takes no values.
     """
     found: dict[str, list[tuple[Numbers, Any]]] = {}
-    updates = state(threads.Threads).all_cores
+    updates = state(Threads).all_cores
 
     def describe() -> dict[str, States]:
         _find(holder, found, set())
@@ -85,13 +85,14 @@ def merge_moments(holder: Any, *, comm: Comm = None) -> None:
                 raise rank_mismatch("merge_moments: names and shapes must be the same in all environments", shapes)
         return [{name: _merge_one(pool) for name, pool in pools.items()}] * len(of_ranks)
 
-    for name, total in channel_of(comm).agree("merge_moments", describe, merged).items():
+    channel = channel_of(comm)
+    for name, total in channel.agree("merge_moments", describe, merged).items():
         for _, rms in found.get(name, []):
             if total is not None:
                 _write(rms, total)
             vars(rms)[_MERGED] = tuple(_state(rms))  # in the object's own dtype
     if updates:  # between its gather and its update, for which rank 0 keeps its threads
-        threads.use_all_cores()
+        channel.begin_update()
 
 
 def _find(holder: Any, found: dict[str, Any], seen: set[int], name: str = "", numbers: Numbers = ()) -> None:

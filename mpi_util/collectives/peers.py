@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..host.segments import Segment, Ticket, attach
+from ..host.segments import Ticket, attach
 from ..host.waiting import WakePipe, wait_until
-from ..ranks.watchdog import NOTE_BYTES
+from ..ranks.state import state
+from ..ranks.watchdog import Watchdog
 
 
 class PeerInfo(NamedTuple):
@@ -16,7 +17,7 @@ class PeerInfo(NamedTuple):
 
     pid: int
     wake_fd: int  # of its wake-up pipe: /proc/<pid>/fd/<wake_fd>
-    ticket: Ticket | None  # of its memory, which only ranks of its machine can attach; None: no shared memory
+    ticket: Ticket | None  # of its note, which only ranks of its machine can attach; None: no shared memory
 
 
 class Peers:
@@ -27,18 +28,13 @@ class Peers:
 
         self.pipe = WakePipe()  # by which this rank is woken
         self.wake_fds = dict[int, int]()  # rank -> its pipe, of the other ranks with which this one shares memory
-        self._segment: Segment | None = None
-        with contextlib.suppress(OSError):
-            self._segment = Segment(NOTE_BYTES)
-        # for this rank's note (ranks/watchdog.py), which all on its machine may read; None: there is no memory
-        self.note: Any = self._segment.map if self._segment else None
         together = comm.Split_type(MPI.COMM_TYPE_SHARED)
         # to test or to measure what ranks on several machines do: as if they were spread over them in equal blocks
         pretended = int(os.environ.get("MPI_UTIL_MACHINES", "0"))
         everyone = MPI.COMM_WORLD
         here = together.Split(everyone.Get_rank() * pretended // everyone.Get_size())
-        ticket = self._segment.ticket if self._segment else Ticket(0, 0, 0, 0)
-        rows = all_of(together, [rank, os.getpid(), self.pipe.write_fd, *ticket])
+        self._ticket = state(Watchdog).ticket
+        rows = all_of(together, [rank, os.getpid(), self.pipe.write_fd, *(self._ticket or Ticket(0, 0, 0, 0))])
         # of the ranks of this machine, as MPI knows it
         self.infos = {k: PeerInfo(pid, fd, Ticket(*rest) if rest[0] else None) for k, pid, fd, *rest in rows}
         ranks = [row[0] for row in all_of(here, [rank])]
@@ -57,21 +53,18 @@ class Peers:
 
     def _open(self, k: int) -> bool:
         info = self.infos[k]
-        if info.ticket is None or self._segment is None:
+        if info.ticket is None or self._ticket is None:
             return False
-        try:
+        with contextlib.suppress(OSError):
             os.close(attach(info.ticket)[0])
             self.wake_fds[k] = WakePipe.open(info.pid, info.wake_fd)
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def close(self) -> None:
         while self.wake_fds:
             os.close(self.wake_fds.popitem()[1])
         self.pipe.close()
-        if self._segment is not None:
-            self._segment.close()
 
 
 def all_of(comm: Any, own: list[int]) -> list[list[int]]:
@@ -81,3 +74,11 @@ def all_of(comm: Any, own: list[int]) -> list[list[int]]:
     wait_until(request.Test)
     rows: list[list[int]] = found.tolist()
     return rows
+
+
+def members_of(comm: Any) -> list[int]:
+    """The rank in the world of each rank of a communicator; negative: it is in another world."""
+    from mpi4py import MPI
+
+    group = comm.Get_group()
+    return [*group.Translate_ranks([*range(group.Get_size())], MPI.COMM_WORLD.Get_group())]

@@ -66,7 +66,7 @@ class WakePipe:
 
 def wait_until(
     test: Callable[[], T | None], sleep: Callable[[float], bool] | None = None,
-    watchdog: Any = None, by_mpi: bool = True, spin_s: float = SPIN_S,
+    watchdog: Any = None, by_mpi: bool = True, spin_s: float = SPIN_S, awaited: Any = None,
 ) -> T:  # fmt: skip
     """Calls `test` until it gives something other than None or False, and returns that.
 
@@ -76,6 +76,7 @@ def wait_until(
         by_mpi: True if completion depends on MPI's progress, so that no wake-up will arrive.
         spin_s: seconds of testing before the first pause.
         watchdog: the process's `Watchdog` (ranks/watchdog.py), which is called if the wait lasts.
+        awaited: passed to it.
     """
     if result := test():
         return result
@@ -86,7 +87,7 @@ def wait_until(
             now = time.perf_counter()
             waited = now - start
             if waited > due:
-                due = watchdog.due(waited)
+                due = watchdog.due(waited, awaited)
             tests += 1
             if now - spun_from < (max(spin_s, MPI_SPIN_S) if by_mpi else spin_s) or tests < SPIN_TESTS:
                 os.sched_yield()

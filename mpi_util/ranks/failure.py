@@ -92,7 +92,7 @@ def install() -> None:
         os.environ[RANK_PID] = str(os.getpid())
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
         reap.die_with_parent()
-        _register()
+        write_record("rank", {"pid": os.getpid(), "shm": []})  # it has come to mpi_fork
         os.closerange = functools.partial(_close_range, os.closerange)
 
 
@@ -367,11 +367,6 @@ def _running_mpi() -> Any:
     """The module mpi4py.MPI, if MPI has been started and not ended; else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
-
-
-def _register() -> None:
-    """Lets mpi_fork's parent know that this rank has come to mpi_fork."""
-    write_record("rank", {"pid": os.getpid(), "shm": []})
 
 
 def register_mpi() -> None:

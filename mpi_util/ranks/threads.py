@@ -1,8 +1,10 @@
 """How many threads BLAS and torch have, in each rank's process: one; for rank 0's update of a large model, all cores.
 
 From a gather to its next collective call rank 0 may use every core, as the others sleep. A single rank does the same,
-because the number of threads can change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. TensorFlow keeps
-its number once it runs: on each rank as many threads for one operation as rank 0 has cores.
+because the number of threads can change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. With `comm=` rank
+0 of that communicator gets the part of the cores that its ranks are of the job's: the other ranks may work or sleep,
+and a number that followed them would give other bits each time. TensorFlow keeps its number once it runs: on each rank
+as many threads for one operation as rank 0 has cores.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
 threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
@@ -75,7 +77,7 @@ class Threads:
     """The pools of this process, and whether they have one thread or all.
 
     Attributes:
-        all_cores: True on rank 0 from a gather to its next collective call: the others sleep.
+        all_cores: True on rank 0 of a communicator from a gather to its next collective call: its others sleep.
         largest: on rank 0, numbers in the largest array of all models that have been sent; 0: none has been.
     """
 
@@ -102,9 +104,12 @@ class Threads:
         if "torch" not in sys.modules:
             sys.meta_path.insert(0, self)
 
-    def switch(self, all_cores: bool, of_any_size: bool = False) -> None:
-        small = 0 < self.largest < _LARGE and not os.environ.get(UPDATE_THREADS)
-        n = self._most if all_cores and (of_any_size or not small) else 1
+    def switch(self, all_cores: bool, of_any_size: bool = False, part: tuple[int, int] = (1, 1)) -> None:
+        """Args: of_any_size: of a model. part: how many ranks have gathered, of how many: as many of the cores."""
+        n = self._most if all_cores else 1
+        if all_cores and not os.environ.get(UPDATE_THREADS):
+            small = 0 < self.largest < _LARGE and not of_any_size
+            n = 1 if small else max(1, n * part[0] // part[1])
         if self._most and (all_cores, n) != (self.all_cores, self._n):
             self._find({self._n})
             self.all_cores, self._n = all_cores, n
@@ -178,8 +183,3 @@ class Threads:
 def use_all_cores(of_any_size: bool = False) -> None:
     """Gives rank 0 a thread for each core: it has gathered, and the others sleep. Args: of_any_size: of a model."""
     state(Threads).switch(True, of_any_size)
-
-
-def use_one_core() -> None:
-    """Gives rank 0 one thread: the others work too."""
-    state(Threads).switch(False)

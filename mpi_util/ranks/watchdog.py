@@ -3,28 +3,37 @@
 Each rank keeps a note in shared memory: its phase and, once it has waited for a second, its call. So others can read it
 even of a rank that is stopped, or hangs in a library. No thread and no timer runs beside the program. A signal makes a
 rank's faulthandler write its stack into a memory file, even while a library computes.
+
+The notes also say for which ranks each one waits. A circle of them, on different communicators, ends the job once each
+has looked for messages several times since all of them were seen to wait: what they had sent before has come by then.
 """
 
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import json
 import math
 import os
 import re
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from ..host.reap import is_stopped
-from ..host.segments import Ticket, attach
+from ..host.segments import Segment, Ticket, attach
 from . import failure, runner
+from .identity import nworkers, rank
 from .state import state
 
-NOTE_BYTES = 1024
-_AFTER_S, _NOTED_AFTER_S = 300.0, 1.0
+FIRST_CALL = "the first call"  # on a communicator: it waits for all of them
+_NOTE_BYTES, _MOST_AWAITED = 4096, 200
+_AFTER_S, _NOTED_AFTER_S, _NOTED_EACH_S = 300.0, 1.0, 0.5
+_SURE = 3  # notes of a rank in the same wait, each after another look for messages
 _ANSWER_S, _LOOK_S = 1.0, 0.1  # the longest wait for stacks, and the pause between two looks
 _END = "the end of the program"
 _UNKNOWN = " on another machine, without shared memory, or ended: cannot be asked"
@@ -68,35 +77,53 @@ class Watchdog:
     def __init__(self) -> None:
         self.after_s = _checked("MPI_UTIL_WATCHDOG", os.environ.get("MPI_UTIL_WATCHDOG", _AFTER_S))
         self.kill = False
-        self._note, self._memory, self._rank = {"where": "", "stacks": -1}, bytearray(), 0
-        self._owners: Sequence[tuple[int, Ticket | None]] = ()  # each rank's process id, and ticket of its note
+        self.tickets = dict[int, Ticket | None]()  # of the notes of ranks with which this one has a communicator
+        self._note: dict[str, Any] = {"where": "", "stacks": -1, "wait": 0, "times": 0}
+        self._memory: Any = None
+        self._pid, self._report_at = 0, 0.0  # 0: after `after_s`
+        self._circle: dict[int, Any] = {}  # the notes of ranks that were seen to wait for one another
 
-    def join(self, rank: int, memory: Any, owners: Sequence[tuple[int, Ticket | None]]) -> None:
-        """Begins to keep this rank's note in `memory`, NOTE_BYTES long; None: there is no shared memory."""
-        if memory is not None:
-            self._rank, self._owners, self._memory = rank, owners, memory
+    @functools.cached_property
+    def ticket(self) -> Ticket | None:
+        """Of this rank's note, which it keeps from the first time on that this is read; None: no shared memory."""
+        with contextlib.suppress(OSError):
+            segment = Segment(_NOTE_BYTES)
             self._note["stacks"] = stacks = os.memfd_create("mpi_util stack")
             fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
             faulthandler.register(runner.STACK_SIGNAL, stacks)
-            state(failure.FailureState).on_phase = self.over
+            self._memory, self._pid, state(failure.FailureState).on_phase = segment.map, os.getpid(), self.over
             self.over()
+            return segment.ticket
+        return None
 
-    def due(self, waited: float) -> float:
-        """Notes, or reports, that this rank has waited for `waited` seconds. Returns when to call this again."""
-        noted_after_s = min(_NOTED_AFTER_S, self.after_s / 2) if self._owners and self.after_s else math.inf
+    def due(self, waited: float, awaited: Callable[[], tuple[Sequence[int], Iterable[int]]] | None) -> float:
+        """Notes, or reports, that this rank has waited for `waited` seconds. Returns when to call this again.
+
+        Args: awaited: gives the rank in the world of each rank of a communicator, and those of its ranks that must act.
+        """
+        report_at = self._report_at or self.after_s or math.inf
+        noted_after_s = min(_NOTED_AFTER_S, report_at / 2) if self._pid else math.inf
         if waited < noted_after_s:
             return noted_after_s
-        if waited >= self.after_s:
+        call, (members, ranks) = state(failure.FailureState).call, awaited() if awaited else ((), ())
+        text = call if call == _END else f"{call} at {failure.call_site()}"
+        if 0 < len(members) < nworkers():
+            text += f", on the communicator of ranks {', '.join(map(str, members))}"
+        self._note["times"] += 1
+        awaits, opens = [members[k] for k in ranks if members[k] >= 0], [*members] * (call == FIRST_CALL)
+        self._write(text, time.time() - waited, [] if _may_act() or len(awaits) > _MOST_AWAITED else awaits, opens)
+        self._check_circle()
+        if waited >= report_at:
             self._report(waited)
-            return 2 * waited
-        call = state(failure.FailureState).call
-        self._write(call if call == _END else f"{call} at {failure.call_site()}", time.time() - waited)
-        return self.after_s
+            self._report_at = report_at = 2 * waited
+        return min(report_at, waited + _NOTED_EACH_S)
 
     def over(self) -> None:
         """Notes that a wait that was `due` is over, or that a phase begins or ends."""
         where = ", ".join(f"{key} {value}" for key, value in state(failure.FailureState).where.items())
         self._note["where"] = where[:200] or "outside of `mpi_util.during`"
+        self._note["wait"] += 1
+        self._report_at = 0
         self._write("", time.time())
 
     def at_end(self) -> None:
@@ -104,17 +131,31 @@ class Watchdog:
         failure.enter(_END)
         self._write(_END, time.time())
 
-    def _write(self, call: str, since: float) -> None:
-        if self._owners and self._owners[self._rank][0] == os.getpid():  # else forked by the rank
-            note = self._note | {"call": call[:200], "since": since}
-            self._memory[:NOTE_BYTES] = json.dumps(note).encode().ljust(NOTE_BYTES)
+    def _write(self, call: str, since: float, awaits: Sequence[int] = (), opens: Sequence[int] = ()) -> None:
+        if self._pid == os.getpid():  # else forked by the rank
+            note = self._note | {"call": call[:200], "since": since, "awaits": awaits, "opens": opens}
+            self._memory[:_NOTE_BYTES] = json.dumps(note).encode().ljust(_NOTE_BYTES)
+
+    def _views(self) -> "list[_RankView]":
+        return [_RankView(self.tickets.get(k)) for k in range(nworkers())]
+
+    def _check_circle(self) -> None:
+        """Ends the job if this rank waits for one that waits, directly or through others, for this one."""
+        note = functools.cache(lambda k: _RankView(self.tickets.get(k)).note)
+        circle, before = {k: note(k) for k in _circle(rank(), note)}, self._circle
+        if circle.keys() != before.keys() or any(circle[k]["wait"] != before[k]["wait"] for k in circle):
+            self._circle = circle
+        elif rank() == min(circle, default=-1) and all(note(k)["times"] >= before[k]["times"] + _SURE for k in circle):
+            what = f"ranks {', '.join(map(str, sorted(circle)))} wait for one another and can never meet; "
+            what += "is comm= missing in one of these calls, or do they come in another order?"
+            failure.fail("\n  ".join([f"mpi_util: {what}", *_grouped("", [v.described() for v in self._views()])]))
 
     def _report(self, waited: float) -> None:
-        ranks = [_RankView(pid, ticket) for pid, ticket in self._owners]
-        if any(each.waits for each in ranks[: self._rank]):
+        ranks = self._views()
+        if any(each.waits for each in ranks[: rank()]):
             return  # that rank reports, now or soon
         lines = _grouped("", [each.described() for each in ranks])
-        head = f"mpi_util: rank {self._rank} has waited for {waited:.3g} s"
+        head = f"mpi_util: rank {rank()} has waited for {waited:.3g} s"
         if not self.kill:
             head += ". This is a report, not an error: another rank may take that long. The next one is due after "
             head += f"{2 * waited:.3g} s (mpi_util.watchdog; 0: never)"
@@ -137,20 +178,20 @@ class Watchdog:
 class _RankView:
     """A rank's note, and the state of its process. The note is empty if the process cannot be reached."""
 
-    def __init__(self, pid: int, ticket: Ticket | None):
-        self.pid, self._note = pid, dict[str, Any]()
+    def __init__(self, ticket: Ticket | None):
+        self.pid, self.note = ticket.pid if ticket else 0, dict[str, Any]()
         with contextlib.suppress(OSError, ValueError):
             if ticket is not None:
                 fd, memory = attach(ticket)
                 os.close(fd)
-                self._note = json.loads(memory[:NOTE_BYTES])
-        self._stopped = is_stopped(pid)
-        self.stacks = Path(f"/proc/{pid}/fd/{self._note.get('stacks')}")
-        self.waits = bool(self._note.get("call")) and not self._stopped
+                self.note = json.loads(memory[:_NOTE_BYTES])
+        self._stopped = is_stopped(self.pid)
+        self.stacks = Path(f"/proc/{self.pid}/fd/{self.note.get('stacks')}")
+        self.waits = bool(self.note.get("call")) and not self._stopped
         self.answers = self.stacks.exists() and not self._stopped
 
     def described(self) -> str:
-        if not (note := self._note):
+        if not (note := self.note):
             return _UNKNOWN
         since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
         if self.waits:
@@ -169,6 +210,27 @@ class _RankView:
                 text = _RUNNER.sub("", re.sub(r"(Current t|T)hread 0x\w+", "Thread", text))  # any thread may answer
                 return "\n" + (_INSIDE.sub("", text) if self.waits else text).rstrip()
         return ""
+
+
+def _circle(own: int, note: Callable[[int], dict[str, Any]]) -> tuple[int, ...]:
+    """Ranks that wait, each for the next one and the last for `own`; (): none. Args: note: gives that of a rank."""
+    paths: dict[int, tuple[int, ...]] = {own: (own,)}
+    for k in (queue := [own]):
+        for other in note(k).get("awaits", ()):
+            here, there = note(k), note(other)
+            if there.get("awaits") and not here["opens"] == there["opens"] != []:  # else it computes, or has come
+                if other == own:
+                    return paths[k]
+                if other not in paths:
+                    paths[other] = (*paths[k], other)
+                    queue.append(other)
+    return ()
+
+
+def _may_act() -> bool:
+    """True for a rank that may do something while it waits: in another thread of the program, or by a timer."""
+    me, threads = threading.current_thread(), threading.enumerate()
+    return not all(each is me or each.daemon for each in threads) or signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
 
 def _grouped(what: str, texts: Sequence[str]) -> list[str]:

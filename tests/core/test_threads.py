@@ -147,6 +147,33 @@ def test_a_small_model_is_updated_with_one_thread(tmp_path, setup, rows, threads
     assert done.out == f"1 {threads}\n" * 4, done.err
 
 
+TEAMS = """
+import sys, mpi_util, mpi_util.host.cores as cores
+cores.usable_cores = lambda: 8
+if mpi_util.mpi_fork(int(sys.argv[1]), threads=eval(sys.argv[2])) == "parent":
+    sys.exit()
+import torch
+from mpi4py import MPI
+rank, team, threads = mpi_util.rank, MPI.COMM_WORLD.Split(mpi_util.rank // 3), []
+moments = type("Moments", (), {"mean": 0.0, "var": 1.0, "count": 1})
+for comm in (team, None):
+    for call in ("rank0_gather", "merge_moments", "all_sum"):
+        getattr(mpi_util, call)(moments() if call == "merge_moments" else rank, comm=comm)
+        threads.append(torch.get_num_threads())
+print(rank, *threads)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("n", "given", "of_team", "of_all"), [(1, None, 8, 8), (4, None, 6, 8), (4, 3, 3, 3)])
+def test_on_another_communicator_rank_0_has_the_cores_of_its_ranks(tmp_path, n, given, of_team, of_all):
+    """Ranks 0, 1, 2 of 4: a number that does not depend on what the fourth one does meanwhile."""
+    (tmp_path / "program.py").write_text(TEAMS)
+    done = run([sys.executable, tmp_path / "program.py", n, given], 60)
+    others = [f"{k} 1 1 1 1 1 1" for k in range(1, n)]
+    assert sorted(done.out.splitlines()) == [f"0 {of_team} {of_team} 1 {of_all} {of_all} 1", *others], done.err
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_number_that_torch_is_given_between_the_updates_stays(tmp_path):

@@ -250,6 +250,97 @@ def test_the_watchdog_sees_a_wait_for_the_lock_of_deal(run_ranks):
     assert "rank 0: waiting in deal at fail.py" in finished.err and "rank 1: missing" in finished.err
 
 
+TEAMS = """
+import sys, threading, time, mpi_util
+if mpi_util.mpi_fork(3) == "parent":
+    sys.exit()
+from mpi4py import MPI
+rank, team, others = mpi_util.rank, MPI.COMM_WORLD.Split(mpi_util.rank // 2), MPI.COMM_WORLD.Split(mpi_util.rank > 0)
+"""
+FORGOTTEN = """
+if sys.argv[1] == "later":
+    mpi_util.all_sum(1, comm=team)
+if rank == 2:
+    time.sleep(60)
+if rank == 0:
+    mpi_util.all_sum(1, comm=team)
+mpi_util.rank0_gather("comm is forgotten")
+"""
+
+
+@pytest.mark.parametrize("call", ["first", "later"])
+def test_ranks_that_wait_for_one_another_end_the_job(tmp_path, mpi, call):
+    """On different communicators, while another rank computes; also where one of them is still to be opened."""
+    (tmp_path / "program.py").write_text(TEAMS + FORGOTTEN)
+    done = run([sys.executable, tmp_path / "program.py", call], 40, mpi_environment(mpi))
+    of_team = "the first call" if call == "first" else "all_sum"
+    assert done.status == 1 and re.fullmatch(
+        "mpi_util: ranks 0, 1 wait for one another and can never meet; is comm= missing in one of these calls, or do "
+        r"they come in another order\?\n"
+        rf"  rank 0: waiting in {of_team} at program.py:13, on the communicator of ranks 0, 1 since [\d:]+\n"
+        r"  rank 1: waiting in rank0_gather at program.py:14 since [\d:]+\n"
+        r"  rank 2: missing, outside of `mpi_util.during` since .*\n"
+        r"mpi_util: rank 0 has ended the job; all 3 ranks were stopped\n",
+        done.err,
+    ), done.err
+
+
+SLOW = """
+def late(call):
+    time.sleep(5)
+    call()
+
+everyone, wait = lambda: mpi_util.all_sum(1), lambda comm: mpi_util.rank0_gather(rank, comm=comm)
+for _ in range(2):  # the first call on a communicator, and a later one
+    if rank == 2:
+        late(lambda: wait(others))  # on which rank 1 waits, and on that rank 0
+    if rank == 1:
+        wait(others)
+    if rank < 2:
+        wait(team)
+    everyone()
+if rank == 0:
+    helper = threading.Thread(target=late, args=(lambda: wait(team),))  # what rank 1 waits for
+    helper.start()
+if rank == 1:
+    wait(team)
+everyone()
+if rank == 0:
+    helper.join()
+mpi_util.print0("met")
+"""
+
+
+@pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.slow)], indirect=True)
+def test_ranks_that_wait_for_a_slow_one_are_let_alone(tmp_path, mpi):
+    """On several communicators; also where another thread of a waiting rank makes the call that is waited for."""
+    (tmp_path / "program.py").write_text(TEAMS + SLOW)
+    done = run([sys.executable, tmp_path / "program.py"], 60, mpi_environment(mpi))
+    assert (done.status, done.out, done.err) == (0, "met\n", "")
+
+
+TWO_THREADS = """
+call = lambda: getattr(mpi_util, sys.argv[1])(1.0)
+call()
+if rank:
+    time.sleep(60)
+threading.Thread(target=call, name="helper").start()
+time.sleep(0.5)
+call()
+"""
+
+
+@pytest.mark.parametrize("call", ["all_sum", "rank0_gather"])
+def test_collective_calls_come_from_one_thread(tmp_path, mpi, call):
+    (tmp_path / "program.py").write_text(TEAMS + TWO_THREADS)
+    done = run([sys.executable, tmp_path / "program.py", call], 30, mpi_environment(mpi))
+    assert done.status == 2 and done.err == (
+        f"rank 0: program.py:8: UsageError: {call}, in thread 'MainThread': thread 'helper' of this rank is in {call}; "
+        "the collective calls of a rank come from one thread (only `deal` may be shared)\n"
+        "mpi_util: all 3 ranks were stopped\n"
+    )
+
+
 @pytest.mark.parametrize("seconds", [-1, "soon", float("nan")])
 def test_the_watchdog_takes_seconds(seconds):
     with pytest.raises(mpi_util.UsageError, match="is a number of seconds, 0 or more"):
