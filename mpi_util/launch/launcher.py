@@ -139,8 +139,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 def check_tasks() -> None:
     """Raises LaunchError in each of several processes that srun or torchrun has started, and that have no MPI."""
     if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
-        use = f"srun {srun_option(ask_library()[0])}, or start it once, as in a batch script: mpi_fork then starts "
-        use += "ranks on all hosts of the allocation"
+        use = f"srun {srun_option(ask_library()[0])}, or start it once: mpi_fork starts ranks on all its hosts"
         raise alone(f"srun has started this program {tasks} times, and", use, first_number(("SLURM_PROCID",), 0))
     if "MASTER_ADDR" in os.environ and (tasks := first_number(("WORLD_SIZE",), 1)) > 1:
         what = f"torchrun, accelerate or deepspeed has started this program {tasks} times (WORLD_SIZE), and"

@@ -27,7 +27,8 @@ for batch in (np.load(file), collections.UserDict(obs=np.full((2, 3), r), act=np
     if r == 0:
         print(type(got).__name__, sorted(got), got["obs"][:, 0].tolist(), got["act"].tolist())
 sums = mpi_util.all_sum({"a": 1, "b": (np.full(2, r), [1.0, 2.0])})
-mpi_util.print0(sums["a"], sums["b"][0].tolist(), sums["b"][1].tolist(), mpi_util.all_mean((r, 3.0)))
+means = mpi_util.all_mean((r, 3.0))
+mpi_util.print0(sums["a"], sums["b"][0].tolist(), sums["b"][1].tolist(), type(means).__name__, *means)
 weights = collections.UserDict(w=np.full(2, 5.0 * (r == 0)), n=r)
 mpi_util.rank0_bcast_wts(weights)
 assert weights["w"].tolist() == [5.0, 5.0] and weights["n"] == 0
@@ -95,7 +96,7 @@ def test_every_mapping_is_a_dict_and_sums_take_nested_batches(tmp_path, mpi):
     out = start(MAPPINGS, tmp_path, mpi).splitlines()
     kinds = ["dict", "dict", "dict"]
     assert out[:3] == [f"{kind} ['act', 'obs'] [0, 0, 1, 1] [0, 1, 1, 2]" for kind in kinds]
-    assert out[3] == "2 [1, 1] [2.0, 4.0] (np.float64(0.5), np.float64(3.0))"
+    assert out[3] == "2 [1, 1] [2.0, 4.0] tuple 0.5 3.0"
 
 
 def test_what_is_not_known_to_be_rows_is_refused(tmp_path, mpi):
