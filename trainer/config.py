@@ -338,8 +338,7 @@ def _read(path: Path) -> Config:
             raise ValueError("it is not a JSON object of settings")
         if unknown := sorted(saved.keys() - options - {"versions", "commands"}):
             raise ValueError(f"{unknown[0]} is no setting of this version of train.py; correct or remove it")
-        commands = saved.get("commands", [])
-        if not (isinstance(commands, list) and all(isinstance(command, str) for command in commands)):
+        if not isinstance(saved.get("commands", []), list):
             raise ValueError("commands must be a list of strings")
         defaults = {name: option.default for name, option in options.items()} | DEFAULTS.get(str(saved.get("algo")), {})
         config = Config(**{name: saved.get(name, default) for name, default in defaults.items()})

@@ -50,10 +50,7 @@ class SavedPolicy:
     """
 
     def __init__(self, path: Path, trust: bool = False):
-        """Args: trust: whether to import modules that it names though no run of this user has written it.
-
-        Raises ValueError: one line: the file is missing or damaged, or names such modules.
-        """
+        """Raises ValueError: one line: the file is missing or damaged, or names modules in another's folder."""
         self.path, (arrays, self.notes) = path, load(path)
         spec = Spec.from_dict(self.notes.get("spec", {}))
         if spec is None:
@@ -132,10 +129,8 @@ class SavedPolicy:
 def load_policy(run: str | Path, which: str = "", *, trust: bool = False) -> SavedPolicy:
     """The policy of a run folder, or of a file in it.
 
-    Args:
-        which: "best": with the highest mean return of an evaluation; "last"; "": the best one, if there is one.
-        trust: as of SavedPolicy.
-    Raises ValueError: one line: there is none, it is damaged, or names modules to import and is not trusted.
+    Args: which: "best": with the highest mean return of an evaluation; "last"; "": the best one, if there is one.
+    Raises ValueError: one line: there is none, it is damaged, or names modules in another's folder, without `trust`.
     """
     path = Path(run)
     if path.is_dir():

@@ -8,24 +8,20 @@ import os
 import secrets
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mpi_util_spinup.files import read, replace_file
 
-if TYPE_CHECKING:
-    from trainer.config import Config
+SIGNATURE = "signature"  # a file in a run folder; below, config is trainer.config.Config, which imports this module
 
 
-SIGNATURE = "signature"  # a file in a run folder
-
-
-def sign(folder: Path, config: "Config") -> None:
+def sign(folder: Path, config: Any) -> None:
     """Notes that a run of this user in this very folder imports modules. Raises OSError: it cannot be written."""
     if config.modules and not _is_own(folder, config):
         replace_file(folder / SIGNATURE, _signature(folder, config))
 
 
-def require_trust(config: "Config", path: Path, trust: bool) -> None:
+def require_trust(config: Any, path: Path, trust: bool) -> None:
     """Raises ValueError: one line: modules would be imported that no run of this user has named in the folder.
 
     Args: config: as in `path`, config.json or a file of weights, which is in a run folder.
@@ -42,13 +38,13 @@ def require_trust(config: "Config", path: Path, trust: bool) -> None:
         )
 
 
-def _is_own(folder: Path, config: "Config") -> bool:
+def _is_own(folder: Path, config: Any) -> bool:
     with contextlib.suppress(OSError):
         return read(folder / SIGNATURE) == (_signature(folder, config) or None)
     return False
 
 
-def _signature(folder: Path, config: "Config") -> bytes:
+def _signature(folder: Path, config: Any) -> bytes:
     """A moved folder keeps its inode, a copy has another. b"": the user has no place for a key that is hers alone."""
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         place = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "mpi_util"

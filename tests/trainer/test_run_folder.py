@@ -155,6 +155,7 @@ def test_an_old_folder_that_names_no_module_needs_no_trust(plain, tmp_path, monk
     folder = copied(plain, tmp_path / "run")
     assert not (folder / "signature").exists()  # which is of folders that name modules
     monkeypatch.setenv("MPI_UTIL_CURVE", "1")
+    change(folder, eval_every=30, eval_async=True, eval_episodes=1)
     for name in ("numpy", "json", "trainer", "multiprocessing", "matplotlib", "mpi_util_spinup", "imageio"):
         (folder / f"{name}.py").write_text("open('imported', 'w')")
     start(folder, "--resume", ".", "--total_steps", "180")
