@@ -333,7 +333,7 @@ def _read(path: Path) -> Config:
     """The settings of a run's config.json. Raises ValueError: one line that says what in it cannot be used."""
     options = {option.name: option for option in fields(Config)}
     try:
-        saved = json.loads(read(path))
+        saved = json.loads(read(path).decode())
         if not isinstance(saved, dict):
             raise ValueError("it is not a JSON object of settings")
         if unknown := sorted(saved.keys() - options - {"versions", "commands"}):
