@@ -24,7 +24,7 @@ from mpi_util.host import reap
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 
-from .files import read_own, replace_file
+from .files import read, read_own, regular, replace_file
 from .serialization_utils import convert_json
 
 DEFAULT_DATA_DIR = "data"  # in the current directory
@@ -112,7 +112,7 @@ class Experiment:
     def finished(self) -> bool:
         """True if a run with the same configuration and function has succeeded in the folder."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
-            found = json.loads((self.folder / _MARKER).read_text())
+            found = json.loads(read(self.folder / _MARKER))
             if found["config"] == self.config and found["source"] == self._source:
                 return True
             if found["config"] == self.config:
@@ -124,7 +124,8 @@ class Experiment:
         (self.folder / _MARKER).unlink(missing_ok=True)
         if nslots():  # the ranks of all hosts read it
             job = os.path.abspath(self.folder / _JOB)
-            self._job = os.fdopen(os.open(job, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
+            (self.folder / _JOB).unlink(missing_ok=True)  # left by a crash
+            self._job = os.fdopen(os.open(job, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
         else:  # in memory: nothing is left of it however this process ends
             self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
             os.fchmod(self._job.fileno(), 0o600)
@@ -133,7 +134,7 @@ class Experiment:
         self._job.flush()
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
         self._began = time.monotonic()
-        with open(self.output, "ab") if self.output else contextlib.nullcontext() as file:
+        with open(self.output, "ab", opener=regular) if self.output else contextlib.nullcontext() as file:
             # in a session of its own, so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter
                 [sys.executable, "-c", _START, __name__, job, *path], start_new_session=True,
@@ -253,7 +254,7 @@ def _status(result: Result) -> str:
 
 def _tail(name: str, output: Path) -> str:
     """The last lines that a run printed, from the traceback on if there is one, each with the run's name."""
-    with open(output, "rb") as file:
+    with open(output, "rb", opener=regular) as file:
         file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     last = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=len(lines) - _SHORT_TAIL)

@@ -1,11 +1,16 @@
 """Files and folders that are never half written, in any process: written under another name, synced, renamed."""
 
+import contextlib
+import errno
 import fcntl
+import glob
 import os
 import shutil
+import stat
+import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -16,14 +21,22 @@ _RELEASED_S = 2.0  # after which the lock of a process that was killed is free
 
 def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> None:
     """Writes a file, or has `content` write it. Whatever happens, `path` holds its old content or the new one."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)  # left by a crash, or by another user as a link to a file of ours
-    try:
-        with open(draft, "xb") as file:
+    with draft_folder(path) as drafts:
+        with open(drafts / path.name, "xb") as file:
             content(file) if callable(content) else file.write(content)
-        publish(draft, path)
+        publish(drafts / path.name, path)
+
+
+@contextlib.contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, for what is to be renamed to it; of a name that nobody can know before."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):  # by a crash
+        shutil.rmtree(left, ignore_errors=True)
+    drafts = Path(tempfile.mkdtemp(".new", f".{path.name}.", path.parent))
+    try:
+        yield drafts
     finally:
-        draft.unlink(missing_ok=True)
+        shutil.rmtree(drafts, ignore_errors=True)
 
 
 def publish(draft: Path, path: Path) -> None:
@@ -35,21 +48,30 @@ def publish(draft: Path, path: Path) -> None:
 
 def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Writes a folder, all of it or nothing. Args: fill: makes the folder that it is given, and all files in it."""
-    draft, old = (path.with_name(f".{path.name}.{kind}") for kind in ("new", "old"))
-    for left in (draft, old):  # by a crash
-        shutil.rmtree(left, ignore_errors=True)
-    try:
-        fill(draft)
-        for folder, _, names in os.walk(draft):
+    with draft_folder(path) as drafts:
+        fill(drafts / path.name)
+        for folder, _, names in os.walk(drafts):
             for name in names:
                 sync(Path(folder, name))
         if path.exists():
-            path.rename(old)
-        draft.rename(path)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            path.rename(drafts / "old")
+        (drafts / path.name).rename(path)
     sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+
+
+def regular(path: str, flags: int) -> int:
+    """Opens a regular file, as in `open(path, mode, opener=regular)`. OSError, at once: it is a link, a FIFO, ..."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return fd
+
+
+def read(path: Path) -> bytes:
+    """The content of a regular file. Raises OSError: as `regular`."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def read_own(path: str) -> bytes:
@@ -63,7 +85,7 @@ def read_own(path: str) -> bytes:
 
 def sync(path: Path) -> None:
     """Waits until a file or folder is on disk."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(fd)
     finally:

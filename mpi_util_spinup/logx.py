@@ -20,7 +20,7 @@ from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import Comm, rank
 
-from .files import lock_folder, replace_file
+from .files import lock_folder, regular, replace_file
 from .mpi_tools import Statistics, statistics
 from .savers import load_weights, numbers, restore_tf_graph, save_keras, save_session, save_torch
 from .serialization_utils import convert_json
@@ -216,7 +216,7 @@ class Logger:
     @functools.cached_property
     def output_file(self) -> Any:
         """The table, open for appending, on rank 0; None elsewhere. The logger itself opens it for each row."""
-        return open(self._progress.path, "a") if self._is_root else None  # closed with the process
+        return open(self._progress.path, "a", opener=regular) if self._is_root else None  # closed with the process
 
     def _warn(self, text: str | None) -> None:
         if text and text not in self._warned:

@@ -43,7 +43,7 @@ def load_policy_and_env(
     if number not in saves:
         raise UsageError(f"{folder} has neither tf1_save{number} nor pyt_save/model{number}.pt")
     env_path, save = folder / f"vars{number}.pkl", saves[number]
-    pickles = [path for path in (env_path, save) if path.is_file()]
+    pickles = [path for path in (env_path, save) if path.exists() and not path.is_dir()]  # a FIFO too
     if pickles and not trust:
         what = "is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
         raise UsageError(f"{pickles[0]} {what}")

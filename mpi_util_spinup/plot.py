@@ -22,7 +22,7 @@ import numpy as np
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import MissingFrameworkError, UsageError
 
-from .files import replace_file
+from .files import read, replace_file
 
 TABLE = "progress.txt"
 SHORT = {"steps": "TotalEnvInteracts", "time": "Time", "iteration": "Iteration", "return": "Performance"}
@@ -75,11 +75,11 @@ def get_datasets(logdir: str | Path, condition: str | None = None) -> list[Run]:
 
 def _read(table: Path, condition: str | None) -> Run:
     try:
-        config = json.loads((table.parent / "config.json").read_text())
-    except (OSError, ValueError):  # Spinning Up's plots did without it too
+        config = dict(json.loads(read(table.parent / "config.json")))
+    except (OSError, ValueError, TypeError, RecursionError):  # Spinning Up's plots did without it too
         config = {}
     config |= {} if condition is None else {"exp_name": condition}
-    header, *rows = table.read_text().splitlines() or [""]
+    header, *rows = read(table).decode(errors="replace").splitlines() or [""]
     whole = [row for row in rows if row.count("\t") == header.count("\t")]  # the last one may be half written
     columns: dict[str, np.ndarray] = {}
     if whole:
@@ -99,7 +99,7 @@ def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]
     for run in runs:
         name = run.config.get("exp_name") or " ".join(str(run.config.get(key, "")) for key in ("env", "algo")).strip()
         words = [f"{key} {run.settings[key].strip(chr(34))}" for key in differ if key in run.settings]
-        n_processes = int(run.config.get("nprocs") or run.config.get("num_cpu") or 1)
+        n_processes = run.config.get("nprocs") or run.config.get("num_cpu") or 1
         words += [f"{n_processes} processes"] * by_processes
         groups.setdefault(", ".join(filter(None, [name or run.folder.name, *words])), []).append(run)
     return groups

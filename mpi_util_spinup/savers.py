@@ -19,7 +19,7 @@ from mpi_util.arrays.adapters import adapter_for
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
-from .files import publish, replace_file, replace_folder
+from .files import draft_folder, publish, replace_file, replace_folder
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
@@ -79,12 +79,10 @@ def save_keras(model: Any, folder: Path, itr: str) -> None:
     """Writes keras_save/model<itr>.keras and keras_save/weights<itr>.npz."""
     place = folder / "keras_save"
     place.mkdir(exist_ok=True)
-    draft = place / ".draft.keras"  # Keras infers the format from the ending, and wants a path
-    try:
-        model.save(draft)
-        publish(draft, place / f"model{itr}.keras")
-    finally:
-        draft.unlink(missing_ok=True)  # half a file, where the disk is full
+    path = place / f"model{itr}.keras"
+    with draft_folder(path) as drafts:
+        model.save(drafts / path.name)  # Keras infers the format from the ending, and wants a path
+        publish(drafts / path.name, path)
     _save_weights(place / f"weights{itr}.npz", weights_of(model))
 
 

@@ -1,13 +1,14 @@
 """The table of a run on disk, progress.txt, and on a terminal, in colours. Only rank 0 writes both."""
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .files import replace_file, sync
+from .files import read, regular, replace_file, sync
 
 _COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
 color2num = {name: 30 + i for i, name in enumerate(_COLORS)}  # codes of a terminal
@@ -49,7 +50,7 @@ class Progress:
     def __init__(self, path: Path, keep_rows: int = 0, numbered_by: str | None = None):
         """Creates the file, or keeps the first `keep_rows` rows of an existing one and drops the others."""
         self.path, self.damage = path, ""
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() and keep_rows else ""
+        text = read(path).decode(errors="replace").replace("\r\n", "\n") if path.exists() and keep_rows else ""
         *lines, half = text.split("\n")
         self.columns, found = lines[0].split("\t") if lines and "\0" not in lines[0] else [], {}
         for number, cells in enumerate([line.split("\t") for line in lines[1:]], 1):
@@ -57,9 +58,10 @@ class Progress:
                 row = dict(zip(self.columns, cells, strict=True))
                 if all(cell.isprintable() for cell in cells):
                     found[int(row.get(numbered_by or "", number))] = "\t".join(cells)
-        if lost := [str(n) for n in range(1, keep_rows + 1) if n not in found]:
-            numbers = ", ".join(lost[:5]) + ", ..." * (len(lost) > 5)
-            self.damage = f"{path}: {len(lost)} of {keep_rows} rows are missing or damaged: {numbers}"
+        if n_lost := keep_rows - sum(0 < n <= keep_rows for n in found):
+            lost = (str(n) for n in range(1, keep_rows + 1) if n not in found)  # too many for a list, where it is wrong
+            numbers = ", ".join(itertools.islice(lost, 5)) + ", ..." * (n_lost > 5)
+            self.damage = f"{path}: {n_lost} of {keep_rows} rows are missing or damaged: {numbers}"
             if half or len(found) < len(lines) - 1:
                 replace_file(path.with_name(f"{path.name}.damaged"), text.encode())
         self.lines, self._n_written = [found[n] for n in found if n <= keep_rows], 0
@@ -76,7 +78,7 @@ class Progress:
         n_written = self._n_written if self.path.exists() else 0
         self._n_written = 0  # if this fails, half a row may be in the file
         if n_written:
-            with open(self.path, "a", encoding="utf-8") as file:
+            with open(self.path, "a", encoding="utf-8", opener=regular) as file:
                 file.write("".join(f"{line}\n" for line in self.lines[n_written:]))
         else:
             lines = ["\t".join(self.columns), *self.lines] if self.columns else []

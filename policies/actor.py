@@ -54,10 +54,17 @@ class Spec:
     image: tuple[int, ...] = ()  # for CNN: shape of the observations, images of uint8, channels first or last
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Spec":
-        """The Spec from what dataclasses.asdict made of it, with tuples where JSON made lists."""
-        tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        return cls(**{**fields, **tuples})
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Spec | None":
+        """The Spec from what dataclasses.asdict made of it, with tuples where JSON made lists; None: it is no such."""
+        try:
+            made: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+            spec = cls(**made)
+            sizes: tuple[Any, ...] = spec.obs_dim, spec.act_dim, *spec.policy_hid, *spec.valfunc_hid, *spec.image
+            if all(type(n) is int and n > 0 for n in sizes) and bool(spec.image) == (spec.network == CNN):
+                return spec
+        except (TypeError, AttributeError):
+            pass
+        return None
 
     @property
     def obs_dtype(self) -> type:

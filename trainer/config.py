@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import mpi_util
-from policies.actor import INIT_LOG_STD, parse_hid_list
+from mpi_util_spinup.files import read
+from policies.actor import CNN, INIT_LOG_STD, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 from trainer.presets import plain, preset
+from trainer.trust import require_trust
 
 ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "0 or more": lambda x: x >= 0,
@@ -198,6 +200,18 @@ class Config(Hyper):
         return self
 
     @property
+    def wrappers(self) -> list[str]:
+        """Of the environment, the innermost first."""
+        return [name.strip() for name in self.env_wrappers.split(",") if name.strip()]
+
+    @property
+    def modules(self) -> list[str]:
+        """Those that are imported because a setting names them."""
+        code = [self.env] * (":" in self.env) + [name for name in self.wrappers if name != ATARI]
+        code += [self.network] * (self.network not in ("", CNN))
+        return [name.partition(":")[0] for name in code]
+
+    @property
     def env_arguments(self) -> dict[str, Any]:
         """The environment's keyword arguments."""
         try:
@@ -244,6 +258,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     other.add_argument(
         "--seeds", metavar="0-4", help="one run after the other, of each seed; NAME: --name, or the --algo"
     )
+    other.add_argument("--trust", action="store_true", help="import the modules that the settings of RUN_DIR name")
     other.add_argument(
         "--preset", metavar="NAME",
         help="mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games",
@@ -251,9 +266,10 @@ def parse(arguments: list[str] | None = None) -> Config:
     try:
         words, auto = plain(sys.argv[1:] if arguments is None else arguments)
         given = vars(parser.parse_args(words))
+        trust = "trust" in given
         if "preset" in given:
             given = vars(parser.parse_args([*preset(given["preset"], given), *words]))
-        given = {name: value for name, value in given.items() if name not in ("watch", "seeds", "preset")}
+        given = {name: value for name, value in given.items() if name not in ("watch", "seeds", "preset", "trust")}
         if ("env" in given) == ("resume" in given):
             raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():
@@ -261,7 +277,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         slots = 0 if "nprocs" in given else mpi_util.nslots(given.get("hosts"), given.get("hostfile"))
         if n := slots or (mpi_util.usable_cores() if auto else 0):
             given.setdefault("nprocs", n)
-        config = (_resumed(given) if "resume" in given else Config.of(**given)).check()
+        config = (_resumed(given, trust) if "resume" in given else Config.of(**given)).check()
         if config.framework == "auto":
             on_cpu = config.device == "cpu" and not config.network
             config = replace(config, framework="numpy" if on_cpu else "torch")
@@ -299,13 +315,15 @@ def _whole(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
 
 
-def _resumed(given: dict[str, Any]) -> Config:
+def _resumed(given: dict[str, Any], trust: bool) -> Config:
     """The settings of an earlier run, with those that may change on resume. ValueError, one line: it cannot resume."""
     may_change = {option.name for option in fields(Config) if option.metadata.get("group") == FREE}
     refused = sorted(set(given) - may_change - {"resume", "env"})
     if refused:
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")
-    saved = _read(Path(given["resume"]) / "config.json")
+    path = Path(given["resume"]) / "config.json"
+    saved = _read(path)
+    require_trust(saved, path, trust)
     if "total_steps" in given and saved.lr_schedule != "constant":
         raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
     here = {"hosts": None, "hostfile": None}  # where it ran then is nothing of the run
@@ -316,7 +334,7 @@ def _read(path: Path) -> Config:
     """The settings of a run's config.json. Raises ValueError: one line that says what in it cannot be used."""
     options = {option.name: option for option in fields(Config)}
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(read(path).decode())
         if not isinstance(saved, dict):
             raise ValueError("it is not a JSON object of settings")
         if unknown := sorted(saved.keys() - options - {"versions", "commands"}):

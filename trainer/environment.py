@@ -50,7 +50,7 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
                 raise  # of an environment's own: with its traceback, and a reason to make it again
             own = f" One of your own is module:{env_id}" * (type(error) is gym.error.NameNotFound and ":" not in env_id)
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}{own}") from None
-        for name in _wrappers(config):
+        for name in config.wrappers:
             env = _wrapped(env, name)
     parts = _parts(env.action_space)
     if not parts or not (all(map(_is_continuous, parts)) or 0 < len(_values(env.action_space)) <= MOST_ACTIONS):
@@ -114,10 +114,6 @@ def _is_image(space: Any) -> bool:
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
-def _wrappers(config: Config) -> list[str]:
-    return [name.strip() for name in config.env_wrappers.split(",") if name.strip()]
-
-
 def _for_atari(config: Config) -> dict[str, Any]:
     """Makes Atari's games known. Returns: keywords that the wrapper needs, which repeats each action itself."""
     if not config.env.rpartition(":")[2].startswith("ALE/"):
@@ -126,7 +122,7 @@ def _for_atari(config: Config) -> dict[str, Any]:
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its banner, on every rank
     gym.register_envs(ale_py)
-    return {"frameskip": 1} if ATARI in _wrappers(config) else {}
+    return {"frameskip": 1} if ATARI in config.wrappers else {}
 
 
 def _atari(env: gym.Env) -> gym.Env:

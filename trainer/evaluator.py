@@ -8,6 +8,7 @@ safetensors through a pipe. The episodes are those of `collect.Evaluator`, and s
 import atexit
 import contextlib
 import multiprocessing
+import os
 import signal
 import sys
 from multiprocessing import resource_tracker
@@ -51,12 +52,15 @@ class Beside:
         self._results, results = multiprocessing.Pipe(duplex=False)
         arguments = self._scheme, results, self.run.config, self.run.spec
         self._process = multiprocessing.get_context("spawn").Process(target=_evaluate, args=arguments)
+        safe = os.environ.get("PYTHONSAFEPATH", "")
+        os.environ["PYTHONSAFEPATH"] = "1"  # or a file of the current folder could take the place of multiprocessing
         resource_tracker.ensure_running()  # or `start` does, which unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # what stops the run is rank 0's to handle
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.environ["PYTHONSAFEPATH"] = safe
         results.close()
         atexit.register(self._process.kill)
         if self.asked:

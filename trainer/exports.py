@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mpi_util_spinup.files import read, regular, replace_file
 from trainer.config import Config
 
 JSONL = "progress.jsonl"
@@ -21,8 +22,8 @@ class Exports:
         """Args: rows: to keep of an earlier start. Raises ValueError: one line: a package is not installed."""
         self._path, self._events, self._run = folder / JSONL, None, None
         tensorboard, wandb = (_module(option, module) if getattr(config, option) else None for option, module in NEEDED)
-        kept = self._path.read_bytes().splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
-        self._path.write_bytes(b"".join(kept))
+        kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
+        replace_file(self._path, b"".join(kept))
         if tensorboard:
             self._events = tensorboard.SummaryWriter(str(folder))
         if wandb:
@@ -33,14 +34,14 @@ class Exports:
             )  # fmt: skip
 
     def earlier(self) -> Iterator[dict[str, Any]]:
-        """The rows of earlier starts. Raises ValueError, AttributeError: somebody has changed the file."""
-        for line in self._path.read_text().splitlines():
-            yield {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+        """The rows of earlier starts. Raises any exception: somebody has changed the file."""
+        for line in read(self._path).splitlines():
+            yield {name: math.nan if value is None else float(value) for name, value in json.loads(line).items()}
 
     def row(self, row: dict[str, Any]) -> None:
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         try:
-            with open(self._path, "a") as file:
+            with open(self._path, "a", opener=regular) as file:
                 file.write(json.dumps(dict.fromkeys(row) | finite) + "\n")
             for name, value in finite.items() if self._events else ():
                 self._events.add_scalar(name, value, row["TotalEnvInteracts"])

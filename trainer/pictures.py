@@ -9,6 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mpi_util_spinup.files import regular
+
+# Not -m, with which a file in the current folder could take the place of any module.
+START = (
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 CURVE, VIDEOS = "learning_curve.png", "videos"
 CURVE_S, WAIT_S = 300.0, 30.0  # between two drawings of the curve; for what is under way when the run ends
 
@@ -32,7 +39,7 @@ class Pictures:
             film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
             with contextlib.suppress(OSError):
                 film.parent.mkdir(exist_ok=True)
-                self._start("video", "trainer.play", self._folder, "--last", "--video", film)
+                self._start("video", "trainer.play", self._folder, "--last", "--trust", "--video", film)
 
     def end(self) -> dict[str, str]:
         """Draws the last curve, and waits for what is under way. Returns: names in the folder of curve and videos."""
@@ -51,9 +58,9 @@ class Pictures:
         if what in self._running and self._running[what].poll() is None:
             return  # the last one is not ready yet
         path = os.pathsep.join(filter(None, sys.path))
-        with contextlib.suppress(OSError), open(self._folder / f"{what}.log", "wb") as log:
+        with contextlib.suppress(OSError), open(self._folder / f"{what}.log", "wb", opener=regular) as log:
             self._running[what] = subprocess.Popen(  # noqa: S603  # this interpreter
-                [sys.executable, "-m", module, *map(str, arguments)],
+                [sys.executable, "-c", START, module, *map(str, arguments)],
                 env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 

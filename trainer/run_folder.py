@@ -1,31 +1,38 @@
 """The files of a run: weights, and checkpoints to resume from. Each carries a checksum of all its bytes."""
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save
+
+from mpi_util_spinup.files import read, replace_file
 
 META = "mpi_util"  # the only key: the order of several would vary from one save to the next
 POLICY, BEST, CHECKPOINT = "policy.safetensors", "best.safetensors", "checkpoint.safetensors"
 # As it stands in the file's header, where the notes are a JSON string; it is computed with zeros in its own place.
 CHECKSUM = re.compile(rb'(?<=\\"checksum\\": \\")[0-9a-f]{64}')
 NO_CHECKSUM = b"0" * 64
+MOST = 2**48  # of anything that is counted
+NOT_NEGATIVE = re.compile(
+    r"((asked|ready)/)?(iteration|episodes|steps|stop|evaluate|save|rew_scale|ep_len|(scaler|returns)/(?!mean|run_mean)\w+)"
+    r"|(policy|value)/(adam/v|adam/steps|updates|last_owner)|episodes/at|time"
+)
 _HERE = Path.cwd()  # where the program begins; an environment may go to another folder
 
 
 class RunFolder:
     """A run's folder: its absolute `path`, and as it was `given`, for messages.
 
-    Files are written under another name, synced, renamed: a crash leaves the last complete one.
+    Files are written under another name, synced, renamed: a crash leaves the last complete one. No link is followed.
     """
 
     def __init__(self, path: Path, new: bool):
@@ -44,12 +51,10 @@ class RunFolder:
             raise ValueError(f"{path} holds no checkpoint to resume from")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / ".probe").write_bytes(bytes(4096))  # on a full disk a file of no bytes can still be made
+            with tempfile.TemporaryFile(dir=self.path) as file:
+                file.write(bytes(4096))  # on a full disk a file of no bytes can still be made
         except OSError as error:
             raise ValueError(f"cannot write to the run folder {path}: {error.strerror}") from None
-        finally:
-            with contextlib.suppress(OSError):
-                (self.path / ".probe").unlink()
 
     @classmethod
     def default_path(cls, env: str, seed: int, name: str | None = None) -> Path:
@@ -68,14 +73,15 @@ class RunFolder:
         """
         whole = {key: np.ascontiguousarray(arrays[key]) for key in sorted(arrays)}
         content = save(whole, {META: json.dumps(notes | {"checksum": NO_CHECKSUM.decode()}, sort_keys=True)})
-        path, draft = self.path / name, self.path / f".{name}.new"
-        try:
-            with open(draft, "wb") as file:
-                file.write(CHECKSUM.sub(_checksum(content), content, 1))
-                file.flush()
-                os.fsync(file.fileno())
-            kept = [path, *(path.with_stem(f"{path.stem}-{k}") for k in range(1, keep))]
-            if keep > 1 and path.exists() and _intact(path.read_bytes()):  # a damaged one pushes no good one out
+        path = self.path / name
+        kept = [path, *(path.with_stem(f"{path.stem}-{k}") for k in range(1, keep))]
+
+        def write(file: IO[bytes]) -> None:
+            file.write(CHECKSUM.sub(_checksum(content), content, 1))
+            file.flush()
+            os.fsync(file.fileno())  # on a full disk nothing is renamed
+            is_file = path.is_file() and not path.is_symlink()
+            if keep > 1 and is_file and _intact(read(path)):  # a damaged one pushes no good one out
                 for newer, older in reversed(list(itertools.pairwise(kept[1:]))):
                     if newer.exists():
                         os.replace(newer, older)
@@ -84,15 +90,11 @@ class RunFolder:
                     os.link(path, kept[1])  # and not renamed: at every moment there is one of this name
                 except OSError:  # a file system without links
                     os.replace(path, kept[1])
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)  # half of it, where the disk is full
+
+        replace_file(path, write)
         for old in checkpoints(self.path) if name == CHECKPOINT else []:
             if old not in kept:
                 old.unlink()
-        folder = os.open(self.path, os.O_RDONLY)
-        os.fsync(folder)  # makes the renaming durable
-        os.close(folder)
 
 
 def from_start(path: str | Path) -> Path:
@@ -106,15 +108,16 @@ def checkpoints(path: Path) -> list[Path]:
     return sorted(found, key=lambda p: (len(p.name), p.name))
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], str, Path]:
     """The newest checkpoint in a run's folder that is not damaged.
 
-    Returns: (arrays, notes, one line on those that are damaged, or ""). Raises: ValueError: one line: there is none.
+    Returns: (arrays, notes, one line on those that are damaged, or "", its path). ValueError: one line: there is none.
     """
     damaged: list[str] = []
     for checkpoint in checkpoints(path) or [path / CHECKPOINT]:
         try:
-            return *load(checkpoint), "; ".join([*damaged, f"resuming from {checkpoint.name}"] * bool(damaged))
+            line = "; ".join([*damaged, f"resuming from {checkpoint.name}"] * bool(damaged))
+            return *load(checkpoint), line, checkpoint
         except ValueError as error:
             damaged.append(str(error))
     raise ValueError("; ".join(damaged))
@@ -123,21 +126,47 @@ def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], 
 def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and notes of a file that `RunFolder.save` wrote.
 
-    Raises: ValueError: one line: the file is missing, damaged, not finite, or was not written by it.
+    Raises: ValueError: one line: the file is missing, damaged, not finite, out of range, or was not written by it.
     """
     try:
-        content = path.read_bytes()
+        content = read(path)
     except OSError as error:
         raise ValueError(f"cannot load {path}: {error.strerror}") from None
-    if not _intact(content):
-        raise ValueError(f"cannot load {path}: it is damaged (wrong checksum), or not a file of train.py")
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    arrays, notes = load_arrays(content), json.loads(header["__metadata__"][META])
-    del notes["checksum"]
-    for name, value in (arrays | notes.get("scalars", {})).items():
-        if not np.isfinite(value).all() and name != "best":  # which is -inf without an evaluation
+    try:
+        if not _intact(content):
+            raise ValueError
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        arrays, notes = load_arrays(content), json.loads(header["__metadata__"][META])
+        del notes["checksum"]
+        scalars = notes.get("scalars", {}) | {"test_ret": notes.get("test_ret", 0.0)}
+        numbers = arrays | {name: np.array(value) for name, value in scalars.items()}
+    except Exception:  # somebody may have computed the checksum of anything
+        raise ValueError(f"cannot load {path}: it is damaged (wrong checksum), or not a file of train.py") from None
+    for name, value in numbers.items():
+        is_number = value.dtype.kind in "fiu" and not (name in scalars and value.ndim)
+        if not is_number or (not np.isfinite(value).all() and name != "best"):  # which is -inf without an evaluation
             raise ValueError(f"cannot load {path}: {name} in it is not finite")
+        if (NOT_NEGATIVE.fullmatch(name) and (value < 0).any()) or (value.dtype.kind != "f" and (value > MOST).any()):
+            raise ValueError(f"cannot load {path}: {name} in it is out of range")
     return arrays, notes
+
+
+def require_fitting(path: Path, arrays: dict[str, np.ndarray], likes: dict[str, np.ndarray]) -> None:
+    """Raises ValueError: one line: an array is missing in a file, or of another dtype or shape than the one it is like.
+
+    Args: likes: by name; those without rows stand for any number of them, which is the same for all of these.
+    """
+    rows: tuple[int, ...] = ()
+    for name, like in likes.items():
+        if name not in arrays:
+            raise ValueError(f"cannot load {path}: it has no {name}")
+        found, shape = arrays[name], like.shape
+        if not like.size:
+            rows = rows or found.shape[:1] or (0,)
+            shape = rows + like.shape[1:]
+        if (found.dtype, found.shape) != (like.dtype, shape):
+            what = f"{found.dtype} of shape {found.shape}, not {like.dtype} of shape {shape}"
+            raise ValueError(f"cannot load {path}: {name} in it is {what}")
 
 
 def _intact(content: bytes) -> bool:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import mpi_util
+from mpi_util_spinup.files import read, replace_file
 from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid
 from trainer.config import parse
 from trainer.run_folder import RunFolder
@@ -66,11 +67,11 @@ def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict
     folder = Path(logger_kwargs["output_dir"]).absolute()
     command, begun = [*words, "--seed", str(seed)], folder / WORDS
     if any(folder.glob("checkpoint*.safetensors")):
-        if not begun.exists() or json.loads(begun.read_text()) != command:
+        if not begun.exists() or read(begun) != json.dumps(command).encode():
             raise mpi_util.UsageError(f"{folder} holds a run with other arguments; remove it, or give another --name")
-        command = ["--resume", str(folder)]
+        command = ["--resume", str(folder), *({"--trust"} & {*words})]
     else:
-        begun.write_text(json.dumps(command))
+        replace_file(begun, json.dumps(command).encode())
         command += ["--run_dir", str(folder)]
     command = [sys.executable, program, *command]
     print(f"+ {shlex.join(command)}", flush=True)

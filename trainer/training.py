@@ -16,10 +16,12 @@ from policies.learner import State
 from policies.learners import Learners
 from policies.mlp import aligned
 from policies.scaler import Scaler, scaler_for
-from trainer.collect import NOTHING, Pooled
+from trainer.collect import NOTHING, RESULT, Pooled
 from trainer.config import Config
 from trainer.control import LAST, STOP, BadData, Control
-from trainer.run_folder import from_start, load_checkpoint
+from trainer.display import COLUMNS
+from trainer.rollout import Episode, empty_batch
+from trainer.run_folder import from_start, load_checkpoint, require_fitting
 
 
 class Training:
@@ -116,18 +118,43 @@ class Training:
 
     def _load_checkpoint(self, path: Path) -> dict[str, Any]:
         """Restores the last checkpoint that is not damaged; returns what Record has kept in it."""
-        arrays, notes, damaged = load_checkpoint(path)
-        if Spec.from_dict(notes["spec"]) != self.spec:
+        arrays, notes, damaged, file = load_checkpoint(path)
+        if Spec.from_dict(notes.get("spec", {})) != self.spec:
             raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
-        try:
-            self.learners.load_state(arrays, notes["scalars"])
-            for name, array in self.arrays.items():
-                array[:] = arrays[name]
-        except KeyError as error:
-            raise ValueError(f"{path}: its checkpoint has no {error}") from None
+        scalars = notes.setdefault("scalars", {})
+        self._check(file, arrays, notes)
+        self.learners.load_state(arrays, scalars)
+        for name, array in self.arrays.items():
+            array[:] = arrays[name]
         self.episodes = {name: array for name, array in arrays.items() if name.startswith("episodes/")}
         self.asked = {name[6:]: array for name, array in arrays.items() if name.startswith("asked/")}
         if ready := {name[6:]: array for name, array in arrays.items() if name.startswith("ready/")}:
             self.ready = Pooled(ready, Part.whole(len(ready["obs"])), ready["work"].sum(axis=0))
         self._set_last(self.control.steps + self.ready.part.total)
-        return notes["scalars"] | {"row": notes.get("row", []), "damaged": damaged}
+        return scalars | {"row": notes["row"] if self.control.evaluate else [], "damaged": damaged}
+
+    def _check(self, file: Path, arrays: dict[str, np.ndarray], notes: dict[str, Any]) -> None:
+        """Raises ValueError: one line: a checkpoint lacks something, or holds what cannot be of such a run."""
+        (own, scalars), steps = self.state(), empty_batch(self.spec)
+        others = {"rew_scale": np.empty(1), "seconds": np.empty(4)} | {name: steps.pop(name) for name in RESULT}
+        steps |= {"logp": steps["adv"]} if self.config.overlap else {}
+        episode = {name[9:]: like for name, like in Episode((0,)).pack(self.spec).items()}
+        parts = [("", own), ("ready/", steps), *(("ready/", {name: like}) for name, like in others.items())]
+        parts += [("episodes/", {name: np.repeat(like, self.config.num_envs, 0) for name, like in episode.items()})]
+        parts += [("asked/", self.learners.params | self.scaler.arrays | self.control.arrays)]
+        for part, likes in parts:
+            if any(name.startswith(part) for name in arrays):
+                require_fitting(file, arrays, {part + name: like for name, like in likes.items()})
+        wrong = sorted(scalars.keys() - notes["scalars"])
+        acts = [name for name in ("ready/act", "episodes/act") if name in arrays and self.spec.discrete]
+        wrong += [name for name in acts if not np.isin(arrays[name], np.arange(self.spec.act_dim)).all()]
+        if "episodes/at" in arrays and arrays["episodes/at"][:, 2].sum() != len(arrays["episodes/act"]):
+            wrong += ["episodes/at"]
+        try:
+            if arrays["evaluate"][0]:  # the row will be shown again
+                row = {name: value + 0 for name, value in notes["row"]}
+                [format(row[name], how) for name, _, _, how in COLUMNS]
+        except (TypeError, ValueError, KeyError, OverflowError):
+            wrong += ["row"]
+        if wrong:
+            raise ValueError(f"cannot load {file}: {wrong[0]} in it is missing or out of range")

@@ -10,7 +10,6 @@ import functools
 import importlib
 import itertools
 import math
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -112,16 +111,14 @@ def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
 
 def _users(network: str) -> Callable[[str, int, int], Any]:
     module_name, _, function = network.partition(":")
-    folder = os.getcwd()
+    if "" not in sys.path:
+        sys.path.append("")  # a module of the user's folder
     try:
-        sys.path.insert(0, folder)
         found: Callable[[str, int, int], Any] = getattr(importlib.import_module(module_name), function)
         return found
     except (Exception, SystemExit) as error:  # of the user's module too
         how = "write MODULE:FUNCTION, such as mynets:network, for a function in mynets.py"
         raise ValueError(f"--network {network}: {type(error).__name__}: {error}; {how}") from None
-    finally:
-        sys.path.remove(folder)
 
 
 def _made(make: Callable[[str, int, int], Any], net: str, inputs: int, outputs: int, seed: int) -> torch.nn.Module:
