@@ -126,7 +126,10 @@ def test_replay_goes_on_with_any_number_of_learners(backend, n_learners):
     assert_same_bits(group.state())
     fewer = Group(backend, BOX, max(1, n_learners - 1), algo="ppo-kl")
     fewer.load_state(group.state()[0])
-    assert_same_bits(fewer.state() + group.state())
+    states = fewer.state() + group.state()
+    for arrays, _ in states:
+        del arrays["value/last_owner"]  # which is another one
+    assert_same_bits(states)
 
 
 def test_parts():
