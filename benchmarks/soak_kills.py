@@ -39,15 +39,14 @@ def main() -> None:
     """Runs the cases of each mode."""
     parser = soak.command_line(__doc__, repeats=GOAL)
     parser.add_argument("--modes", type=record.words, default=list(MODES), help=f"of {','.join(MODES)} (default: all)")
-    parser.add_argument("--strikes", type=int, default=MOST_STRIKES, help="at most, of a run (default: %(default)s)")
     parser.add_argument("--options", default="", help="more options of train.py, such as --options=--save_every=1")
     args = parser.parse_args()
     claims = functools.partial(soak.count_claims, "random kills in a row, resumed to the same bits", GOAL)
-    case = functools.partial(chain, mpis=args.mpi, options=args.options.split(), most=args.strikes)
+    case = functools.partial(chain, mpis=args.mpi, options=args.options.split())
     soak.soak(args, args.modes, case, lambda done, failures, _: claims(done, failures), modes=MODES)
 
 
-def chain(mode: str, number: int, mpis: list[str], options: list[str], most: int) -> tuple[int, dict[str, float]]:
+def chain(mode: str, number: int, mpis: list[str], options: list[str]) -> tuple[int, dict[str, float]]:
     """One run that is struck, resumed, and compared; counts its strikes."""
     rng = random.Random(f"{mode} {number}")
     expected, duration_s = undisturbed(mode, tuple(options))
@@ -61,7 +60,7 @@ def chain(mode: str, number: int, mpis: list[str], options: list[str], most: int
             words = ["--resume", folder] if resumed else [*MODES[mode].split(), *options, "--run_dir", folder]
             mpi, n = rng.choice(mpis), rng.randint(1, MOST_RANKS)
             process = box.start([sys.executable, "train.py", *words, "--nprocs", n], mpi)
-            hit = 0 if struck >= most else strike(box, process, rng, duration_s)
+            hit = 0 if struck >= MOST_STRIKES else strike(box, process, rng, duration_s)
             struck += hit
             status = box.wait(process, TIMEOUT_S)
             if status == 0:

@@ -16,7 +16,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("openmpi", 3)], indirect=["mpi"])
+@pytest.mark.parametrize(("mpi", "n"), [("mpich", 3), ("openmpi", 2)], indirect=["mpi"])
 def test_tensorflow(run_ranks, n):
     assert "checks on" in run_ranks("tf_all.py", n, timeout=240, env=QUIET).out
 

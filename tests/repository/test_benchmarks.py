@@ -31,7 +31,7 @@ PROGRAMS = {
     "update": "--repeats 1 --frameworks numpy",
     "overlap": "--repeats 1 --ranks 3 --epochs 1 --iterations 5 --segment 20",
     "soak_collectives": "--repeats 60 --mpi mpich",
-    "soak_kills": "--repeats 1 --modes episodes --strikes 2",
+    "soak_kills": "--repeats 1 --modes episodes",
     "soak_large": "--repeats 4 --elements 100000 --mpi mpich",
     "soak_ranks": "--repeats 1 --ranks 4 --mpi openmpi",
     "soak_trees": "--repeats 20 --trees 20 --mpi mpich",
