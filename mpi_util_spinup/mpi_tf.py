@@ -123,7 +123,9 @@ def average_gradients(optimizer: Any, *, comm: Comm = None) -> Any:
 
 
 @functools.cache
-def _adam() -> type:
+def _made_when_first_used(name: str) -> type:
+    if name != "MpiAdamOptimizer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     tf: Any = framework("tensorflow")
 
     class MpiAdamOptimizer(tf.compat.v1.train.AdamOptimizer):  # type: ignore[misc]  # it has no types
@@ -195,12 +197,7 @@ def _variables(tf: Any, params: Sequence[Any]) -> list[Any]:
     return [param if isinstance(param, tf.Variable) else param.value for param in params]
 
 
-MpiAdamOptimizer: Any  # a class
+MpiAdamOptimizer: Any  # a class, which derives from one of TensorFlow
 
 if not TYPE_CHECKING:  # else a type checker accepts every misspelt name
-
-    def __getattr__(name: str) -> Any:
-        """`MpiAdamOptimizer` derives from a class of TensorFlow, and so is made when it is first used."""
-        if name == "MpiAdamOptimizer":
-            return _adam()
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = _made_when_first_used

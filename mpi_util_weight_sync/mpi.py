@@ -254,7 +254,6 @@ class RankPublisher(Publisher):
         super().__init__(workers, name)
         self._tags, self._root = tags, root
         self._far = len(set(channel.machine)) > 1
-        self._links: dict[int, WorkerLink] = {}  # by rank, of those that have connected over MPI
         self._server = threading.Thread(target=self._serve, daemon=True, name="mpi_util weight sync: other machines")
         for rank in range(channel.size):
             if rank != root:
@@ -287,19 +286,19 @@ class RankPublisher(Publisher):
 
     def _take(self, rank: int, data: bytes) -> None:
         """A message of a rank; one of this machine sends only that it ends."""
-        worker, link = self.workers[_worker_of(rank, self._root)], self._links.get(rank)
+        worker = self.workers[_worker_of(rank, self._root)]
+        link = worker.connection if isinstance(worker.connection, WorkerLink) else None
         kind, *items = message = parse(data, (Kind.HELLO, Kind.FETCH, Kind.ENDED, *ANSWERS))
         if kind is Kind.HELLO:
             _, index, name = items
-            self._links[rank] = WorkerLink(self._tags, rank)
             with contextlib.suppress(ProtocolError):  # it is refused, and knows it
-                self._admit(self._links[rank], index, name)
+                self._admit(WorkerLink(self._tags, rank), index, name)
         elif kind is Kind.ENDED and (link is not None or worker.state is State.ABSENT):
             self._disconnect(worker, why := f"rank {rank} has ended")
             if worker.state is State.ABSENT:
                 worker.ended(why)
             self._changed = True
-        elif link is not None and worker.connection is link:
+        elif link is not None:
             if kind is Kind.FETCH:
                 link.asked = True
             else:

@@ -240,12 +240,9 @@ class Receiver:
 
     def _listen(self) -> None:
         try:
-            while not self._subscriber.stopped:
+            while not (self._subscriber.stopped or isinstance(self.failure, WorkerLeftError)):
                 try:
                     self.receive(Deadline(None))
-                except WorkerLeftError as error:
-                    self.failure = error
-                    break
                 except Exception as error:  # the sender raises it too; the old weights remain
                     self.failure = error
         except BaseException as error:  # such as SystemExit in on_update
