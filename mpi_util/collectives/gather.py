@@ -160,14 +160,17 @@ def _pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndar
             name = f"{type(node).__name__}({', '.join(fields)})" if fields else "tuple"
             containers.append((path, "dict" if tree.is_mapping(node) else name))
             continue
-        if node is None:
+        if _is_plain(node):
+            array = node if node.shape else node[None]
+            leaf = Leaf(path, "array", node.dtype.str, node.shape[1:], not node.shape)
+        elif node is None:
             leaf, array = Leaf(path, "none", None, (), False), np.empty(0, np.uint8)
         elif isinstance(node, (list, str, bytes)):
             leaf = Leaf(path, "list", None, (), False)
             array = pickles.pack(op, node if isinstance(node, list) else [node])
         else:
             try:
-                array = node if _is_plain(node) else array_of(node)
+                array = array_of(node)
             except BatchError as error:
                 raise BatchError(f"{op}: '{path}' {error}") from None
             leaf = Leaf(path, kind_of(node, array) or "array", portable(array.dtype), array.shape[1:], not array.shape)
