@@ -464,7 +464,7 @@ def test_any_handshake_ends_at_once(scheme, cases):
     wait_for(lambda: not publisher._guests)
     listener, here = (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
-        Address("\0mpi_util-test-" + secrets.token_hex(8), bytes(32), os.getpid()),
+        Address(bytes(32), os.getpid(), "\0mpi_util-test-" + secrets.token_hex(8)),
     )
     listener.bind(here.name)
     listener.listen()
