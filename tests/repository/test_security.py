@@ -480,10 +480,10 @@ def test_any_handshake_ends_at_once(scheme, cases):
             with contextlib.suppress(WorkerLeftError, UsageError):
                 found = subscriber.next(Deadline(0))
                 if found is not None:
-                    with subscriber.reading(found):
+                    with subscriber.reader.reading(found.ticket):
                         pass
         subscriber.close()
-        subscriber.release()
+        subscriber.reader.close()
 
     listener.close()
     assert works(scheme)
