@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..collectives.agreement import opened_reply
-from ..collectives.channel import BlockSource, Channel, Piece, RowTarget
+from ..collectives.channel import Channel, Piece, Transfer
 from ..collectives.messages import CALL, REPLY, Message, opened, packed
 from ..collectives.peers import Peers
 from . import chain, forwarding
@@ -95,10 +95,10 @@ class ClusterChannel(Channel):
             image, end = images.setdefault(leader, []), 0
             for k in ranks:
                 *starts, end = itertools.accumulate((n for _, n in pieces[k]), initial=end)
-                targets[k] = RowTarget(starts)
+                targets[k] = Transfer(starts=starts)
                 image += pieces[k]
             writers = tuple(k for k in ranks if k != leader and any(n for _, n in pieces[k]))
-            targets[leader] = targets[leader]._replace(nbytes=end, writers=writers)
+            targets[leader] = targets[leader]._replace(nbytes=end, others=writers)
         targets[0] = targets[0]._replace(pieces=images)
         return targets
 
@@ -108,8 +108,8 @@ class ClusterChannel(Channel):
                 with forwarding.receiving(self, target.block, target.pieces):
                     super().collect(op, target, arrays)
             elif self.leads:
-                block, address = self.lease(target.nbytes, target.writers)
-                for k in target.writers:
+                block, address = self.lease(target.nbytes, target.others)
+                for k in target.others:
                     self.messages.send(k, address)
                 super().collect(op, target._replace(block=block), arrays)
                 forwarding.send(self, block)
@@ -119,7 +119,7 @@ class ClusterChannel(Channel):
                 super().collect(op, target, arrays)
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Any]:
-        here, elsewhere = super().spread_sources(nbytes, fill), BlockSource(nbytes)
+        here, elsewhere = super().spread_sources(nbytes, fill), Transfer(nbytes)
         return [source if leader == 0 else elsewhere for source, leader in zip(here, self.machine)]
 
     def spread(self, op: str, source: Any) -> np.ndarray:
@@ -132,7 +132,7 @@ class ClusterChannel(Channel):
                     forwarding.broadcast(self, block)
                 for k in self.below:
                     self.messages.send(k, address)
-                source = BlockSource(source.nbytes, None, block, () if address else self.below)
+                source = Transfer(source.nbytes, None, block, () if address else self.below)
             elif self.above:
                 source = source._replace(address=self.messages.receive(self.above, op))
             return super().spread(op, source)

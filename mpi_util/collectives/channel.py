@@ -37,25 +37,17 @@ WRITTEN = "written"
 Piece = tuple[int, int]  # byte offset in rank 0's block, number of bytes
 
 
-class RowTarget(NamedTuple):
-    """Rank 0's answer in a gather: where a rank puts its rows."""
+class Transfer(NamedTuple):
+    """Rank 0's answer before bytes move: where a rank puts its rows in a gather, or finds rank 0's in a broadcast."""
 
-    starts: list[int]  # for each of its arrays the byte offset in the block
-    address: BlockAddress | None = None  # of the block; None: there is no shared memory, so the rows are sent by MPI
+    nbytes: int = 0  # of the block
+    address: BlockAddress | None = None  # of the block; None: there is no shared memory, so the bytes go by MPI
     block: np.ndarray | None = None  # on rank 0: uint8
-    writers: tuple[int, ...] = ()  # on rank 0: the other ranks that have any rows
-    # where there are several machines, each leader has a block, which it sends to rank 0
-    nbytes: int = 0  # on another leader: size of its block; `writers` are then ranks of its machine
-    pieces: "Mapping[int, Sequence[Piece]]" = {}  # on rank 0: by leader, where in its own block the bytes belong
-
-
-class BlockSource(NamedTuple):
-    """Rank 0's answer in a broadcast: where a rank finds rank 0's bytes."""
-
-    nbytes: int
-    address: BlockAddress | None = None  # None: there is no shared memory, so they come by MPI
-    block: np.ndarray | None = None  # on rank 0: uint8
-    receivers: Sequence[int] = ()  # on rank 0: the ranks to which they are sent by MPI
+    others: Sequence[int] = ()  # on rank 0: the ranks that have rows; in a broadcast those that get the bytes by MPI
+    starts: Sequence[int] = ()  # in a gather: for each of the rank's arrays the byte offset in the block
+    # Where there are several machines, each other leader has a block for a gather, for the rows of `others` there, and
+    # sends it to rank 0. On rank 0: by leader, where in its own block the bytes belong.
+    pieces: "Mapping[int, Sequence[Piece]]" = {}
 
 
 class Channel(Agreement):
@@ -90,12 +82,13 @@ class Channel(Agreement):
                 print0_once(f"mpi_util: no shared memory ({error}); {slower}")
         return private(nbytes), None
 
-    def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[RowTarget]:
+    def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Transfer]:
         """Rank 0, while it decides: each rank's answer, for a block in which each rank's arrays have these places."""
         writers = tuple(k for k in range(1, self.size) if any(n for _, n in pieces[k]))
         block, address = self.lease(nbytes, writers)
         starts = [[start for start, _ in own] for own in pieces]
-        return [RowTarget(starts[0], None, block, writers), *(RowTarget(each, address) for each in starts[1:])]
+        others = (Transfer(nbytes, address, starts=each) for each in starts[1:])
+        return [Transfer(nbytes, None, block, writers, starts[0]), *others]
 
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
         """Collective, after the agreement: the arrays of all ranks, one for each piece, come into rank 0's block.
@@ -104,7 +97,7 @@ class Channel(Agreement):
         """
         if target.block is not None:
             write_rows(target.block, arrays, target.starts)
-            for k in target.writers:
+            for k in target.others:
                 while (found := self.messages.receive(k, op)) != WRITTEN:
                     start, part = found
                     target.block[start : start + len(part)] = part
@@ -124,12 +117,12 @@ class Channel(Agreement):
             self.messages.fail(op, error, [self.above])
             raise
 
-    def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[BlockSource]:
+    def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Transfer]:
         """Rank 0, while it decides: each rank's answer, for a block, uint8, that all ranks get; `fill` writes it."""
         block, address = self.lease(nbytes, self.below)
         fill(block)
-        others = [BlockSource(nbytes, address)] * (self.size - 1)
-        return [BlockSource(nbytes, None, block, () if address else self.below), *others]
+        others = [Transfer(nbytes, address)] * (self.size - 1)
+        return [Transfer(nbytes, None, block, () if address else self.below), *others]
 
     def spread(self, op: str, source: Any) -> np.ndarray:
         """Collective, after the agreement: rank 0's bytes, uint8, on every rank; to be read before the next call."""
@@ -138,7 +131,7 @@ class Channel(Agreement):
         block: np.ndarray = private(source.nbytes) if source.block is None else source.block
         for at in range(0, source.nbytes, _PART_BYTES):
             part = block[at : at + _PART_BYTES]
-            for k in source.receivers:
+            for k in source.others:
                 self.messages.send(k, part)
             if source.block is None:
                 part[:] = self.messages.receive(self.above, op)
