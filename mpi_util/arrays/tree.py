@@ -2,8 +2,7 @@
 
 A tree is a dict or other mapping, list or tuple (named tuples too) whose items are trees or leaves: arrays, tensors,
 numbers, None. A list that holds only plain values (numbers, strings, bytes, None, and lists or tuples of them) or
-nothing is a leaf too: data whose rows are Python objects, such as a list of episode returns. So is a bare str or bytes:
-one row.
+nothing is a leaf too: data whose rows are Python objects, such as episode returns. So is a bare str or bytes: one row.
 """
 
 import hashlib

@@ -17,7 +17,7 @@ from ..ranks.console import msg, print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import state
 from ..ranks.threads import Threads
-from .channel import Channel, channel_of, paired
+from .channel import Channel, channel_of, paired, write_rows
 from .gather import rank0_accum_batches
 from .mismatch import check_same
 
@@ -30,8 +30,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
     Everything moves as one block, whatever the number of arrays. The values are written in place, on the device where
-    the model lives; rank 0's are only read. A model may change between calls, if it changes in the same way on all
-    ranks.
+    the model lives; rank 0's are only read. A model may change between calls, if in the same way on all ranks.
 
     Other attributes of a model (`self.epsilon = 0.1`, a tensor that is no buffer) are not sent. Rank 0 prints once
     which numbers, arrays and tensors among them differ between ranks; up to 2,048 elements of an array are compared.
@@ -132,10 +131,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
         check_same("bcast", described)
         if not in_place:
             return [x] * channel.size
-        return channel.spread_sources(array.nbytes, lambda block: np.copyto(view_of(block), array))
-
-    def view_of(block: np.ndarray) -> np.ndarray:
-        return np.ndarray(array.shape, array.dtype, block)
+        return channel.spread_sources(array.nbytes, lambda block: write_rows(block, [array], [0]))
 
     answer: Any = channel.agree("bcast", describe, decide)
     if not in_place:
@@ -143,7 +139,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
         return value
     block = channel.spread("bcast", answer)
     if channel.rank:
-        np.copyto(array, view_of(block))
+        np.copyto(array, np.ndarray(array.shape, array.dtype, block))
     return x
 
 
