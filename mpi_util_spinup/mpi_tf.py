@@ -186,7 +186,7 @@ def _means_of_values(op: str, grads: list[Any], paths: list[str], comm: Comm) ->
     copies: dict[str, Any] = dict.fromkeys(itertools.starmap(weight_name, enumerate(paths)))
     for name, grad in zip(copies, grads):
         if grad is not None:  # a dtype that NumPy lacks is averaged in float32
-            copies[name] = np.array(as_numbers(adapter_for(grad).to_numbers(grad)), order="C")
+            copies[name] = np.array(as_numbers(adapter_for(grad).to_array(grad, numbers=True)), order="C")
     with _turn:
         found: Any = average(op, lambda: copies, comm=comm).values()
     return [None if g is None else adapter_for(g).from_numbers(mean, g) for mean, g in zip(found, grads)]

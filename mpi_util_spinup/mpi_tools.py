@@ -81,7 +81,7 @@ def mpi_moments(x: Any, axis: int = 0, comm: Comm = None, keepdims: bool = False
         if that is floating point, else float64; calculated in float64, the same bits on every rank. No sample: NaN.
     Raises RankMismatchError on every rank: the shapes differ in another axis, or the calls do.
     """
-    array = adapter_for(x).to_numbers(x)
+    array = adapter_for(x).to_array(x, numbers=True)
     total, n = mpi_sum((array.sum(axis, float, keepdims=True), array.shape[axis]), comm=comm)
     with np.errstate(all="ignore"):
         mean = total / n
@@ -108,7 +108,7 @@ def statistics(op: str, key: str, samples: Any, comm: Comm = None) -> Statistics
 
 def _summary(key: str, x: Any) -> tuple[Moments, float, float]:
     """(moments, minimum, maximum) of this rank's samples; NaN if there are none."""
-    array = adapter_for(x).to_numbers(x)
+    array = adapter_for(x).to_array(x, numbers=True)
     if array.dtype.kind not in "fiub":
         raise BatchError(f"'{key}' holds {array.dtype}, which has no mean; give real numbers")
     array = array.astype(float).ravel()

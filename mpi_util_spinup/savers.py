@@ -43,7 +43,7 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
     """A number, array or tensor as a NumPy array; None: it is something else, or its dtype is of none of `kinds`."""
     try:
-        array = adapter_for(value).to_numbers(value)
+        array = adapter_for(value).to_array(value, numbers=True)
     except Exception:  # of whatever framework
         return None
     return array if array.dtype.kind in kinds else None

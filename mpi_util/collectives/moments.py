@@ -117,7 +117,8 @@ def _find(holder: Any, found: dict[str, Any], seen: set[int], name: str = "", nu
 
 
 def _state(rms: Any) -> Moments:
-    count, mean, var = (np.asarray(adapter_for(x).to_numbers(x), float) for x in (rms.count, rms.mean, rms.var))
+    numbers = (adapter_for(x).to_array(x, numbers=True) for x in (rms.count, rms.mean, rms.var))
+    count, mean, var = (np.asarray(x, float) for x in numbers)
     return Moments(float(count), mean, var * count)
 
 
@@ -164,6 +165,6 @@ def _write(rms: Any, state: Moments) -> None:
         if isinstance(old, (int, float)):
             value = type(old)(value)
         else:
-            dtype = adapter_for(old).to_numbers(old).dtype
+            dtype = adapter_for(old).to_array(old, numbers=True).dtype
             value = adapter_for(old).from_numbers(np.asarray(value).astype(dtype), old)
         setattr(rms, name, value)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TextIO
 from ..errors import MpiUtilError, UsageError, first_line
 from ..host import reap
 from . import runner
-from .identity import RANK_PID, Role, hide_server, in_child_of_rank, under_launcher
+from .identity import OF_SERVER, RANK_PID, Role, forget_launcher, in_child_of_rank, under_launcher
 from .records import Failure, write_record
 from .state import state
 
@@ -148,19 +148,18 @@ def fail(line: str, status: int = 1) -> NoReturn:
     stop_all(Failure(status, _shorten(line, _LONGEST_REASON), reported=True))
 
 
-def _report(text: str, show: Callable[[], object] | None = None) -> None:
-    """Prints why the job ends; `show` prints more. If several ranks fail, only the first one prints."""
+def _report(text: str) -> bool:
+    """Prints why the job ends. If several ranks fail, only the first one prints; False on the others."""
     try:
         if job := state(Role).job:
             open(os.path.join(job, "reported"), "x").close()
     except FileExistsError:
         time.sleep(_FIRST_REPORT_S)  # the rank that reports ends the job
-        return
+        return False
     except OSError:  # the job's folder has gone
         pass
     print_line(_shorten(text, _LONGEST_REPORT))
-    if show:
-        show()
+    return True
 
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -174,7 +173,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     is_fork, number = state(FailureState).is_fork, state(Role).rank
     tag = f"rank {number}" if under_launcher() else "mpi_util"
     tag = f"process {os.getpid()}, forked by rank {number}" if is_fork else tag
-    show: Callable[[], object] | None = None
+    hook = None
     if kind is KeyboardInterrupt:
         text = f"{tag}: interrupted (Ctrl-C)"
     elif isinstance(error, MpiUtilError):
@@ -182,18 +181,19 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     else:
         where = _named(getattr(error, _WHERE, state(FailureState).where))
         text = f"{tag}{f' ({where})' if where else ''}: uncaught exception"
-        if state(FailureState).hook and not is_fork:
-            show = functools.partial(_show, kind, error, trace)
-        else:
-            text += f"\n{_traced(kind, error, trace)}"
+        hook = None if is_fork else state(FailureState).hook
+        text += "" if hook else f"\n{_traced(kind, error, trace)}"
     if is_fork:
         return print_line(_shorten(text, _LONGEST_REPORT))
     failure = _failure_of(error)
     if getattr(error, "silent", False):
         time.sleep(_FIRST_REPORT_S)  # another rank prints it, and ends the job
         failure = failure._replace(reported=False)  # if it could not, the parent says why
-    else:
-        _report(text, show)
+    elif _report(text) and hook:
+        try:
+            hook(kind, error, trace)
+        except Exception:
+            print_line(_traced(kind, error, trace))
     if under_launcher():
         stop_all(failure)
     _record(failure)
@@ -206,14 +206,6 @@ def _failure_of(error: BaseException) -> Failure:
     status = 130 if isinstance(error, KeyboardInterrupt) else error.status if isinstance(error, MpiUtilError) else 1
     place = f"{type(error).__name__} {_line_of(error.__traceback__)}{_phase(error)}"
     return Failure(status, describe(error), place, reported=known)
-
-
-def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints the traceback by the program's own hook; if that fails, as Python's prints it."""
-    try:
-        state(FailureState).hook(kind, error, trace)  # type: ignore[misc]
-    except Exception:
-        print_line(_traced(kind, error, trace))
 
 
 def _traced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
@@ -376,7 +368,7 @@ def register_mpi() -> None:
     write_record("rank", {"pid": os.getpid(), "shm": sorted(reap.mpi_files(os.getpid())), "mpi": True})
     with contextlib.suppress(ValueError, TypeError):  # a thread, or a handler that is not Python's
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))  # UCX, in MPICH, has taken it for its debug mode
-    hide_server()
+    forget_launcher(OF_SERVER)  # an MPI program that this rank starts is alone, and not this rank once more
     # MPI_Finalize deletes the attributes of COMM_SELF first
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_record_end), True)
 

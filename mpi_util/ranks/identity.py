@@ -32,7 +32,7 @@ _FOR_RANKS = re.compile(
     r"(PMI2?|OMPI_MCA_(ess|orte)|HYDI)_|(PMIX|PRTE)_(?!MCA_)|OMPI_(?!MCA_|ALLOW_)|MPI_LOCAL(NRANKS|RANKID)$|"
     r"OMPI_MCA_(num_procs|initial_wdir|PREFIXES)$|MPI_UTIL_(BOUND|TTY|RESTARTS|SAVED)$"
 )
-_OF_SERVER = re.compile(r"PMI_(FD|PORT)$|PMIX_(?!MCA_|RANK$)")  # how MPI reaches its launcher
+OF_SERVER = re.compile(r"PMI_(FD|PORT)$|PMIX_(?!MCA_|RANK$)")  # how MPI reaches its launcher
 _MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
 _LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
 _IMPORTED_IN = os.getpid()  # a process with another id has been forked since
@@ -132,15 +132,9 @@ def _is_of_rank(variable: str, owner: int, here: int) -> bool:
     return owner != here
 
 
-def forget_launcher() -> None:
+def forget_launcher(names: re.Pattern[str] = _FOR_RANKS) -> None:
     """Removes launchers' variables from the environment, so that processes started here are not taken for ranks."""
-    for name in filter(_FOR_RANKS.match, list(os.environ)):
-        del os.environ[name]
-
-
-def hide_server() -> None:
-    """In a rank whose MPI has started: an MPI program that it starts is alone, and not this rank once more."""
-    for name in filter(_OF_SERVER.match, list(os.environ)):
+    for name in filter(names.match, list(os.environ)):
         del os.environ[name]
 
 

@@ -34,13 +34,12 @@ class Adapter(Protocol):
     arrays (JAX's) have none, and are refused. An object that can replace them, as a Keras variable, needs only `slots`.
 
     A tensor's values come in host memory, as a view where possible, in a dtype that travels (bits of one that NumPy
-    lacks) or as numbers that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
+    lacks) or as `numbers` that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
     array's memory where possible, or as numbers on `like`'s device. A token is small, is sent, and stands for `like`.
     """
 
-    def to_array(self, leaf: Any) -> np.ndarray: ...
+    def to_array(self, leaf: Any, numbers: bool = False) -> np.ndarray: ...
     def from_array(self, array: np.ndarray, like: Any) -> Any: ...
-    def to_numbers(self, leaf: Any) -> np.ndarray: ...
     def from_numbers(self, array: np.ndarray, like: Any) -> Any: ...
     def token(self, leaf: Any) -> Any: ...
     def slots(self, model: Any) -> "list[Slot]": ...
@@ -54,12 +53,11 @@ def adapter_for(thing: Any) -> Adapter:
 
 
 def array_of(thing: Any, numbers: bool = False) -> np.ndarray:
-    """The adapter's `to_array`, or `to_numbers`. BatchError: there is none, or it is not known what its rows are."""
-    adapter = adapter_for(thing)
+    """The adapter's `to_array`. BatchError: there is none, or it is not known what its rows are."""
     if not (is_array(thing) or isinstance(thing, (list, str, bytes)) or is_of_framework(thing)):
         raise BatchError(not_rows(thing))
     try:
-        return adapter.to_numbers(thing) if numbers else adapter.to_array(thing)
+        return adapter_for(thing).to_array(thing, numbers=numbers)
     except MpiUtilError:
         raise
     except (TypeError, RuntimeError, ValueError, AttributeError) as error:
@@ -217,16 +215,15 @@ def as_numbers(array: np.ndarray) -> np.ndarray:
 
 
 def value_slot(
-    name: str, dtype: np.dtype, shape: tuple[int, ...], read: Callable[[], Any],
-    write: Callable[[np.ndarray], object], flush: Callable[[], None] | None = None,
-) -> Slot:  # fmt: skip
+    name: str, dtype: np.dtype, shape: tuple[int, ...], read: Callable[[], Any], write: Callable[[np.ndarray], object]
+) -> Slot:
     """The slot of an array that is read and written as a whole: values of `dtype`, which may be an extension's."""
 
     def read_into(out: np.ndarray) -> None:
         np.copyto(out, as_bits(np.asarray(read())))
 
     bits = as_bits(np.empty(0, dtype)).dtype
-    slot = Slot(name, bits, shape, read_into, lambda values: write(values.view(dtype)), flush=flush)
+    slot = Slot(name, bits, shape, read_into, lambda values: write(values.view(dtype)))
     return with_bits(slot, dtype) if is_extension(dtype) else slot
 
 

@@ -14,27 +14,25 @@ _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  
 _LONG, _DEEP = 1000, 5  # a longer list is data; so deep in an object nothing is looked for
 
 
-def to_array(leaf: Any) -> np.ndarray:
-    """The leaf as an array. Raises BatchError if it would be an array of objects."""
+def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
+    """The leaf as an array. Raises BatchError if it would be an array of objects.
+
+    Args: numbers: in the machine's byte order; as float32 where its dtype is an extension to NumPy's.
+    """
     if isinstance(leaf, np.ma.MaskedArray):
         raise BatchError("is a masked array; fill it, or send data and mask")
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise BatchError(f"holds objects ({type(leaf).__name__}); give it a numeric dtype, or use rank0_gather")
-    return as_bits(array)
+    if not numbers:
+        return as_bits(array)
+    array = as_numbers(array)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def from_array(array: np.ndarray, like: Any) -> np.ndarray:
     """`array` itself; of `like`'s dtype where its values came as bits."""
     return array.view(like.dtype) if _has_bits(like) else array
-
-
-def to_numbers(leaf: Any) -> np.ndarray:
-    """The leaf as an array in the machine's byte order; as float32 where its dtype is an extension to NumPy's."""
-    if _has_bits(leaf):
-        return as_numbers(np.asarray(leaf))
-    array = to_array(leaf)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def from_numbers(array: np.ndarray, like: Any) -> np.ndarray:

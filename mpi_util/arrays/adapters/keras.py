@@ -13,18 +13,17 @@ from . import adapter_for, slot_maker, value_slot, weight_name
 def _of_backend(name: str) -> Callable[..., Any]:
     """The function of this name of the backend's adapter, for the tensor that it keeps for a variable."""
 
-    def function(*arguments: Any) -> Any:
+    def function(*arguments: Any, **numbers: bool) -> Any:
         *before, variable = arguments
         if not isinstance(variable, framework("keras").Variable):
             raise BatchError(f"is a {type(variable).__name__}, which has no values")
-        return getattr(adapter_for(variable.value), name)(*before, variable.value)
+        return getattr(adapter_for(variable.value), name)(*before, variable.value, **numbers)
 
     return function
 
 
-to_array, from_array = _of_backend("to_array"), _of_backend("from_array")
-to_numbers, from_numbers = _of_backend("to_numbers"), _of_backend("from_numbers")
-token = _of_backend("token")
+to_array, token = _of_backend("to_array"), _of_backend("token")
+from_array, from_numbers = _of_backend("from_array"), _of_backend("from_numbers")
 
 
 def slots(model: Any) -> list[Slot]:

@@ -14,8 +14,12 @@ from ..layout import KeptSlots, Slot, alignment_key
 _NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 
 
-def to_array(leaf: Any) -> np.ndarray:
-    """The values of a tensor in host memory, a view if they are there; bfloat16, which NumPy lacks, as uint16 bits."""
+def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
+    """The values of a tensor in host memory, a view if they are there.
+
+    Of bfloat16 and the 8-bit floats, which NumPy lacks, the bits as unsigned integers, or float32 as `numbers`.
+    """
+    leaf = leaf.float() if numbers and _travels_as_bits(leaf) else leaf
     array: np.ndarray = _bits(leaf.detach().cpu()).resolve_conj().resolve_neg().numpy()
     return array
 
@@ -24,11 +28,6 @@ def from_array(array: np.ndarray, like: Any) -> Any:
     """A CPU tensor over `array`'s memory, of `like`'s dtype where its values came as bits."""
     tensor = framework("torch").from_numpy(array)
     return tensor.view(like.dtype) if _travels_as_bits(like) else tensor
-
-
-def to_numbers(leaf: Any) -> np.ndarray:
-    """The values of a tensor in host memory; bfloat16 and 8-bit floats as float32."""
-    return to_array(leaf.float() if _travels_as_bits(leaf) else leaf)
 
 
 def from_numbers(array: np.ndarray, like: Any) -> Any:

@@ -11,9 +11,9 @@ from ..layout import Slot
 from . import as_bits, as_numbers, is_extension, value_slot, weight_name
 
 
-def to_array(leaf: Any) -> np.ndarray:
-    """The values in host memory, a view where possible; of a dtype that NumPy lacks the bits as unsigned integers."""
-    return as_bits(_values(leaf))
+def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
+    """The values in host memory, a view where possible; of a dtype that NumPy lacks bits, or float32 as `numbers`."""
+    return as_numbers(_values(leaf)) if numbers else as_bits(_values(leaf))
 
 
 def from_array(array: np.ndarray, like: Any) -> Any:
@@ -24,11 +24,6 @@ def from_array(array: np.ndarray, like: Any) -> Any:
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if shareable else tf.constant(array)
     dtype = getattr(like, "dtype", like)  # or `like` is the token of a tensor
     return tf.bitcast(tensor, dtype) if is_extension(np.dtype(dtype.as_numpy_dtype)) else tensor
-
-
-def to_numbers(leaf: Any) -> np.ndarray:
-    """The values in host memory; dtypes that NumPy lacks as float32."""
-    return as_numbers(_values(leaf))
 
 
 def from_numbers(array: np.ndarray, like: Any) -> Any:

@@ -44,7 +44,7 @@ class _Values:
         def write(values: np.ndarray) -> None:
             self.pending[i] = values.copy()
 
-        return value_slot(name, dtype, shape, lambda: self.read()[i], write, self.flush)
+        return value_slot(name, dtype, shape, lambda: self.read()[i], write)._replace(flush=self.flush)
 
     def read(self) -> list[np.ndarray]:
         tf = framework("tensorflow")
