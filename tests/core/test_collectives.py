@@ -138,7 +138,8 @@ def test_one_machine_needs_no_cluster_and_several_say_so(tmp_path, mpi, machines
     if machines == 1:
         assert done.status == 0 and done.out == "3\n" * 3, done.err
     else:
-        assert done.status == 1 and done.err.count("mpi_util/cluster/, which is needed for that, is missing") == 1, done.err
+        assert done.status == 1, done.err
+        assert done.err.count("mpi_util/cluster/, which is needed for that, is missing") == 1, done.err
 
 
 HALF = """
