@@ -232,9 +232,9 @@ def _open(comm: Any) -> Channel:
         why = f"the ranks {'share no memory' if peers.apart else 'are on several machines'}"
         kind = cluster_module("..cluster.channel", why, silent=rank > 0).ClusterChannel
     state(Kept).open.append(channel := kind(comm, peers))
-    state(Watchdog).tickets.update((members[k], info.ticket) for k, info in peers.infos.items())
+    state(Watchdog).tickets.update((members[k], ticket) for k, ticket in peers.tickets.items())
     if rank == 0 and "MPI_UTIL_BOUND" not in os.environ:
-        take_cores([info.pid for k, info in peers.infos.items() if k and peers.machine[k] == 0])
+        take_cores([ticket.pid for k, ticket in peers.tickets.items() if k and peers.machine[k] == 0])
     state(Threads).start(rank == 0, all_of(channel.comm, [update_threads()])[0][0])
     return channel
 

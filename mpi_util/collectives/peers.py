@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -10,14 +10,6 @@ from ..host.segments import Ticket, attach
 from ..host.waiting import WakePipe, wait_until
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
-
-
-class PeerInfo(NamedTuple):
-    """What a rank sends to the others of its machine when a channel is made."""
-
-    pid: int
-    wake_fd: int  # of its wake-up pipe: /proc/<pid>/fd/<wake_fd>
-    ticket: Ticket | None  # of its note, which only ranks of its machine can attach; None: no shared memory
 
 
 class Peers:
@@ -33,13 +25,14 @@ class Peers:
         pretended = int(os.environ.get("MPI_UTIL_MACHINES", "0"))
         everyone = MPI.COMM_WORLD
         here = together.Split(everyone.Get_rank() * pretended // everyone.Get_size())
-        self._ticket = state(Watchdog).ticket
-        rows = all_of(together, [rank, os.getpid(), self.pipe.write_fd, *(self._ticket or Ticket(0, 0, 0, 0))])
-        # of the ranks of this machine, as MPI knows it
-        self.infos = {k: PeerInfo(pid, fd, Ticket(*rest) if rest[0] else None) for k, pid, fd, *rest in rows}
+        rows = all_of(together, [rank, self.pipe.write_fd, *(state(Watchdog).ticket or Ticket(0, 0, 0, 0))])
+        # of the notes of the ranks of this machine, as MPI knows it, but for those that have no shared memory
+        self.tickets = {k: Ticket(*its) for k, _, *its in rows if any(its)}
+        pipes = {k: fd for k, fd, *_ in rows}
         ranks = [row[0] for row in all_of(here, [rank])]
         lowest = ranks[0]
-        reach = np.array(all_of(here, [k == rank or self._open(k) for k in ranks]), bool)
+        reaches: list[int] = [k == rank or (rank in self.tickets and self._open(k, pipes[k])) for k in ranks]
+        reach = np.array(all_of(here, reaches), bool)
         shared = [k for i, k in enumerate(ranks) if reach[0, i] and reach[i, 0]]  # it and the lowest reach each other
         here.Free()
         together.Free()
@@ -51,14 +44,12 @@ class Peers:
         for k in self.wake_fds.keys() - set(shared if rank in shared else []):
             os.close(self.wake_fds.pop(k))
 
-    def _open(self, k: int) -> bool:
-        info = self.infos[k]
-        if info.ticket is None or self._ticket is None:
-            return False
+    def _open(self, k: int, pipe: int) -> bool:
         with contextlib.suppress(OSError):
-            os.close(attach(info.ticket)[0])
-            self.wake_fds[k] = WakePipe.open(info.pid, info.wake_fd)
-            return True
+            if ticket := self.tickets.get(k):
+                os.close(attach(ticket)[0])
+                self.wake_fds[k] = WakePipe.open(ticket.pid, pipe)
+                return True
         return False
 
     def close(self) -> None:

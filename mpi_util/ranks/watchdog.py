@@ -77,7 +77,7 @@ class Watchdog:
     def __init__(self) -> None:
         self.after_s = _checked("MPI_UTIL_WATCHDOG", os.environ.get("MPI_UTIL_WATCHDOG", _AFTER_S))
         self.kill = False
-        self.tickets = dict[int, Ticket | None]()  # of the notes of ranks with which this one has a communicator
+        self.tickets = dict[int, Ticket]()  # of the notes of ranks with which this one has a communicator
         self._note: dict[str, Any] = {"where": "", "stacks": -1, "wait": 0, "times": 0}
         self._memory: Any = None
         self._pid, self._report_at = 0, 0.0  # 0: after `after_s`
