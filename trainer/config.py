@@ -266,10 +266,9 @@ def parse(arguments: list[str] | None = None) -> Config:
     try:
         words, auto = plain(sys.argv[1:] if arguments is None else arguments)
         given = vars(parser.parse_args(words))
-        trust = "trust" in given
         if "preset" in given:
             given = vars(parser.parse_args([*preset(given["preset"], given), *words]))
-        given = {name: value for name, value in given.items() if name not in ("watch", "seeds", "preset", "trust")}
+        trust, *_ = (given.pop(name, False) for name in ("trust", "watch", "seeds", "preset"))
         if ("env" in given) == ("resume" in given):
             raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():

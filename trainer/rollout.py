@@ -39,7 +39,6 @@ ATTEMPTS = 3  # of an episode whose environment fails, in a row
 MOST_REPLAYED = 100_000  # steps; of a longer episode no actions are kept, so that endless ones do not fill the memory
 
 QUIETLY = partial(np.errstate, over="ignore", invalid="ignore")  # what is not finite gets one line, not warnings too
-Result = tuple[dict[str, Any] | None, bool]  # of Runner.run
 Steps = Generator[np.ndarray, np.ndarray, Any]
 
 
@@ -216,7 +215,7 @@ class Runner:
         while True:
             yield from self.actor.noise(rng, NOISE_ROWS)
 
-    def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> Result:
+    def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> Any:
         """Steps to the end of the episode, or `n_steps` at most. Args: stop: as of `alone`; True drops the episode.
 
         Returns:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import mpi_util
 from mpi_util_spinup.files import read, replace_file
@@ -39,7 +40,8 @@ def several_seeds(program: str, arguments: list[str]) -> int:
     if config.resume or config.run_dir:
         parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
     folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0")
-    grid = Seeds()
+    grid: Any = ExperimentGrid()
+    grid.print = lambda: print(f"{len(own.seeds)} runs: --seed {' '.join(map(str, own.seeds))}", flush=True)
     for key, value in {"program": os.path.abspath(program), "words": tuple(words), "seed": own.seeds}.items():
         grid.add(key, value)
     try:
@@ -49,14 +51,6 @@ def several_seeds(program: str, arguments: list[str]) -> int:
         return 1 if isinstance(error, ExperimentError) else 2
     print(f"\ncurves: {shlex.join([sys.executable, '-m', 'mpi_util_spinup.plot', folders])}")
     return 0
-
-
-class Seeds(ExperimentGrid):
-    """A grid that is announced in one line."""
-
-    def print(self) -> None:
-        seeds = self.vals[self.keys.index("seed")]
-        print(f"{len(seeds)} runs: --seed {' '.join(map(str, seeds))}", flush=True)
 
 
 def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict[str, str]) -> None:

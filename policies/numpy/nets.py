@@ -183,7 +183,6 @@ class ValueNet(Net, backend.ValueNet):
         return np.concatenate(self.shared(lambda worker, part: worker.forward(obs, part)[:, 0].copy(), len(ret)))
 
     def loss_gradient(self, rows: Rows, minibatch: Array, n: int) -> Array:
-        """See policies.backend.Net: of the squared errors, summed and divided by `n`."""
         obs, ret = rows.fields
 
         def backward(worker: Worker, part: Array) -> None:
