@@ -19,7 +19,7 @@ from mpi_util_spinup.files import read
 from policies.actor import CNN, INIT_LOG_STD, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 from trainer.presets import plain, preset
-from trainer.run_folder import require_trust
+from trainer.run_folder import checkpoints, require_trust
 
 ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "0 or more": lambda x: x >= 0,
@@ -158,8 +158,7 @@ class Config(Hyper):
         """The settings of this start, where `saved` is what an earlier one that crashed has given to mpi_util.saved."""
         if not saved:
             return self
-        has_checkpoint = any(Path(saved["run_dir"]).glob("checkpoint*.safetensors"))
-        return replace(self, **{"resume" if has_checkpoint else "run_dir": saved["run_dir"]})
+        return replace(self, **{"resume" if checkpoints(Path(saved["run_dir"])) else "run_dir": saved["run_dir"]})
 
     def check(self) -> "Config":
         """Returns itself. Raises ValueError: one line that names an option, its value, and what is allowed."""

@@ -16,7 +16,7 @@ import mpi_util
 from mpi_util_spinup.files import read, replace_file
 from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid
 from trainer.config import parse
-from trainer.run_folder import RunFolder
+from trainer.run_folder import RunFolder, checkpoints
 
 WORDS = "seeds.json"  # in a run's folder: the command line with which it began
 
@@ -60,7 +60,7 @@ def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict
     """
     folder = Path(logger_kwargs["output_dir"]).absolute()
     command, begun = [*words, "--seed", str(seed)], folder / WORDS
-    if any(folder.glob("checkpoint*.safetensors")):
+    if checkpoints(folder):
         if not begun.exists() or read(begun) != json.dumps(command).encode():
             raise mpi_util.UsageError(f"{folder} holds a run with other arguments; remove it, or give another --name")
         command = ["--resume", str(folder), *({"--trust"} & {*words})]
