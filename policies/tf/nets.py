@@ -186,7 +186,7 @@ class PolicyNet(Net, backend.PolicyNet):
 
     def outcome(self, rows: Rows) -> Outcome:
         with tf.GradientTape() as tape:
-            terms, clipped = self._terms(*rows)
+            terms, clipped = self._terms(rows.fields, rows.old)
         sums = np.append(terms.numpy(), clipped.numpy()).astype(np.float64)
 
         def gradient(*weights: float) -> Tensor:
