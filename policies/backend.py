@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from policies.actor import Spec
+from policies.data_parallel import Part
 from policies.hyper import Hyper
 
 Array = np.ndarray
@@ -43,6 +44,7 @@ class Rows(NamedTuple):
 
     fields: tuple[Any, ...]  # obs, act, adv and log-probabilities when the actions were drawn; or obs and ret
     old: Any = None  # distributions of actions before the update, of the backend's own kind; None: a value function's
+    part: Part = Part.whole(0)  # which rows of the whole batch these are, where a policy's update rule uses them
 
 
 class Net(ABC):

@@ -20,13 +20,6 @@ CG_TOLERANCE = 1e-10  # of the squared residual, relative to the first one
 Log = dict[str, float]
 
 
-class Batch(NamedTuple):
-    """A learner's rows of a batch."""
-
-    part: Part  # which rows of the whole batch these are
-    rows: Rows
-
-
 class Compared(NamedTuple):
     """The policy as it is now, compared with the policy before its update: means over the whole batch."""
 
@@ -42,7 +35,7 @@ class Policy(Learner):
 
     net: PolicyNet
 
-    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+    def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """Changes the policy's parameters. Returns: the policy afterwards, compared with the one before; what to log.
 
         Each learner that shares the batch makes the same calls in the same order.
@@ -77,20 +70,21 @@ class Policy(Learner):
         self.adapt(log["KL"])
         return log
 
-    def batch(self, obs: Array, act: Array, adv: Array, part: Part, logp: Array | None = None) -> Batch:
-        """Collective among the learners: a Batch with advantages of mean 0 and deviation 1. Args: as `update`'s."""
+    def batch(self, obs: Array, act: Array, adv: Array, part: Part, logp: Array | None = None) -> Rows:
+        """Collective among the learners: Rows with advantages of mean 0 and deviation 1. Args: as `update`'s."""
         require_shape(adv, (len(part),))
         self.require_finite(obs=obs, act=act, adv=adv, **({} if logp is None else {"logp": logp}))
         (mean,), (std,) = self.moments(part, adv)
-        return Batch(part, self.net.rows(obs, act, ((adv - mean) / (std + ADV_EPS)).astype(np.float32), logp))
+        rows = self.net.rows(obs, act, ((adv - mean) / (std + ADV_EPS)).astype(np.float32), logp)
+        return rows._replace(part=part)
 
-    def compare(self, batch: Batch) -> Compared:
+    def compare(self, batch: Rows) -> Compared:
         """Collective among the learners: the policy as it is now."""
-        outcome = self.net.outcome(batch.rows)
+        outcome = self.net.outcome(batch)
         kl, entropy, loss, clip_frac = self.means(batch.part, outcome.sums).tolist()
         return Compared(kl, entropy, loss, clip_frac, outcome)
 
-    def gradient(self, batch: Batch, now: Compared, kl: float = 0.0) -> Any:
+    def gradient(self, batch: Rows, now: Compared, kl: float = 0.0) -> Any:
         """Collective among the learners: gradient of the mean surrogate loss over the whole batch, less the entropy's.
 
         Args: now: the policy as it is; taken once. kl: weight of the divergence, which is added. Returns: (P,).
@@ -98,9 +92,9 @@ class Policy(Learner):
         weights = (weight / batch.part.total for weight in (kl, -self.hyper.ent_coef, 1.0))
         return self.summed(now.outcome.gradient(*weights))
 
-    def fisher(self, batch: Batch) -> Callable[[Array], Array]:
+    def fisher(self, batch: Rows) -> Callable[[Array], Array]:
         """The damped Fisher matrix: a function, collective among the learners, that multiplies it with float64 (P,)."""
-        undamped = self.net.fisher(batch.rows, batch.part.total)
+        undamped = self.net.fisher(batch, batch.part.total)
 
         def product(vector: Array) -> Array:
             flat = as_array(self.summed(undamped(vector.astype(np.float32))))
@@ -118,12 +112,12 @@ class PPOClip(Policy):
     def rows_per_step(self, n_rows: int) -> int:
         return n_rows // n_minibatches(self.hyper, n_rows)
 
-    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+    def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """See Policy. It logs ClipFrac, as Compared's after the update, and StopIter, number of passes."""
         hyper = self.hyper
         n_parts = n_minibatches(hyper, batch.part.total)
         for epoch in range(1, hyper.epochs + 1):
-            self.descend(batch.rows, shuffled(rng, batch.part, n_parts), hyper.lr * self.lr_scale)
+            self.descend(batch, shuffled(rng, batch.part, n_parts), hyper.lr * self.lr_scale)
             if hyper.kl_targ or epoch == hyper.epochs:
                 now = self.compare(batch)
                 if hyper.kl_targ and now.kl > hyper.kl_targ:
@@ -147,7 +141,7 @@ class PPOPenalty(Policy):
     LR_MULT_RANGE = (0.1, 10.0)
     beta = lr_mult = 1.0  # weight of the KL divergence, and factor of the step size
 
-    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+    def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """See Policy. It logs Beta and LrMult, as this update used them, and StopIter, number of passes."""
         hyper, epochs = self.hyper, 0
         now = self.compare(batch)
@@ -184,7 +178,7 @@ class TrustRegion(Policy):
     BACKTRACKS = 10  # most steps to try
     BACKTRACK = 0.8  # length of each, relative to the one before
 
-    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+    def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """See Policy. If the line search accepts no step, the policy does not change.
 
         It logs BacktrackIters, steps that the line search rejected; StepFrac, the accepted fraction of the full step,
@@ -222,7 +216,7 @@ class VPG(Policy):
     et al. 2000, with the advantages of Schulman et al. 2016 (arXiv:1506.02438).
     """
 
-    def improve(self, batch: Batch, rng: np.random.Generator) -> tuple[Compared, Log]:
+    def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         now = self.compare(batch)
         for _ in range(self.hyper.epochs):
             self.net.step(self.gradient(batch, now), self.hyper.lr * self.lr_scale)

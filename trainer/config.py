@@ -19,7 +19,7 @@ from mpi_util_spinup.files import read
 from policies.actor import CNN, INIT_LOG_STD, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 from trainer.presets import plain, preset
-from trainer.trust import require_trust
+from trainer.run_folder import checkpoints, require_trust
 
 ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "0 or more": lambda x: x >= 0,
@@ -158,8 +158,7 @@ class Config(Hyper):
         """The settings of this start, where `saved` is what an earlier one that crashed has given to mpi_util.saved."""
         if not saved:
             return self
-        has_checkpoint = any(Path(saved["run_dir"]).glob("checkpoint*.safetensors"))
-        return replace(self, **{"resume" if has_checkpoint else "run_dir": saved["run_dir"]})
+        return replace(self, **{"resume" if checkpoints(Path(saved["run_dir"])) else "run_dir": saved["run_dir"]})
 
     def check(self) -> "Config":
         """Returns itself. Raises ValueError: one line that names an option, its value, and what is allowed."""
@@ -266,10 +265,9 @@ def parse(arguments: list[str] | None = None) -> Config:
     try:
         words, auto = plain(sys.argv[1:] if arguments is None else arguments)
         given = vars(parser.parse_args(words))
-        trust = "trust" in given
         if "preset" in given:
             given = vars(parser.parse_args([*preset(given["preset"], given), *words]))
-        given = {name: value for name, value in given.items() if name not in ("watch", "seeds", "preset", "trust")}
+        trust, *_ = (given.pop(name, False) for name in ("trust", "watch", "seeds", "preset"))
         if ("env" in given) == ("resume" in given):
             raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():

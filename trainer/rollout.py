@@ -21,11 +21,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import ArrayLike
 
 from policies import actor as built_in
 from policies.actor import Actor, Spec
 from policies.mlp import aligned
-from policies.returns import gae
 from policies.scaler import Scaler
 from trainer.config import Config
 from trainer.control import BadData, Control
@@ -39,7 +39,6 @@ ATTEMPTS = 3  # of an episode whose environment fails, in a row
 MOST_REPLAYED = 100_000  # steps; of a longer episode no actions are kept, so that endless ones do not fill the memory
 
 QUIETLY = partial(np.errstate, over="ignore", invalid="ignore")  # what is not finite gets one line, not warnings too
-Result = tuple[dict[str, Any] | None, bool]  # of Runner.run
 Steps = Generator[np.ndarray, np.ndarray, Any]
 
 
@@ -216,7 +215,7 @@ class Runner:
         while True:
             yield from self.actor.noise(rng, NOISE_ROWS)
 
-    def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> Result:
+    def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> Any:
         """Steps to the end of the episode, or `n_steps` at most. Args: stop: as of `alone`; True drops the episode.
 
         Returns:
@@ -345,6 +344,27 @@ def together(steps: dict[int, Steps], actor: Actor, stop: Callable[[], bool], du
                 with during(e), contextlib.suppress(StopIteration):
                     rows[e] = steps[e].send(out)
             outs = dict(zip(rows, actor.outputs(list(rows.values()))))
+
+
+def gae(rew: ArrayLike, val: ArrayLike, last_val: float, gamma: float, lam: float) -> np.ndarray:
+    """Generalised advantage estimates (Schulman et al. 2016, arXiv:1506.02438, equation 16), in float64 inside.
+
+    adv[t] = sum over k of (gamma * lam)^k * delta[t + k], delta[t] = rew[t] + gamma * val[t + 1] - val[t].
+
+    Args:
+        rew, val: shape (T,): rewards, and values of the observations before each step.
+        last_val: value of the observation after the last step: 0 where the episode terminated, the estimate where it
+            was truncated or cut at the end of a segment.
+        gamma, lam: discount of one step, and weight of longer estimates, in [0, 1].
+    Returns: float32 (T,).
+    """
+    val = np.append(np.asarray(val, np.float64), last_val)
+    delta = np.asarray(rew, np.float64) + gamma * val[1:] - val[:-1]
+    # over Python floats: for a thousand steps faster than any NumPy form, and exact in its order
+    adv, rate, last = delta.tolist(), gamma * lam, 0.0
+    for t in range(len(adv) - 1, -1, -1):
+        adv[t] = last = adv[t] + rate * last
+    return np.array(adv, np.float32)
 
 
 def empty_batch(spec: Spec) -> dict[str, np.ndarray]:

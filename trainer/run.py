@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +26,6 @@ COLLECTING = ("rollout", "gather", "record", "update")  # phases of a batch's co
 EXTRAS = {"torch": "torch", "tensorflow": "tf", "keras": "tf", "ale_py": "atari"}  # by module
 PARAMS_STREAM = 0  # of the random streams of a run's seed; trainer.rollout has the others
 
-if TYPE_CHECKING:  # they load what ranks that only collect do without
-    from trainer.evaluator import Beside
-    from trainer.record import Record
-    from trainer.training import Training
-
 
 @dataclass
 class Run:
@@ -44,8 +39,8 @@ class Run:
     actor: Actor
     scaler: Scaler
     control: Control
-    training: "Training | None" = None  # the learners; None: this rank only collects
-    record: "Record | None" = None  # run folder and screen; None: this is not rank 0
+    training: Any = None  # trainer.training.Training, the learners; None: this rank only collects
+    record: Any = None  # trainer.record.Record, run folder and screen; None: this is not rank 0
     logger: EpochLogger | None = None  # of progress.txt and config.json, which rank 0 writes
 
     def collect(self, collector: EpisodeCollector | SegmentCollector, phases: mpi_util.Phases) -> None:
@@ -94,8 +89,8 @@ class Run:
             return SegmentCollector(self.config, self.control, self.actor, runners, self.stop, saved)
         return EpisodeCollector(runners[0], self.stop, in_turn=self.average)
 
-    def evaluator(self) -> "Evaluator | Beside | None":
-        """What evaluates the policy, on the ranks that do; made after the first broadcast."""
+    def evaluator(self) -> Any:
+        """What evaluates the policy: Evaluator or Beside; None: not this rank. Made after the first broadcast."""
         config, training = self.config, self.training
         if config.eval_async and self.record is not None:
             from trainer.evaluator import Beside
@@ -159,7 +154,7 @@ class Run:
         policy = self.actor.params | self.scaler.arrays
         self.record.keep_best({name: tests.get(name, array) for name, array in policy.items()}, test_ret)
 
-    def evaluate_owed(self, evaluator: "Evaluator | Beside | None") -> None:
+    def evaluate_owed(self, evaluator: Any) -> None:
         """Collective: makes the evaluation that a stop has left undone, and writes its row again."""
         row = dict(self.record.row) if self.record is not None else {}
         restarts = int(row.pop("EnvRestarts", 0))

@@ -10,12 +10,13 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import mpi_util
 from mpi_util_spinup.files import read, replace_file
 from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid
 from trainer.config import parse
-from trainer.run_folder import RunFolder
+from trainer.run_folder import RunFolder, checkpoints
 
 WORDS = "seeds.json"  # in a run's folder: the command line with which it began
 
@@ -39,7 +40,8 @@ def several_seeds(program: str, arguments: list[str]) -> int:
     if config.resume or config.run_dir:
         parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
     folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0")
-    grid = Seeds()
+    grid: Any = ExperimentGrid()
+    grid.print = lambda: print(f"{len(own.seeds)} runs: --seed {' '.join(map(str, own.seeds))}", flush=True)
     for key, value in {"program": os.path.abspath(program), "words": tuple(words), "seed": own.seeds}.items():
         grid.add(key, value)
     try:
@@ -51,14 +53,6 @@ def several_seeds(program: str, arguments: list[str]) -> int:
     return 0
 
 
-class Seeds(ExperimentGrid):
-    """A grid that is announced in one line."""
-
-    def print(self) -> None:
-        seeds = self.vals[self.keys.index("seed")]
-        print(f"{len(seeds)} runs: --seed {' '.join(map(str, seeds))}", flush=True)
-
-
 def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict[str, str]) -> None:
     """In a process of its own, which becomes train.py: a new run, or the one in the folder that was interrupted.
 
@@ -66,7 +60,7 @@ def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict
     """
     folder = Path(logger_kwargs["output_dir"]).absolute()
     command, begun = [*words, "--seed", str(seed)], folder / WORDS
-    if any(folder.glob("checkpoint*.safetensors")):
+    if checkpoints(folder):
         if not begun.exists() or read(begun) != json.dumps(command).encode():
             raise mpi_util.UsageError(f"{folder} holds a run with other arguments; remove it, or give another --name")
         command = ["--resume", str(folder), *({"--trust"} & {*words})]

@@ -36,12 +36,6 @@ def _map(threads: int, process: int) -> Callable[..., Iterable[Any]]:
     return pool.map
 
 
-def _which(rows: Rows, positions: Array) -> int | Array:
-    """What `Net.shared` takes for some rows: their number if they are all, as the order of a sum does not matter."""
-    n = len(rows.fields[0])
-    return n if len(positions) == n else positions
-
-
 class Net(backend.Net):
     forks = True
     workers: Sequence[Worker]  # as many as `threads`; each has the same part of a batch whenever it is of the same size
@@ -66,22 +60,23 @@ class Net(backend.Net):
     def using(self, threads: int) -> AbstractContextManager[Any]:
         return BLAS.limit(limits=1)
 
-    def shared(self, call: Callable[[Any, Any], Any], rows: int | Array) -> list[Any]:
+    def shared(self, call: Callable[[Any, Any], Any], whole: Array, minibatch: Array | None = None) -> list[Any]:
         """`call(worker, part)` for the parts of a batch, at once where it is large. Returns: the results, in order.
 
-        Args: rows: int64, positions of rows, of which each worker gets some; or their number: each gets a slice.
+        Args: whole: an array of all rows; each worker gets a slice. minibatch: int64, positions of some rows to share.
         """
-        n = rows if isinstance(rows, int) else len(rows)
+        n = len(whole if minibatch is None else minibatch)
         k = self.n_threads(n)
         ends = [n * i // k for i in range(k + 1)]
         slices = [slice(*ends[i : i + 2]) for i in range(k)]
-        parts = slices if isinstance(rows, int) else [rows[part] for part in slices]
+        # of all rows slices too, as the order of a sum does not matter
+        parts = slices if n == len(whole) else [minibatch[part] for part in slices]
         run = _map(self.threads, os.getpid()) if k > 1 else map
         return list(run(call, self.workers, parts))
 
-    def gradient_of(self, call: Callable[[Any, Any], None], rows: int | Array) -> Array:
+    def gradient_of(self, call: Callable[[Any, Any], None], whole: Array, minibatch: Array | None = None) -> Array:
         """Sum of the gradients that `call(worker, part)` leaves in the workers. Args: as of `shared`."""
-        k = len(self.shared(call, rows))
+        k = len(self.shared(call, whole, minibatch))
         first = self.workers[0].grad
         for other in self.workers[1:k]:
             first += other.grad
@@ -123,7 +118,7 @@ class PolicyNet(Net, backend.PolicyNet):
             dist = worker.dist_of(obs, part)
             return dist.freeze(), dist.logp(act[part])
 
-        olds, logps = zip(*self.shared(old, len(obs)))
+        olds, logps = zip(*self.shared(old, obs))
         return olds, np.concatenate(logps)
 
     def outcome(self, rows: Rows) -> Outcome:
@@ -141,9 +136,9 @@ class PolicyNet(Net, backend.PolicyNet):
                 d_logp = -loss * ratios[worker] * adv[part]
                 worker.backward(worker.dist.backward(d_logp, kl, entropy, olds[worker]))
 
-            return self.gradient_of(backward, len(adv))
+            return self.gradient_of(backward, adv)
 
-        return Outcome(np.array(self.shared(sums, len(adv)), np.float64).sum(axis=0), gradient)
+        return Outcome(np.array(self.shared(sums, adv), np.float64).sum(axis=0), gradient)
 
     def loss_gradient(self, rows: Rows, minibatch: Array, n: int) -> Array:
         """See policies.backend.Net: of -sum(min(ratio * adv, clipped ratio * adv)) / n, less the entropy."""
@@ -159,12 +154,12 @@ class PolicyNet(Net, backend.PolicyNet):
             gain *= -1.0 / n
             worker.backward(dist.backward(gain, d_entropy=-ent_coef / n))
 
-        return self.gradient_of(backward, _which(rows, minibatch))
+        return self.gradient_of(backward, obs, minibatch)
 
     def fisher(self, rows: Rows, n: int) -> Callable[[Array], Array]:
         """See policies.backend.PolicyNet: J' M J v, J the derivative of the outputs, M the Fisher matrix over them."""
         obs = rows.fields[0]
-        self.shared(lambda worker, part: worker.dist_of(obs, part), len(obs))
+        self.shared(lambda worker, part: worker.dist_of(obs, part), obs)
 
         def product(vector: Array) -> Array:
             d_log_std = self.by_name(vector).get("policy/log_std")
@@ -172,7 +167,7 @@ class PolicyNet(Net, backend.PolicyNet):
             def backward(worker: Worker, _: slice) -> None:
                 worker.backward(worker.dist.fisher(worker.jvp(vector), d_log_std, n))
 
-            return self.gradient_of(backward, len(obs))
+            return self.gradient_of(backward, obs)
 
         return product
 
@@ -180,13 +175,12 @@ class PolicyNet(Net, backend.PolicyNet):
 class ValueNet(Net, backend.ValueNet):
     def values(self, rows: Rows) -> Array:
         obs, ret = rows.fields
-        return np.concatenate(self.shared(lambda worker, part: worker.forward(obs, part)[:, 0].copy(), len(ret)))
+        return np.concatenate(self.shared(lambda worker, part: worker.forward(obs, part)[:, 0].copy(), ret))
 
     def loss_gradient(self, rows: Rows, minibatch: Array, n: int) -> Array:
-        """See policies.backend.Net: of the squared errors, summed and divided by `n`."""
         obs, ret = rows.fields
 
         def backward(worker: Worker, part: Array) -> None:
             worker.backward((worker.forward(obs, part) - ret[part, None]) * np.float32(2.0 / n))
 
-        return self.gradient_of(backward, _which(rows, minibatch))
+        return self.gradient_of(backward, obs, minibatch)

@@ -139,7 +139,6 @@ def flatten(tensors: Iterable[Tensor]) -> Tensor:
 
 class PolicyNet(Net, backend.PolicyNet):
     def build(self, device: str) -> None:
-        """See policies.backend.Net; compiles what every update computes."""
         spec = self.spec
         obs, out, number = (tf.TensorSpec((None, *size)) for size in ((spec.obs_dim,), (spec.act_dim,), ()))
         act = tf.TensorSpec((None,), tf.int64) if spec.discrete else out
@@ -187,7 +186,7 @@ class PolicyNet(Net, backend.PolicyNet):
 
     def outcome(self, rows: Rows) -> Outcome:
         with tf.GradientTape() as tape:
-            terms, clipped = self._terms(*rows)
+            terms, clipped = self._terms(rows.fields, rows.old)
         sums = np.append(terms.numpy(), clipped.numpy()).astype(np.float64)
 
         def gradient(*weights: float) -> Tensor:
@@ -230,7 +229,6 @@ class PolicyNet(Net, backend.PolicyNet):
 
 class ValueNet(Net, backend.ValueNet):
     def build(self, device: str) -> None:
-        """See policies.backend.Net; compiles the estimates."""
         obs = tf.TensorSpec((None, self.spec.obs_dim))
         self.signature = obs, tf.TensorSpec((None,))
         super().build(device)
@@ -240,6 +238,5 @@ class ValueNet(Net, backend.ValueNet):
         return self._predict(rows.fields[0]).numpy()
 
     def loss(self, n: Tensor, *fields: Tensor) -> Tensor:
-        """See Net: the squared errors, summed and divided by `n`."""
         obs, ret = fields
         return tf.reduce_sum(tf.square(self._predict(obs) - ret)) / n

@@ -158,6 +158,5 @@ class ValueNet(Net, backend.ValueNet):
         return self.module(rows.fields[0])[:, 0].cpu().numpy()
 
     def loss(self, *fields: torch.Tensor) -> torch.Tensor:
-        """See Net: the squared errors."""
         obs, ret = fields
         return (self.module(obs)[:, 0] - ret).square().sum()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.returns import gae
+from trainer.rollout import gae
 
 NUMBERS = st.floats(-1e3, 1e3)
 RATES = st.floats(0.0, 1.0)

@@ -346,6 +346,7 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path, started):
 
 def test_the_best_policy_is_written_again_where_it_was_removed(tmp_path):
     record = Record(Config(env="Hopper-v4", run_dir=str(tmp_path / "run")), Spec(11, 3, False, (), ()), {})
+    record.begin(0)
     best = tmp_path / "run" / "best.safetensors"
     for test_ret, kept in ((1.0, 1.0), (3.0, 3.0), (2.0, 3.0)):
         record.keep_best({"weights": np.full(3, test_ret)}, test_ret)
