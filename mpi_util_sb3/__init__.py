@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback, EventCallback, ProgressBarCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import open_path
@@ -237,23 +237,20 @@ class _Parallel(OnPolicyAlgorithm):
         return super().load(path, _made(env), *args, **settings)
 
 
-class _Steps(BaseCallback):
+class _Steps(EventCallback):
     """Wraps the callback during a rollout: num_timesteps grows by one step of every rank at once."""
 
     model: Any
 
     def __init__(self, model: Any, callback: BaseCallback):
         super().__init__()
-        self.model, self.callback = model, callback
+        self.model, self.callback = model, callback  # given to EventCallback, it would be the callback's parent
         self.start = model.num_timesteps
-
-    def update_locals(self, locals_: dict[str, Any]) -> None:
-        self.callback.update_locals(locals_)
 
     def _on_step(self) -> bool:
         steps = min(self.n_calls * mpi_util.nworkers, self.model.n_steps)  # some ranks may have no last step
         self.model.num_timesteps = self.start + steps * self.model.n_envs
-        return self.callback.on_step()
+        return self._on_event()
 
 
 class _EnvOfAllRanks:

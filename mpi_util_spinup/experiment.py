@@ -95,7 +95,7 @@ class Experiment:
         self.config = convert_json(kwargs | {"exp_name": name, "thunk": thunk, "num_cpu": self.num_cpu})
         self.folder = Path(where.get("output_dir") or ".")
         self.name = self.folder.name if "output_dir" in where else name
-        self._source = _source_of(thunk)
+        self._mark = {"config": self.config, "source": _source_of(thunk)}
         cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
         registry = {} if "gym" in sys.modules else getattr(sys.modules.get("gymnasium"), "registry", {})
         if spec := registry.get(str(kwargs.get("env_name"))):
@@ -113,7 +113,7 @@ class Experiment:
         """True if a run with the same configuration and function has succeeded in the folder."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
             found = json.loads(read(self.folder / _MARKER))
-            if found["config"] == self.config and found["source"] == self._source:
+            if found == self._mark:
                 return True
             if found["config"] == self.config:
                 print(f"{self.name}: its function has changed since it was run")
@@ -149,9 +149,8 @@ class Experiment:
             self._job.close()
             (self.folder / _JOB).unlink(missing_ok=True)
             if code == 0:
-                mark = {"config": self.config, "source": self._source}
                 with contextlib.suppress(OSError):  # the disk is full: the run will count as not finished
-                    replace_file(self.folder / _MARKER, json.dumps(mark, indent=4).encode())
+                    replace_file(self.folder / _MARKER, json.dumps(self._mark, indent=4).encode())
         return code
 
     def signal(self, signum: int) -> None:

@@ -283,14 +283,13 @@ class EpochLogger(Logger):
             average_only: one column <key> with the mean, without Std<key>.
         Raises RankMismatchError on every rank: they ask for statistics of different keys.
         """
-        if val is not None:
-            super().log_tabular(key, val)
-        else:
+        columns = [(key, val)]
+        if val is None:
             found = self._statistics("log_tabular", key)
-            columns = {key: found.mean} if average_only else {f"Average{key}": found.mean, f"Std{key}": found.std}
-            columns |= {f"Max{key}": found.max, f"Min{key}": found.min} if with_min_and_max else {}
-            for column, value in columns.items():
-                super().log_tabular(column, value)
+            columns = [(key, found.mean)] if average_only else [(f"Average{key}", found.mean), (f"Std{key}", found.std)]
+            columns += [(f"Max{key}", found.max), (f"Min{key}", found.min)] if with_min_and_max else []
+        for column, value in columns:
+            super().log_tabular(column, value)
         self.epoch_dict[key] = []
 
     def get_stats(self, key: str) -> tuple[float, float]:

@@ -121,9 +121,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder: a run of yours")
     args = parser.parse_args(arguments)
     try:
-        env, act = load_policy_and_env(
-            args.fpath, args.itr if args.itr >= 0 else "last", args.deterministic, trust=args.trust
-        )
+        itr = args.itr if args.itr >= 0 else "last"
+        env, act = load_policy_and_env(args.fpath, itr, args.deterministic, trust=args.trust)
         run_policy(env, act, args.len, args.episodes, not args.norender)
     except MpiUtilError as error:
         parser.exit(2, f"mpi_util_spinup.play_policy: {error}\n")

@@ -19,7 +19,7 @@ from mpi_util.arrays.adapters import adapter_for
 from mpi_util.arrays.frameworks import framework
 from mpi_util.errors import UsageError
 
-from .files import draft_folder, publish, replace_file, replace_folder
+from .files import replace_file, replace_folder
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
@@ -79,10 +79,8 @@ def save_keras(model: Any, folder: Path, itr: str) -> None:
     """Writes keras_save/model<itr>.keras and keras_save/weights<itr>.npz."""
     place = folder / "keras_save"
     place.mkdir(exist_ok=True)
-    path = place / f"model{itr}.keras"
-    with draft_folder(path) as drafts:
-        model.save(drafts / path.name)  # Keras infers the format from the ending, and wants a path
-        publish(drafts / path.name, path)
+    # Keras infers the format from the ending, and wants a path
+    replace_file(place / f"model{itr}.keras", lambda file: model.save(file.name))
     _save_weights(place / f"weights{itr}.npz", weights_of(model))
 
 
