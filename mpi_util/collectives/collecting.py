@@ -217,17 +217,17 @@ class _Loop:
 
     def set(self, weights: Any, seed: int, play: Any, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
-        if n["envs"] is not None:
-            wanted = seed, n["envs"], _code_of(play)
-            self.kept = self.kept if wanted == self._kept_for else {}
-            self._kept_for, self._play = wanted, play  # the last kept alive: `_code_of` has ids
-        self.weights, self.seed, self.n = weights, seed, n
+        self.weights, self.seed = weights, seed
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
         given = [name for name, value in n.items() if value is not None]
         if len(given) != 1:
             raise UsageError(f"{self.call}: give one of {', '.join(n)}; got {' and '.join(given) or 'none'}")
-        whole_number(f"{self.call}: {given[0]}", n[given[0]], 1)
+        self.kind, self.n = given[0], whole_number(f"{self.call}: {given[0]}", n[given[0]], 1)
+        if self.kind == "envs":
+            wanted = seed, self.n, _code_of(play)
+            self.kept = self.kept if wanted == self._kept_for else {}
+            self._kept_for, self._play = wanted, play  # the last kept alive: `_code_of` has ids
 
     def goes_on(self, wish: bool = True) -> bool:
         """Collective: rank 0's wish, on every rank."""
@@ -265,11 +265,10 @@ class _Iteration:
         self.loop = loop
         self.number = whole_number(f"{loop.call}: iteration", loop.next[loop.seed] if number is None else number)
         loop.next[loop.seed] = self.number + 1
-        channel, is_root, by_rows = loop.channel, loop.channel.rank == 0, loop.n["steps"] is not None
-        (n,) = filter(None, loop.n.values())
+        channel, is_root = loop.channel, loop.channel.rank == 0
         # None: each rank has its environments
-        self._deal = None if loop.n["envs"] else deal_on(channel, n, by_rows, loop.mean)
-        self._numbers = iter(self._deal or share_of(n, channel.rank, channel.size))
+        self._deal = None if loop.kind == "envs" else deal_on(channel, loop.n, loop.kind == "steps", loop.mean)
+        self._numbers = iter(self._deal or share_of(loop.n, channel.rank, channel.size))
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
@@ -314,7 +313,7 @@ class _Iteration:
                 )
             if items is leaf:  # pickled, a tensor would be a leaf of its own, through which no gradient comes
                 leaf[:] = [item.detach() if hasattr(item, "detach") else item for item in leaf]
-        if self._deal and self.loop.n["steps"]:
+        if self._deal and self.loop.kind == "steps":
             if not n:
                 raise BatchError(f"{self.loop.call}: steps= needs rows, and episode {number} has none")
             self._deal.end(n)
@@ -328,8 +327,7 @@ class _Iteration:
     def _finish(self) -> None:
         """Collective: the rows come to rank 0."""
         loop, channel = self.loop, self.loop.channel
-        kind, wanted = next((name, n) for name, n in loop.n.items() if n is not None)
-        what = f"{kind}={wanted}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"
+        what = f"{loop.kind}={loop.n}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"
 
         def decide(of_ranks: list[tuple[str, list[tuple[int, int]]]]) -> list[tuple[int, Collected]]:
             texts, sizes = zip(*of_ranks)
@@ -337,7 +335,7 @@ class _Iteration:
                 raise rank_mismatch(f"{loop.call}: all ranks must collect the same", texts)
             numbers, rows = zip(*sorted(itertools.chain(*sizes)))
             ends = [*itertools.accumulate(rows)]
-            n = bisect.bisect_left(ends, wanted) + 1 if kind == "steps" else len(ends)
+            n = bisect.bisect_left(ends, loop.n) + 1 if loop.kind == "steps" else len(ends)
             of_all = Collected(n, ends[n - 1], len(ends) - n, ends[-1] - ends[n - 1])
             return [(numbers[n - 1], of_all)] * channel.size  # the last number that is used
 
@@ -379,12 +377,12 @@ def _rows_of(loop: _Loop, play: Callable[..., Any], asks: list[str], rollout: Ro
     if not isinstance(rollout.kept, GeneratorType):
         rows = play(**{name: getattr(rollout, name) for name in asks})
         if not isinstance(rows, GeneratorType):
-            if loop.n["envs"] is not None:
+            if loop.kind == "envs":
                 raise UsageError("collect: with envs=, play is a generator function, so that its environment continues")
             if rows is None:
                 raise UsageError("collect: play has returned None; it returns the rows of its rollout, such as a dict")
             return rows
-        if loop.n["envs"] is None:
+        if loop.kind != "envs":
             raise UsageError("collect: play yields, as envs= needs it; with episodes= or steps= it returns its rows")
         rollout.kept = rows
     for rows in rollout.kept:
