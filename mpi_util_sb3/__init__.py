@@ -106,7 +106,6 @@ class _Parallel(OnPolicyAlgorithm):
             # as SB3: with another number of threads the first weights differ in the last bit
             threads.use_all_cores(of_any_size=True)
         super()._setup_model()
-        self._ended: list[tuple[int, Any, Any]] = []  # (num_timesteps, infos, dones) of steps at which episodes ended
         if mpi_util.nworkers > 1:
             self._own_buffer = copy.copy(self.rollout_buffer)
             self._own_buffer.buffer_size = len(mpi_util.share(self.n_steps))  # the next reset() allocates its arrays
@@ -171,6 +170,7 @@ class _Parallel(OnPolicyAlgorithm):
         callback.on_rollout_start()
         self._send()  # after the callback, which may have changed the weights
         steps, episodes = _Steps(self, callback), [copy.copy(b) for b in (self.ep_info_buffer, self.ep_success_buffer)]
+        self._ended: list[tuple[int, Any, Any]] = []  # (num_timesteps, infos, dones) of steps at which episodes ended
         with mpi_util.during("rollout"):
             own = self._own_buffer
             going = super().collect_rollouts(env, steps, own, own.buffer_size, *more)
@@ -201,7 +201,6 @@ class _Parallel(OnPolicyAlgorithm):
     def _gather_episodes(self, infos_before: Any, successes_before: Any) -> None:
         """Fills rank 0's buffers as if it had all environments: with all ranks' episodes, in the order of steps."""
         all_ended = mpi_util.rank0_gather(self._ended)
-        self._ended = []
         if mpi_util.rank == 0:
             self.ep_info_buffer, self.ep_success_buffer = infos_before, successes_before
             for _, infos, dones in sorted(itertools.chain(*all_ended), key=lambda ended: ended[0]):

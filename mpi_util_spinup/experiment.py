@@ -162,9 +162,8 @@ class Experiment:
 class Schedule:
     """Runs experiments in order, and prints a line about each, and the last lines of a failed one's output file.
 
-    A failed one does not stop the others. The first signal asks the runs to end, the second asks again, the third
-    kills; the second and third follow by themselves after a while, so one Ctrl-C is enough. A `grid` skips runs that
-    have finished before.
+    The first signal asks the runs to end, the second asks again, the third kills; the second and third follow by
+    themselves after a while, so one Ctrl-C is enough. Args: grid: for `ExperimentGrid`, whose `run` says what follows.
     """
 
     def __init__(self, experiments: list[Experiment], max_parallel: int = 1, grid: bool = False, redo: bool = False):

@@ -105,13 +105,6 @@ class Sender:
 
     def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
         """Waits until each has answered to the version sent to it, or a newer one; then raises what went wrong."""
-        self._await(workers, deadline)
-        self._raise_errors()
-        # others that have died had answered before
-        died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
-        self._raise_left([] if self._drop else died)
-
-    def _await(self, workers: Collection[Worker], deadline: Deadline) -> None:
         wanted = [(worker, worker.sent) for worker in workers]
         self.publisher.poll(0)
         while late := [worker for worker, n in wanted if worker.answered < n and not worker.gone]:
@@ -124,6 +117,10 @@ class Sender:
             if absent:
                 self.publisher.check_absent(absent)
             self.publisher.poll(min(_CHECK_S, deadline.left))
+        self._raise_errors()
+        # others that have died had answered before
+        died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+        self._raise_left([] if self._drop else died)
 
     def _raise_errors(self) -> None:
         failures, self.publisher.failures = self.publisher.failures, []
