@@ -32,8 +32,11 @@ def draft_folder(path: Path) -> Iterator[Path]:
     """A new folder beside `path`, for what is to be renamed to it; of a name that nobody can know before."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):  # by a crash
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(".new", f".{path.name}.", path.parent, ignore_cleanup_errors=True) as drafts:
-        yield Path(drafts)
+    drafts = Path(tempfile.mkdtemp(".new", f".{path.name}.", path.parent))
+    try:
+        yield drafts
+    finally:  # not by TemporaryDirectory, which also removes it at the end of a process that was forked meanwhile
+        shutil.rmtree(drafts, ignore_errors=True)
 
 
 def publish(draft: Path, path: Path) -> None:
