@@ -157,6 +157,23 @@ class Unseeded(Walk):
         return super().step(action + self.own.normal())
 
 
+class Shared(Walk):
+    """Of one simulator in the process, which ends with the first environment that is closed."""
+
+    runs = False
+
+    def __init__(self):
+        super().__init__()
+        Shared.runs = True
+
+    def step(self, action):
+        assert Shared.runs
+        return super().step(action)
+
+    def close(self):
+        Shared.runs = False
+
+
 class Sides(gym.Env):
     """Images of noise, whose left (0) or right half (1) is brighter: that one is to be chosen."""
 
@@ -184,7 +201,7 @@ class Sides(gym.Env):
         return self.look(), rew, self.t == 20, False, {}
 
 
-for env in (NotFinite, Uneven, Broken, Walk, Moody, Tiring, Unseeded, Sides):
+for env in (NotFinite, Uneven, Broken, Walk, Moody, Tiring, Unseeded, Shared, Sides):
     gym.register(f"{env.__name__}-v0", env)
 
 

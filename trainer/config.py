@@ -324,7 +324,7 @@ def _resumed(given: dict[str, Any], trust: bool) -> Config:
     require_trust(saved, path, trust)
     if "total_steps" in given and saved.lr_schedule != "constant":
         raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
-    here = {"hosts": None, "hostfile": None}  # where it ran then is nothing of the run
+    here = {"hosts": None, "hostfile": None, "log_dir": None}  # where it ran then is nothing of the run
     return replace(saved, **here | {key: value for key, value in given.items() if key != "env"})
 
 

@@ -194,6 +194,7 @@ def set_up(config: Config) -> Run:
     stop = mpi_util.StopRequest()
     mpi_util.watchdog(config.watchdog, config.watchdog_kill)
     average = config.parallel == "average" and mpi_util.nworkers > 1
+    check_env(config)  # before this process has others, which may not outlast the end of one
     envs, spec = all_or_none(lambda: build_envs(config.check()))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
@@ -201,7 +202,6 @@ def set_up(config: Config) -> Run:
     resumed = config.resume if mpi_util.rank == 0 else None
     # before any rank reads the checkpoint: a run that is just ending may still write it
     lock = all_or_none(lambda: lock_folder(from_start(resumed)) if resumed else None)
-    check_env(config)  # on the last rank, while rank 0 loads what it learns with
     all_or_none(lambda: build_training(run))
     del lock  # now the logger keeps it
     return run

@@ -205,9 +205,8 @@ def require_trust(config: Any, path: Path, trust: bool) -> None:
     may_be_theirs = others_write and any(Path(place).resolve().is_relative_to(folder) for place in places.values())
     if may_be_theirs or not _is_own(folder, config):
         found = ", ".join(f"{module!r} from {place}" for module, place in places.items())
-        raise ValueError(
-            f"{path} would import {found}; no run of yours wrote that; if you trust it: --trust, trust=True"
-        )
+        why = "others can write in that folder" if may_be_theirs else "no run of yours wrote that"
+        raise ValueError(f"{path} would import {found}; {why}; if you trust it: --trust, trust=True")
 
 
 def _is_own(folder: Path, config: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import platform
 import re
 import socket
@@ -13,7 +14,7 @@ from types import ModuleType
 from ..errors import RankMismatchError
 
 _INSTALLED = re.compile("/(site|dist)-packages/")
-_OF_PYTHON = sys.stdlib_module_names | {"sitecustomize", "usercustomize"}
+_OF_PYTHON = os.path.dirname(os.__file__) + "/"  # its modules are of its version
 _SHOWN = 5
 
 # By the name of an installed package or another module: the host, and the package's version, or the digest of a file
@@ -43,7 +44,7 @@ class LoadedCode:
             self._known.add(name)
             top, file = name.partition(".")[0], str(of[name].get("__file__") or "")
             version, installed = of.get(top, {}).get("__version__"), _INSTALLED.search(file)
-            if not file or top in _OF_PYTHON or (installed and top[0] == "_"):  # the last: parts of an installation
+            if not file or (top[0] == "_" if installed else file.startswith(_OF_PYTHON)):  # parts of an installation
                 continue
             if installed and isinstance(version, str):
                 found[top] = host, version.partition("+")[0]

@@ -29,6 +29,7 @@ from ..ranks.threads import Threads
 from ..ranks.watchdog import FIRST_CALL, Watchdog
 from .agreement import Agreement, Answer, Before
 from .barrier import add_up
+from .messages import Background
 from .peers import Peers, all_of, members_of
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
@@ -222,7 +223,14 @@ def _open(comm: Any) -> Channel:
     failure.register_mpi()
     failure.enter(FIRST_CALL)
     members = members_of(comm)
-    wait_until(comm.Ibarrier().Test, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
+    request, background = comm.Ibarrier(), state(Background)
+
+    def come() -> bool:
+        for serve in background:
+            serve()
+        return bool(request.Test())
+
+    wait_until(come, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
     peers = Peers(comm, rank := comm.Get_rank())
     if peers.apart and rank == 0:
         slower = "cannot share memory with others of their machine; they use MPI, slower"

@@ -18,7 +18,7 @@ from ..ranks.watchdog import Watchdog
 
 _LOOK_S, _ANSWER_S = 1.0, 0.5
 _WORDS_S = 2.0  # a launcher that has said something may start no rank for so long
-_STAGES = "has not been started", "is above mpi_fork", "is in MPI_Init, or waits there for others"
+_STAGES = "not started", "above mpi_fork", "in MPI_Init, or waiting there for others"
 
 
 class Arrivals:
@@ -26,9 +26,10 @@ class Arrivals:
 
     def __init__(self, n_ranks: int, folder: Path, record: Callable[[int], dict[str, Any]], said: Callable[[], str]):
         self._folder, self._record, self._said = folder, record, said
-        self._waiting = set(range(n_ranks))  # those that have not started MPI
+        self._waiting = set(range(n_ranks))  # those that have not come
+        self._last_step = "mpi" if n_ranks > 1 else "shm"  # of a record; a single rank starts no MPI
         self._none_yet = True  # no rank has begun
-        self._began = self._looked_at = time.monotonic()
+        self._looked_at, self._waited = time.monotonic(), 0.0  # without the time for which this process was stopped
         self._due = state(Watchdog).after_s or float("inf")
 
     def look(self) -> str:
@@ -36,9 +37,10 @@ class Arrivals:
         now = time.monotonic()
         if not self._waiting or now - self._looked_at < _LOOK_S:
             return ""
-        self._looked_at, waited = now, now - self._began
+        self._waited += min(now - self._looked_at, 2 * _LOOK_S)
+        self._looked_at, waited = now, self._waited
         records = {rank: self._record(rank) for rank in self._waiting}
-        self._waiting = {rank for rank, record in records.items() if "mpi" not in record}
+        self._waiting = {rank for rank, record in records.items() if self._last_step not in record}
         self._none_yet = self._none_yet and not any(records.values())
         if self._none_yet and waited > _WORDS_S and (said := self._said()):
             print_line(said.strip("\n"))
@@ -50,12 +52,12 @@ class Arrivals:
         self._due = 2 * waited
         stages = {rank: bool(record) + ("shm" in record) for rank, record in records.items()}
         missing = {rank: records[rank] for rank, stage in stages.items() if stage == min(stages.values())}
-        pids = [record["pid"] for record in missing.values() if record]
+        pids = [record["pid"] for record in missing.values() if record and self._is_here(record)]
         stopped = [
             f"process {pid} is stopped, `kill -CONT {pid}` continues it" for pid in filter(reap.is_stopped, pids)
         ]
         names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        what = "; ".join([f"{names} {_STAGES[min(stages.values())]}", *stopped])
+        what = "; ".join([f"{names}: {_STAGES[min(stages.values())]}", *stopped])
         if state(Watchdog).kill:
             return f"the watchdog ends the job after {waited:.3g} s: {what}"
         stacks = [f"stack of rank {rank}:\n{text}" for rank, text in self._stacks(missing).items() if text]
@@ -65,10 +67,13 @@ class Arrivals:
         ]))  # fmt: skip
         return ""
 
+    def _is_here(self, record: dict[str, Any]) -> bool:
+        return reap.belongs(record["pid"], str(self._folder))
+
     def _stacks(self, records: dict[int, dict[str, Any]]) -> dict[int, str]:
         """What Python is doing in these ranks, where it answers."""
         for record in filter(None, records.values()):
-            if reap.belongs(record["pid"], str(self._folder)) and reap.catches(record["pid"], STACK_SIGNAL):
+            if self._is_here(record) and reap.catches(record["pid"], STACK_SIGNAL):
                 reap.send(record["pid"], STACK_SIGNAL)
         time.sleep(_ANSWER_S)
         found = {}

@@ -160,7 +160,7 @@ class RankLines:
             return lines
         if self._folder:
             try:
-                with open(os.path.join(self._folder, f"rank-{rank}.txt"), "ab") as file:
+                with open(os.path.join(self._folder, f"rank-{rank}.txt"), "ab", opener=_through_no_link) as file:
                     file.write(lines)
             except OSError as error:  # a full disk: the job continues, and its output has to be read
                 print_line(f"mpi_util: log_dir: {error}; nothing more is written there")
@@ -172,6 +172,10 @@ class RankLines:
         host = self._hosts.get(rank)
         tag = (f"[{rank}@{host}] " if host else f"[{rank}] ").encode()
         return b"".join(tag + line for line in lines.splitlines(True))
+
+
+def _through_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # the last: a FIFO that no one reads is refused
 
 
 class OutputThread(threading.Thread):

@@ -130,7 +130,8 @@ def _check_limits(n: int, n_here: int) -> None:
         raise LaunchError(f"{cannot} they need {files} open files, and `ulimit -n` allows {hard}")
     if 0 <= soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    if shutil.disk_usage(folder := tempfile.gettempdir()).free < _ROOM_BYTES:
+    room = shutil.disk_usage(folder := tempfile.gettempdir())
+    if room.total and room.free < _ROOM_BYTES:  # a file system without a size shows none
         raise LaunchError(f"{cannot} {folder} has less than {_ROOM_BYTES >> 10} kB free; set TMPDIR to another")
     processes, over = _PROCESSES + _PROCESSES_OF_RANK * n_here, threading.Event()
     stack_bytes = threading.stack_size(1 << 16)

@@ -73,7 +73,7 @@ def keep_random_states(then: int) -> Callable[[], None]:
         if torch.cuda.is_initialized():
             kept.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
         else:  # torch.manual_seed also sets the seed with which CUDA begins, which would be the last rollout's
-            kept.append((torch.cuda.manual_seed_all, then))
+            kept.append((torch.cuda.manual_seed_all, torch.initial_seed()))
 
     def put_back() -> None:
         if torch is None or "tensorflow" in sys.modules:

@@ -19,6 +19,7 @@ import re
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ FIRST_CALL = "the first call"  # on a communicator: it waits for all of them
 _NOTE_BYTES, _MOST_AWAITED = 4096, 200
 _AFTER_S, _NOTED_AFTER_S, _NOTED_EACH_S = 300.0, 1.0, 0.5
 _SURE = 3  # notes of a rank in the same wait, each after another look for messages
+_OURS_TOO = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # have a handler of Python's, or of StopRequest
 _ANSWER_S, _LOOK_S = 1.0, 0.1  # the longest wait for stacks, and the pause between two looks
 _END = "the end of the program"
 _UNKNOWN = " on another machine, without shared memory, or ended: cannot be asked"
@@ -110,7 +112,8 @@ class Watchdog:
         if 0 < len(members) < nworkers():
             text += f", on the communicator of ranks {', '.join(map(str, members))}"
         self._note["times"] += 1
-        awaits, opens = [members[k] for k in ranks if members[k] >= 0], [*members] * (call == FIRST_CALL)
+        awaits = [members[k] for k in ranks if members[k] >= 0]
+        opens = zlib.crc32(repr([*members]).encode()) if call == FIRST_CALL else 0
         self._write(text, time.time() - waited, [] if _may_act() or len(awaits) > _MOST_AWAITED else awaits, opens)
         self._check_circle()
         if waited >= report_at:
@@ -131,10 +134,11 @@ class Watchdog:
         failure.enter(_END)
         self._write(_END, time.time())
 
-    def _write(self, call: str, since: float, awaits: Sequence[int] = (), opens: Sequence[int] = ()) -> None:
+    def _write(self, call: str, since: float, awaits: Sequence[int] = (), opens: int = 0) -> None:
         if self._pid == os.getpid():  # else forked by the rank
             note = self._note | {"call": call[:200], "since": since, "awaits": awaits, "opens": opens}
-            self._memory[:_NOTE_BYTES] = json.dumps(note).encode().ljust(_NOTE_BYTES)
+            text = json.dumps(note, ensure_ascii=False).encode(errors="replace")  # an escaped emoji has 12 bytes
+            self._memory[:_NOTE_BYTES] = text.ljust(_NOTE_BYTES)
 
     def _views(self) -> "list[_RankView]":
         return [_RankView(self.tickets.get(k)) for k in range(nworkers())]
@@ -218,7 +222,7 @@ def _circle(own: int, note: Callable[[int], dict[str, Any]]) -> tuple[int, ...]:
     for k in (queue := [own]):
         for other in note(k).get("awaits", ()):
             here, there = note(k), note(other)
-            if there.get("awaits") and not here["opens"] == there["opens"] != []:  # else it computes, or has come
+            if there.get("awaits") and not here["opens"] == there["opens"] != 0:  # else it computes, or has come
                 if other == own:
                     return paths[k]
                 if other not in paths:
@@ -228,9 +232,10 @@ def _circle(own: int, note: Callable[[int], dict[str, Any]]) -> tuple[int, ...]:
 
 
 def _may_act() -> bool:
-    """True for a rank that may do something while it waits: in another thread of the program, or by a timer."""
-    me, threads = threading.current_thread(), threading.enumerate()
-    return not all(each is me or each.daemon for each in threads) or signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    """True for a rank that may do something while it waits: in another thread of the program, or at a signal."""
+    me, signals = threading.current_thread(), signal.valid_signals() - _OURS_TOO
+    handles = any(callable(signal.getsignal(signum)) for signum in signals)
+    return handles or not all(each is me or each.daemon for each in threading.enumerate())
 
 
 def _grouped(what: str, texts: Sequence[str]) -> list[str]:

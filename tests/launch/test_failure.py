@@ -16,6 +16,7 @@ from launching import survivors
 
 import mpi_util
 from mpi_util.launch.launcher import ENVIRONMENT
+from mpi_util.ranks import failure, watchdog
 
 # A job ends within a second or two; starting it takes as long again, more on a busy machine.
 SOON_S = 20
@@ -317,6 +318,25 @@ def test_ranks_that_wait_for_a_slow_one_are_let_alone(tmp_path, mpi):
     (tmp_path / "program.py").write_text(TEAMS + SLOW)
     done = run([sys.executable, tmp_path / "program.py"], 60, mpi_environment(mpi))
     assert (done.status, done.out, done.err) == (0, "met\n", "")
+
+
+def test_a_rank_that_handles_a_signal_is_in_no_circle(monkeypatch):
+    monkeypatch.setattr(watchdog, "_OURS_TOO", signal.valid_signals() - {signal.SIGUSR1})  # pytest has others
+    assert not watchdog._may_act()
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    assert watchdog._may_act()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_note_has_room_for_any_number_of_ranks_and_any_text(monkeypatch):
+    dog, mine = watchdog.Watchdog(), failure.FailureState()
+    monkeypatch.setattr(watchdog, "state", lambda _: mine)
+    mine.call = watchdog.FIRST_CALL
+    mine.where = {"phase": "\U0001f916" * 300}
+    ticket = dog.ticket
+    dog.due(2.0, lambda: (range(5000), range(5000)))
+    note = watchdog._RankView(ticket).note
+    assert note["call"].startswith("the first call") and note["awaits"] == [] and "\U0001f916" in note["where"]
 
 
 TWO_THREADS = """

@@ -154,7 +154,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(tmp_path, mpi):
     )
     assert done.status == 0
     head, _, *stack = done.err.splitlines()
-    assert head.startswith("mpi_util: after 2") and "not all ranks have come: rank 1 is above mpi_fork." in head
+    assert head.startswith("mpi_util: after 2") and "not all ranks have come: rank 1: above mpi_fork." in head
     assert any("program.py" in line and "line 4" in line for line in stack), done.err
 
 
@@ -164,7 +164,16 @@ def test_the_watchdog_may_end_a_job_to_which_a_rank_does_not_come(tmp_path, mpi)
     )
     done = run([sys.executable, tmp_path / "program.py"], TIMEOUT_S, mpi_environment(mpi))
     (line,) = done.err.splitlines()
-    assert done.status == 1 and "rank 1 is above mpi_fork; process " in line and "is stopped, `kill -CONT " in line
+    assert done.status == 1 and "rank 1: above mpi_fork; process " in line and "is stopped, `kill -CONT " in line
+
+
+def test_a_single_rank_has_come_without_mpi(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import time, mpi_util\nmpi_util.watchdog(0.5, kill=True)\nmpi_util.mpi_fork(1, max_restarts=1, exit=True)\n"
+        "time.sleep(3)\nprint(mpi_util.all_sum(1))\n"
+    )
+    done = run([sys.executable, tmp_path / "program.py"], TIMEOUT_S)
+    assert (done.status, done.out, done.err) == (0, "1\n", "")
 
 
 @pytest.mark.parametrize("mpi", ["mpich"], indirect=True)

@@ -111,6 +111,12 @@ def test_what_a_folder_from_elsewhere_names_is_not_imported(plain, tmp_path, way
     assert parse(["--resume", ".", "--trust"]).modules == ["evil"] and load_policy.__kwdefaults__ == {"trust": False}
 
 
+def test_the_output_of_a_folder_from_elsewhere_goes_nowhere(plain, tmp_path):
+    folder = copied(plain, tmp_path / "run")
+    change(folder, log_dir=str(tmp_path / "logs"))
+    assert parse(["--resume", str(folder)]).log_dir is None
+
+
 def test_ones_own_run_is_resumed_without_a_question_where_it_is_moved_to(own, tmp_path):
     place = copied(own.parent, tmp_path / "place")
     line = start(place, "--resume", "run", "-n", "8", status=2).stderr

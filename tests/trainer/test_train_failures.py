@@ -402,6 +402,10 @@ def test_what_step_gives_is_checked(tmp_path, name, says):
     assert done.err == f"train.py: {says}\n"
 
 
+def test_environments_may_share_what_ends_with_the_first_that_is_closed(tmp_path):
+    train("tests.envs:Shared-v0", "-n", 4, "-b", 4, "--run_dir", tmp_path / "run")
+
+
 def test_an_environment_may_go_to_another_folder(tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     command = [sys.executable, ROOT / "train.py", "odd:Walks-v0", "-n", "20", "--run_dir", "a/run", *map(str, BRIEF)]
