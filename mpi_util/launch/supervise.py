@@ -101,7 +101,8 @@ class Job:
         with contextlib.suppress(OSError):
             self.saved = (evidence.folder / "saved-0").read_text()
         evidence.banners = "".join(output.filter.banners for output in self._outputs)
-        return self._decided or judge(evidence)
+        found = self._decided or judge(evidence)
+        return found._replace(last_words=found.last_words.removeprefix(self._shown))
 
     def _unshown(self) -> str:
         """What the launcher has said that looks like its words at a job's end, since it was last asked."""
