@@ -182,6 +182,8 @@ def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
             _open_stdin(path)
         except OSError:  # where /proc is closed to it, rank 0 reads nothing
             _open_stdin(os.devnull)
+    elif role.job and role.rank:
+        _open_stdin(os.devnull)  # hydra gives it a pipe that never ends
     if role.rank == 0 and n not in (role.size, None) and role.size:
         here = f"already under an MPI launcher with {role.size} ranks; n={n} is ignored"
         print(f"mpi_util: {failure.call_site()}: {here}", file=sys.stderr)

@@ -68,7 +68,8 @@ def start(
         raise LaunchError("mpi_fork starts the program again, so it cannot be called in a process of multiprocessing")
     if depth > 1:
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
-    program = _command_of_rank()
+    # a launcher takes a colon for the beginning of another program
+    program = [runner.COLON if word == ":" else word for word in _command_of_rank()]
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
     stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None

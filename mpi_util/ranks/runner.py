@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
 NAME = "_mpi_util_runner"  # of this module in sys.modules while it runs a program
+COLON = "\x1f:"  # stands for an argument `:` on a launcher's command line
 HIGH_FD = 200  # above what MPI opens, below the lowest limits
 STACK_SIGNAL = 61  # SIGRTMAX - 3 of Linux, at which a rank writes its stack; SIGUSR1 and 2 are the programs'
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # in which a launcher numbers its ranks
@@ -62,6 +63,8 @@ def write_stack_at_signal(path: str) -> None:
 def become_program() -> tuple[str, str]:
     """Makes `__main__`, sys.argv and sys.orig_argv those of the program. Returns what to run: (option or "", what)."""
     del sys.orig_argv[-len(sys.argv)], sys.argv[0]
+    for words in (sys.argv, sys.orig_argv):
+        words[:] = [":" if word == COLON else word for word in words]
     option = sys.argv[0] if sys.argv[0] in ("-m", "-c") else ""
     main = type(sys)("__main__")
     given = {name: value for name, value in globals().items() if name.startswith("__")}  # differs between versions

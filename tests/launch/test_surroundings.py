@@ -167,6 +167,13 @@ def test_the_watchdog_may_end_a_job_to_which_a_rank_does_not_come(tmp_path, mpi)
     assert done.status == 1 and "rank 1: above mpi_fork; process " in line and "is stopped, `kill -CONT " in line
 
 
+def test_a_colon_is_an_argument_as_others_and_other_ranks_have_no_input(tmp_path, mpi):
+    words = [":", "touch", "no:program"]
+    program = HEAD + "mpi_util.msg(sys.argv[1:], repr(sys.stdin.read()) if mpi_util.rank else '')"
+    done = run([sys.executable, "-c", program, *words], TIMEOUT_S, mpi_environment(mpi))
+    assert sorted(done.out.splitlines()) == [f"[rank 0] {words} ", f"[rank 1] {words} ''"]
+
+
 def test_a_single_rank_has_come_without_mpi(tmp_path):
     (tmp_path / "program.py").write_text(
         "import time, mpi_util\nmpi_util.watchdog(0.5, kill=True)\nmpi_util.mpi_fork(1, max_restarts=1, exit=True)\n"
