@@ -36,6 +36,7 @@ import numpy as np
 import mpi_util
 from benchmarks import record
 from mpi_util.cluster.channel import ClusterChannel, Joined
+from mpi_util.cluster.loaded import LoadedCode
 from mpi_util.collectives.channel import Channel, channel_of
 from mpi_util.collectives.messages import CALL, Messages, packed
 from mpi_util.host.waiting import wait_until
@@ -123,8 +124,12 @@ def own_work(n: int, machines: int, repeats: int) -> list[float]:
         def post_all(self, messages: Any) -> None:
             return
 
+    loaded = LoadedCode()  # compared at the first call, which is not counted
+
     class Rank0(ClusterChannel):
         """Its channel, without the others."""
+
+        code = loaded
 
         def __init__(self) -> None:
             Channel.__init__(self)
@@ -132,9 +137,12 @@ def own_work(n: int, machines: int, repeats: int) -> list[float]:
             self.others = {k: [*range(k, min(n, k + size))] for k in range(size, n, size)}
             self.below, self._spoiled = [*range(1, size)], False
 
-    arrived = {
-        k: packed(CALL, (*call_id, Joined.fromkeys(range(k, min(n, k + size)), call))) for k in range(0, n, size)
-    }
+    def of_machine(k: int) -> Any:
+        joined = Joined.fromkeys(range(k, min(n, k + size)), call)
+        joined.code = {}
+        return packed(CALL, (*call_id, joined))
+
+    arrived = {k: of_machine(k) for k in range(0, n, size)}
     arrived |= dict.fromkeys(range(1, size), call)
     found = []
     for _ in range(repeats + 1):
