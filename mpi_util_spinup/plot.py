@@ -83,7 +83,7 @@ def _read(table: Path, condition: str | None) -> Run:
     whole = [row for row in rows if row.count("\t") == header.count("\t")]  # the last one may be half written
     columns: dict[str, np.ndarray] = {}
     if whole:
-        values = np.genfromtxt(whole, delimiter="\t", comments=None, ndmin=2)  # NaN where there is no number
+        values = np.genfromtxt(whole, delimiter="\t", comments="\n", ndmin=2)  # no comments; NaN: no number
         columns |= zip(header.split("\t"), values.T)
         tests = columns.get("AverageTestEpRet", np.array([math.nan]))
         best = "AverageEpRet" if np.isnan(tests).all() else "AverageTestEpRet"

@@ -76,6 +76,9 @@ class ConvNet(torch.nn.Module):
 class Scaling(torch.nn.Module):
     """What a Scaler does to observations."""
 
+    mean: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self, scaler: Scaler):
         super().__init__()
         self.register_buffer("mean", torch.tensor(scaler.mean))
