@@ -298,6 +298,8 @@ class _Iteration:
         finally:
             if not self.over:  # the body has left the loop; an error is still reported with the episode
                 self._put_back()
+                if self._deal and self.loop.kind == "steps" and number is not None and rollout.is_open:
+                    self._deal.end(0)  # the ranks that go on do not wait for the rows of this one
 
     def add(self, number: int, rows: Any) -> Any:
         """Takes the rows of a rollout; collective with the rank's last one. Returns: `batch`."""
@@ -339,7 +341,8 @@ class _Iteration:
             of_all = Collected(n, ends[n - 1], len(ends) - n, ends[-1] - ends[n - 1])
             return [(numbers[n - 1], of_all)] * channel.size  # the last number that is used
 
-        last, self.collected = channel.agree(loop.call, lambda: (what, [(i, n) for i, _, n in self._found]), decide)
+        op = f"{loop.call} (gather)"  # not that of the weights: a rank may have left this iteration for the next
+        last, self.collected = channel.agree(op, lambda: (what, [(i, n) for i, _, n in self._found]), decide)
         loop.mean = self.collected.steps / self.collected.rollouts
         used = {i: rows for i, rows, _ in self._found if i <= last}
         batch = to_rank0(channel, loop.call, [*used.values()], [*used])

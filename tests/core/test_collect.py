@@ -263,6 +263,25 @@ def test_an_episode_that_is_given_up_on_one_rank_is_a_mismatch(tmp_path, mpi):
     assert "rollouts (next iteration) at" in done.err
 
 
+@pytest.mark.parametrize("kind", ["episodes", "steps"])
+def test_an_episode_that_is_given_up_is_a_mismatch_where_weights_are_sent_too(tmp_path, kind):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "weights = {'w': np.zeros(2)}\n"
+        "def play(number, iteration):\n"
+        "    time.sleep(0.1)\n"
+        "    return {'a': {(3, 1): {}}.get((number, iteration), {0: np.ones(1)})[0]}\n"
+        "for i in range(3):\n"
+        "    try:\n"
+        f"        mpi_util.collect(play, {kind}=6, weights=weights, seed=1)\n"
+        "    except KeyError:\n"
+        "        pass\n"
+    )
+    done = run([sys.executable, path, 3], 30)
+    assert "RankMismatchError: ranks are in different collective calls" in done.err
+    assert "collect at" in done.err and "collect (gather) at" in done.err
+
+
 def test_an_interrupt_amid_a_rollout_ends_all_ranks(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(
