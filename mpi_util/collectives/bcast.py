@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..arrays import tree
-from ..arrays.adapters import sample, slots, unsent
+from ..arrays.adapters import modes, sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
@@ -36,11 +36,12 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     which numbers, arrays and tensors among them differ between ranks; up to 2,048 elements of an array are compared.
 
     Args:
-        model: torch module (parameters and buffers), torch optimizer (its state), Keras model (all weights) or
-            optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of such, of NumPy arrays, tensors,
-            variables, numbers (not in a tuple) and plain objects; the same names, dtypes and shapes on every rank, but
-            for the numbers in automatic layer names (`dense_3`). Of an object those attributes are sent that are
-            numbers, arrays, tensors or models, or hold nothing but such (no lists of numbers: data), and all models.
+        model: torch module (parameters, buffers, and its mode: `train()` or `eval()`), torch optimizer (its state),
+            Keras model (all weights) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of
+            such, of NumPy arrays, tensors, variables, numbers (not in a tuple) and plain objects; the same names,
+            dtypes and shapes on every rank, but for the numbers in automatic layer names (`dense_3`). Of an object
+            those attributes are sent that are numbers, arrays, tensors or models, or hold nothing but such (no lists
+            of numbers: data), and all models.
         graph: of the session: all its global variables are sent (trainable ones, BatchNorm's statistics, optimizer
             state), and nothing is added to it; where the ranks' differ, because rank 0 alone has an optimizer, the
             trainable ones. None: the session's own; other models have none.
@@ -152,12 +153,12 @@ class _Models:
     def __init__(self, model: Any, graph: Any, only_all: bool = False):
         """Args: only_all: a session's trainable variables are no choice."""
         self._model, self._graph, self._only_all = model, graph, only_all
-        self._held: list[tuple[str, Any]] = []
+        self.held: list[tuple[str, Any]] = []
 
     @functools.cached_property
     def copiers(self) -> list[ModelCopier]:
         """Of all weights; of a session with a graph also of the trainable variables."""
-        copiers = [derived(slots(self._model, self._graph, held=self._held), _writable)]
+        copiers = [derived(slots(self._model, self._graph, held=self.held), _writable)]
         if self._graph is not None and not self._only_all:
             with contextlib.suppress(WeightsError):  # it has none
                 copiers.append(derived(slots(self._model, self._graph, trainable=True), _writable))
@@ -169,7 +170,7 @@ class _Models:
             (copier.layout.signature, np.array([slot.alignment for _, slot in copier.pairs], np.int64).tobytes())
             for copier in self.copiers
         ]
-        self.unsent = [] if alone else unsent(self._held)
+        self.unsent = [] if alone else unsent(self.held)
         return tree.digest(self.unsent), choices
 
 
@@ -186,15 +187,18 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
                 pools = state(Threads)
                 pools.largest = max(pools.largest, *(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
-                return paired(sources, (i, channel.version + 1, ask))
-        return [(None, (-1, 0, False))] * channel.size
+                training = [part["training"] for part in modes(models.held)] if channel.size > 1 else []
+                return paired(sources, (i, channel.version + 1, ask, training))
+        return [(None, (-1, 0, False, []))] * channel.size
 
-    source, (chosen, version, ask) = channel.agree(op, lambda: models.choices(channel.size == 1), decide)
+    source, (chosen, version, ask, training) = channel.agree(op, lambda: models.choices(channel.size == 1), decide)
     if chosen < 0:
         _compare(op, channel, models)  # raises the error that names the first array that differs
     block = channel.spread(op, source)
     if channel.rank:
         models.copiers[chosen].write(block)
+        for part, value in zip(modes(models.held), training):
+            part["training"] = value
     if ask:
         channel.agree(op, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
     return int(version)

@@ -66,6 +66,31 @@ for call in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts, mpi_util.rank0_bcas
 """
 
 
+MODE = """
+import sys, mpi_util
+if mpi_util.mpi_fork(int(sys.argv[1])) == "parent":
+    sys.exit()
+import torch
+from torch import nn
+net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 1))
+net[2].eval()
+for i in range(3):
+    batch = mpi_util.collect(lambda: {"y": [net.training, net[1].training, net[2].training]}, envs=None, episodes=4,
+        weights={"pi": net}, seed=1)
+    if batch is not None:
+        print(batch["y"])
+        net.eval() if i else net.train(), net[2].train(i == 0)
+"""
+
+
+@pytest.mark.torch
+def test_a_torch_module_has_rank_0s_mode_on_all_ranks(tmp_path):
+    (tmp_path / "program.py").write_text(MODE)
+    alone, together = (run([sys.executable, tmp_path / "program.py", n], 120) for n in (1, 3))
+    assert alone.out.splitlines() == [str(4 * mode) for mode in ([True, True, False], 3 * [True], 3 * [False])]
+    assert (together.status, together.out, together.err) == (0, alone.out, "")
+
+
 @pytest.mark.torch
 def test_an_attribute_of_a_torch_module_that_differs_is_named_once(tmp_path):
     (tmp_path / "program.py").write_text(TORCH)

@@ -149,6 +149,12 @@ def slots(
     return found
 
 
+def modes(held: list[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """The attributes of each part of the models that has a mode, torch's `training`. Args: held: as of `unsent`."""
+    parts = (vars(part) for _, model in held for _, part, _ in adapter_for(model).parts(model))
+    return [attributes for attributes in parts if isinstance(attributes.get("training"), bool)]
+
+
 def unsent(held: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     """(name, text) of each number, array and tensor that is an attribute of a model but none of its weights.
 
