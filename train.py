@@ -92,6 +92,8 @@ def main() -> int:
     run.save(collector)
     if is_root:
         record.finish("stopped" if run.stop else "done", control.iteration, control.steps, not run.logger.unsaved)
+    for runner in run.runners:
+        runner.close()
     return run.stop.status
 
 

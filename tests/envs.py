@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import os
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -174,6 +175,18 @@ class Shared(Walk):
         Shared.runs = False
 
 
+class Threaded(Walk):
+    """Has a thread that only `close` ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.over = threading.Event()
+        threading.Thread(target=self.over.wait).start()
+
+    def close(self):
+        self.over.set()
+
+
 class Sides(gym.Env):
     """Images of noise, whose left (0) or right half (1) is brighter: that one is to be chosen."""
 
@@ -201,7 +214,7 @@ class Sides(gym.Env):
         return self.look(), rew, self.t == 20, False, {}
 
 
-for env in (NotFinite, Uneven, Broken, Walk, Moody, Tiring, Unseeded, Shared, Sides):
+for env in (NotFinite, Uneven, Broken, Walk, Moody, Tiring, Unseeded, Shared, Threaded, Sides):
     gym.register(f"{env.__name__}-v0", env)
 
 

@@ -158,7 +158,7 @@ class Runner:
         """Begins an episode, or continues one by replay. Returns: False if the environment did something else then."""
         self.episode, self.failures = episode, 0
         if self.config.fresh_env:
-            self._discard_env()
+            self.close()
         return self._reach()
 
     def _reach(self) -> bool:
@@ -204,9 +204,10 @@ class Runner:
         self.restarts += 1
         what = " ".join("".join(traceback.format_exception_only(error)).split())
         print(f"train.py: episode {self.episode.name}: {what:.300}; run again in a new environment", file=sys.stderr)
-        self._discard_env()
+        self.close()
 
-    def _discard_env(self) -> None:
+    def close(self) -> None:
+        """Ends the environment; `start` makes a new one."""
         with contextlib.suppress(Exception):
             self.env.close()
         self.env = None

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Run:
     training: Any = None  # trainer.training.Training, the learners; None: this rank only collects
     record: Any = None  # trainer.record.Record, run folder and screen; None: this is not rank 0
     logger: EpochLogger | None = None  # of progress.txt and config.json, which rank 0 writes
+    runners: list[Runner] = field(default_factory=list)  # all that were made, to be closed at the end
 
     def collect(self, collector: EpisodeCollector | SegmentCollector, phases: mpi_util.Phases) -> None:
         """Collective: the batch of the next update, unless nothing more is to be collected."""
@@ -84,6 +85,7 @@ class Run:
     def collector(self) -> EpisodeCollector | SegmentCollector:
         """Collective: what collects this rank's part of an iteration; made after the first broadcast."""
         runners = {e: Runner(env, self.actor, self.scaler, self.config, self.control) for e, env in self.envs.items()}
+        self.runners += runners.values()
         if self.config.batch_steps:
             saved = mpi_util.bcast(self.training.episodes if self.training is not None else {})
             return SegmentCollector(self.config, self.control, self.actor, runners, self.stop, saved)
@@ -99,7 +101,8 @@ class Run:
         if config.eval_async or not config.eval_every:
             return None
         plays = make_env(config, quiet=True), self.actor, self.scaler, config, self.control
-        return Evaluator(Runner(*plays, training=False, greedy=True), self.stop)
+        self.runners.append(runner := Runner(*plays, training=False, greedy=True))
+        return Evaluator(runner, self.stop)
 
     def report(
         self, data: Pooled, tests: dict[str, np.ndarray], log: dict[str, float], seconds: dict[str, float]
@@ -226,6 +229,8 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
     valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")
     image = image_shape(env, config)
+    if not envs:  # this rank collects nothing
+        env.close()
     return envs, Spec(obs_dim, act_dim, discrete, policy_hid, valfunc_hid, config.network, image)
 
 

@@ -42,10 +42,12 @@ class StopRequest:
         now = time.monotonic()
         if now - self._asked_at < SAME_SIGNAL_S:
             return
-        if self._asked_at > -math.inf and signum != signal.SIGHUP:
+        over = not threading.main_thread().is_alive()  # only a thread keeps the process: nothing asks for the signal
+        if over or (self._asked_at > -math.inf and signum != signal.SIGHUP):
+            which = "after the program's end" if over else "second signal"
             with contextlib.suppress(OSError):
-                os.write(2, b"mpi_util: second signal, stopping now\n")
-            stop_all(Failure(128 + signum, f"stopped by a second {signal.Signals(signum).name}"))
+                os.write(2, f"mpi_util: {which}, stopping now\n".encode())
+            stop_all(Failure(128 + signum, f"stopped by {signal.Signals(signum).name}, {which}"))
         self._asked_at = self._asked_at if signum == signal.SIGHUP else now
         self.signum = self.signum or signum
         self.then()

@@ -667,6 +667,22 @@ def test_after_a_signal_the_job_says_what_it_waits_for(tmp_path, mpi, n, how):
     assert out == b"saved\n" * (how == "slow")
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_signal_ends_a_program_that_only_a_thread_keeps(tmp_path, n):
+    (tmp_path / "program.py").write_text(
+        f"import sys, threading, mpi_util\nmpi_util.mpi_fork({n}, exit=True)\nstop = mpi_util.StopRequest()\n"
+        "if mpi_util.rank == 0: threading.Thread(target=threading.Event().wait).start()\n"
+        "mpi_util.print0('done', flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "done\n"
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=SOON_S)
+    assert process.returncode == 143 and err.startswith("mpi_util: after the program's end, stopping now\n"), err
+
+
 def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):
     (tmp_path / "program.py").write_text(
         "import mpi_util\nmpi_util.mpi_fork(1)\n"

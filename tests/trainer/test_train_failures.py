@@ -402,6 +402,11 @@ def test_what_step_gives_is_checked(tmp_path, name, says):
     assert done.err == f"train.py: {says}\n"
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_run_closes_its_environments_whose_threads_would_keep_it(tmp_path, n):
+    train("tests.envs:Threaded-v0", "-n", 4, "-b", 4, "--eval_every", 50, "--nprocs", n, "--run_dir", tmp_path / "run")
+
+
 def test_environments_may_share_what_ends_with_the_first_that_is_closed(tmp_path):
     train("tests.envs:Shared-v0", "-n", 4, "-b", 4, "--run_dir", tmp_path / "run")
 
