@@ -8,7 +8,7 @@ looks for itself. In the job's folder each rank k
 
 - writes rank-<k>, JSON {"pid": int, "shm": [paths of MPI's files, to be removed at the end]};
 - writes session-<id>, when the leader of its session began, if that is a process of the job;
-- opens the FIFO alive-<k> for writing and keeps it open;
+- opens the FIFO alive-<k>, writes a byte, so that this process looks at once, and keeps it open;
 - writes failed-<k>, a `Failure` as JSON, before it ends on its own account;
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize;
 - writes saved-<k>: what the next start gets (fork.py).
@@ -36,8 +36,7 @@ from ..host import reap
 from ..ranks.failure import print_line
 from .verdict import Death
 
-_LOOK_EARLY_S = 0.05  # between two looks at the job's folder, until all ranks have registered
-_LOOK_S = 0.5
+_LOOK_S = 0.5  # between two looks at the job's folder
 _GUARD_PAUSE_S = 1.0
 _TOUCH_S = 3600.0
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
@@ -81,8 +80,7 @@ class ProcessMonitor:
 
     def step(self, wait: bool = True) -> None:
         """Waits for an event, for half a second at most, and handles it."""
-        pause = _LOOK_EARLY_S if self._unregistered else _LOOK_S
-        for key, _ in self.selector.select(pause if wait else 0):
+        for key, _ in self.selector.select(_LOOK_S if wait else 0):
             key.data()
         self._keep_guard()
         self._register()
@@ -180,6 +178,9 @@ class ProcessMonitor:
         """Calls when the descriptor, a FIFO or pidfd, says that its process has ended; closes it at the end."""
 
         def ended() -> None:
+            with contextlib.suppress(OSError):  # of a pidfd
+                if os.read(descriptor, 1):
+                    return  # the rank has come
             self.selector.unregister(descriptor)
             call()
 

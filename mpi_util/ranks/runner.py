@@ -37,6 +37,7 @@ def register() -> None:
         # Linux closes a dying process's files from the highest number down. hydra kills the other ranks when it sees a
         # socket close; the FIFO must close before, or the parent cannot tell which rank died first.
         os.dup2(fifo, HIGH_FD, inheritable=False)
+        os.write(HIGH_FD, b"\n")
         os.close(fifo)
         write_stack_at_signal(os.path.join(job, f"stack-{rank}"))
         with open(f"/proc/{(leader := os.getsid(0))}/environ", "rb") as file:
