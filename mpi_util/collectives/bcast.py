@@ -36,7 +36,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     which numbers, arrays and tensors among them differ between ranks; up to 2,048 elements of an array are compared.
 
     Args:
-        model: torch module (parameters, buffers, and its mode: `train()` or `eval()`), torch optimizer (its state),
+        model: torch module (parameters, buffers, and its mode of training or evaluation), torch optimizer (its state),
             Keras model (all weights) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of
             such, of NumPy arrays, tensors, variables, numbers (not in a tuple) and plain objects; the same names,
             dtypes and shapes on every rank, but for the numbers in automatic layer names (`dense_3`). Of an object

@@ -286,6 +286,7 @@ class _Iteration:
     def __iter__(self) -> Iterator[Rollout]:
         if self._following is None:
             self._finish()
+        rollout: Rollout | None = None
         try:
             while (number := self._following) is not None:
                 rollout = Rollout() if self._deal else self.loop.kept.setdefault(number, Rollout())
@@ -298,7 +299,7 @@ class _Iteration:
         finally:
             if not self.over:  # the body has left the loop; an error is still reported with the episode
                 self._put_back()
-                if self._deal and self.loop.kind == "steps" and number is not None and rollout.is_open:
+                if self._deal and self.loop.kind == "steps" and rollout and rollout.is_open:
                     self._deal.end(0)  # the ranks that go on do not wait for the rows of this one
 
     def add(self, number: int, rows: Any) -> Any:

@@ -169,7 +169,9 @@ def _first_death(evidence: Evidence) -> Failure | None:
     above_fork = [k for k in codes if (noted := read_record(evidence.folder / f"rank-{k}")) and "shm" not in noted]
     if not (evidence.launcher_code or evidence.given_up or above_fork or any(codes.values())):
         return None
-    if [*evidence.deaths.values()] == [-signal.SIGTERM] * evidence.n_ranks and not evidence.given_up:
+    seen = [code for code in evidence.deaths.values() if code is not None]
+    all_seen = len(seen) == evidence.n_ranks or evidence.launcher_code == 1  # Open MPI's, which ends before its ranks
+    if set(seen) == {-signal.SIGTERM} and all_seen and not evidence.given_up:
         return Failure(-signal.SIGTERM, who="the launcher (or each rank)")
     several = bool(evidence.hosts)
     by_launcher = (-signal.SIGKILL, *[-signal.SIGTERM] * (several or evidence.given_up))
