@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collectives.barrier import add_in_agreement, add_through_rank_0
+from ..collectives.adding import add_in_agreement, add_through_rank_0
 from ..host.segments import align
 from .forwarding import kept_on_failure, tag_of_call, wait_for
 

@@ -6,18 +6,15 @@ are found here, so that all of them raise the error and none is left waiting.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
 from ..ranks import failure
 from ..ranks.identity import nworkers
 from ..ranks.state import state
 from ..ranks.threads import Threads
-from .messages import CALL, ERROR, LEAVE, REPLY, WAITING, Message, Messages, opened, packed, portable
+from .messages import CALL, ERROR, LEAVE, REPLY, Message, Messages, opened, packed, portable
 from .peers import Peers
-
-if TYPE_CHECKING:
-    from .barrier import SharedBarrier
 
 Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
@@ -49,11 +46,9 @@ class Agreement:
         rank, size: in the communicator. alone: True for a rank of several that is by itself in it.
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
-        barrier: the page on which ranks add up gradients (barrier.py), once there is one.
         unusable: why no call can be made any more; "": all is well.
     """
 
-    barrier: "SharedBarrier | None" = None
     unusable = ""
 
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
@@ -138,11 +133,7 @@ class Agreement:
             if source not in awaited:
                 if kind == ERROR:
                     raise opened(message)[1]
-            elif (
-                kind == ERROR
-                or (kind == CALL and not messages.is_late(source, message))
-                or (kind == WAITING and opened(message)[1][1] >= messages.calls)  # else it has gone on since
-            ):
+            elif kind == ERROR or (kind == CALL and not messages.is_late(source, message)):
                 found[source] = message
                 awaited.remove(source)
         return found
@@ -202,7 +193,6 @@ class Agreement:
 
     def fail_all(self, error: MpiUtilError, unread: set[int]) -> None:
         """The call has failed here; on rank 0: for all. The messages of `unread`, which come later, are dropped."""
-        self.barrier = None  # one of the ranks may not have it
         error.silent = True  # on the others: this rank reports it
         self.messages.failed = dict.fromkeys(unread, self.messages.calls)
         if self.rank == 0:

@@ -27,8 +27,8 @@ from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import States, state
 from ..ranks.threads import Threads
 from ..ranks.watchdog import FIRST_CALL, Watchdog
+from .adding import Page, add_up
 from .agreement import Agreement, Answer, Before
-from .barrier import add_up
 from .messages import Background
 from .peers import Peers, all_of, members_of
 
@@ -58,6 +58,7 @@ class Channel(Agreement):
     peers: Peers  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
     add_up = add_up
+    page: Page | None = None  # on which ranks add up arrays, once there is one
 
     def __init__(self, comm: Any = None, peers: Peers | None = None):
         self.comm: Any = None  # a duplicate of the communicator; None in a single process
@@ -143,7 +144,7 @@ class Channel(Agreement):
         if self.comm is None:
             return
         self.comm.Free()
-        self.barrier = None
+        self.page = None
         self.states.close()
         self.peers.close()
         self.pool.close()

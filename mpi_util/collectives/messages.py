@@ -28,8 +28,6 @@ REPLY = 1  # (number of the call, rank 0's answer)
 ERROR = 2  # an MpiUtilError, to be raised
 DATA = 3  # (number of the call, anything), within a call; an MpiUtilError is raised where it is received
 LEAVE = 4  # (exit status, reason or "", number of the last call that it has answered, as rank 0) of a rank that ends
-WAITING = 5  # as CALL, of a rank that waits elsewhere than in `Channel.agree`
-WAITS = " (waiting)"  # what WAITING adds to the name of the call
 _TAG = 1
 _INTERRUPTED_S = 0.5
 
@@ -102,7 +100,7 @@ class Messages:
                 raise payload
             elif kind == CALL and self.is_late(source, message):
                 continue
-            elif kind != WAITING or payload[1] >= self.calls:  # else it has got since what it waited for
+            else:
                 raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
         raise self.left_error(op, source)
 
@@ -240,9 +238,9 @@ class Messages:
                 kind, payload = opened(message)
                 if kind == LEAVE:
                     self.ended[k] = payload
-                elif kind in (CALL, WAITING) and payload[1] > self.calls and self.rank == 0 and not end:
+                elif kind == CALL and payload[1] > self.calls and self.rank == 0 and not end:
                     # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
-                    op = f"{payload[0].removesuffix(WAITS)} at {payload[2]}"
+                    op = f"{payload[0]} at {payload[2]}"
                     until = time.perf_counter() + _INTERRUPTED_S
         return True
 

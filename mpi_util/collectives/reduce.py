@@ -4,7 +4,6 @@ They are added up in rank order, so that all ranks get the same bits, in every r
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
@@ -17,8 +16,6 @@ from ..errors import BatchError
 from ..ranks.identity import Comm
 from .channel import channel_of
 from .mismatch import check_same
-
-_GRAIN = 1 << 12  # elements; parts that ranks add up are multiples of it
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
@@ -120,7 +117,7 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: b
 
 
 class Reduction:
-    """One sum or mean: what this rank adds, and how rows are added up (see barrier.py).
+    """One sum or mean: what this rank adds, and how rows are added up (see adding.py).
 
     The arrays are made when they are first asked for, within the collective call, so that an error reaches all ranks.
     """
@@ -143,14 +140,9 @@ class Reduction:
         return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
 
     @functools.cached_property
-    def digest(self) -> bytes:
-        """Eight bytes that stand for the call and its arrays."""
-        return _layout_of(self.op, self.description)[0]
-
-    @functools.cached_property
     def layout(self) -> Layout:
         """Of a row: the arrays of each dtype lie together."""
-        return _layout_of(self.op, self.description)[1]
+        return _layout_of(self.description)
 
     def write(self, row: np.ndarray) -> None:
         there = (array for array in self.arrays.values() if array is not None)
@@ -162,11 +154,9 @@ class Reduction:
         for array, view in zip(there, self.layout.views(total)):
             np.copyto(array, view)
 
-    def combine(self, rows: Sequence[np.ndarray], total: np.ndarray, part: int = 0, parts: int = 1) -> None:
-        """Adds up rows in their order, and for a mean divides, into `total`; or one of so many parts of each."""
-        for run in zip(*(self.layout.runs(row) for row in (*rows, total))):
-            size = math.ceil(len(run[0]) / parts / _GRAIN) * _GRAIN
-            first, second, *rest, out = (array[part * size : (part + 1) * size] for array in run)
+    def combine(self, rows: Sequence[np.ndarray], total: np.ndarray) -> None:
+        """Adds up rows in their order, and for a mean divides, into `total`."""
+        for first, second, *rest, out in zip(*(self.layout.runs(row) for row in (*rows, total))):
             np.add(first, second, out=out)
             for row in rest:
                 np.add(out, row, out=out)
@@ -175,7 +165,7 @@ class Reduction:
 
 
 @functools.lru_cache(maxsize=256)
-def _layout_of(op: str, description: Description) -> tuple[bytes, Layout]:
-    """(digest, layout) of the arrays. float16 is added up as float32."""
+def _layout_of(description: Description) -> Layout:
+    """Of the arrays. float16 is added up as float32."""
     there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in description if dtype)
-    return tree.digest(op, description), Layout.of(there, packed=True)
+    return Layout.of(there, packed=True)

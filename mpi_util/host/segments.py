@@ -6,7 +6,6 @@ by a killed process, and not bounded by the size of /dev/shm, which many contain
 
 import mmap
 import os
-import platform
 import secrets
 import struct
 import weakref
@@ -18,7 +17,6 @@ ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _GROWTH = 1.25  # spare room, so that batches of varying length do not need a new segment each time
 _PAGE = 1 << 21
 _LENT = 3  # segments that are lent at once by a program that drops a batch before the next but one
-STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # other cores see stores in the order they were made
 _MARK = struct.Struct("q")  # the serial number, written behind the last byte of a segment
 
 

@@ -719,7 +719,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(tmp_path, interrupted
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "slow"), [(2, 0), (3, 2)])
 def test_an_early_message_is_about_the_next_round(tmp_path, n, slow, mpi):
-    """A rank that is interrupted while it waits on the barrier page may receive what is sent in the next call."""
+    """A rank that is interrupted while it waits may receive what is sent in the next call."""
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, time, numpy as np, mpi_util\n"

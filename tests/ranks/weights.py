@@ -217,7 +217,7 @@ def check_reductions(comm, rank, size):
             assert np.allclose(mean, expected / size) and mean.dtype == ("f8" if dtype == "i4" else dtype)
     assert mpi_util.all_sum(rank, comm=comm) == sum(range(size))
     if size > 1:
-        for odd in (rank == size - 1, rank > 0):  # some wait on the barrier page, others for rank 0's answer
+        for odd in (rank == size - 1, rank > 0):
             mpi_util.all_sum(np.ones(3), comm=comm)  # so that there is a page
             raises(
                 mpi_util.RankMismatchError,
