@@ -6,8 +6,7 @@ from typing import Any
 
 from ..errors import MissingFrameworkError
 
-_NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "tensordict": "TensorDict"}
-_NAMES |= {"torchrl": "TorchRL", "gymnasium": "Gymnasium"}
+_NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "gymnasium": "Gymnasium"}
 _PACKAGES = {"keras": "tensorflow", "gymnasium": "'gymnasium[mujoco]'"}
 
 

@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collectives.adding import add_in_agreement, add_through_rank_0
+from ..collectives.reduce import Reduction, add_in_messages
 from ..host.segments import align
 from .forwarding import kept_on_failure, tag_of_call, wait_for
 
 if TYPE_CHECKING:
-    from ..arrays.layout import Layout
-    from ..collectives.reduce import Reduction
     from .channel import ClusterChannel
 
+_ALONG, _TOGETHER = 1 << 18, 1 << 20  # bytes of a rank, of all, that go along with an agreement
 _PART_BYTES, _PARTS = 1 << 18, 64  # small parts: the last machine waits for one from each before it; but not too many
 
 
-def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
-    """Collective: `Channel.add_up`."""
-    total = add_in_agreement(channel, reduction)
+def add_up(channel: "ClusterChannel", reduction: Reduction) -> Any:
+    """Collective: `reduce.add_up`."""
+    total = add_in_messages(channel, reduction, min(_ALONG, _TOGETHER // channel.size))
     if total is not None:
         return total
     here, size = channel.here, align(reduction.layout.nbytes)
@@ -45,7 +44,7 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
         return shared
 
     if not channel.agree(reduction.op, write, lambda shared: [all(shared)] * channel.size):
-        return add_through_rank_0(channel, reduction)
+        return add_in_messages(channel, reduction)
     if channel.leads:
         with channel.reported(reduction.op):
             _run(channel, reduction, dict(zip(here, rows)), result)
@@ -56,20 +55,20 @@ def add_up(channel: "ClusterChannel", reduction: "Reduction") -> np.ndarray:
     return result
 
 
-def _parts(layout: "Layout", row: np.ndarray) -> list[np.ndarray]:
+def _parts(reduction: Reduction, row: np.ndarray) -> list[np.ndarray]:
     """The arrays of a row, in which those of one dtype are one, in parts."""
     found = []
-    for run in layout.runs(row):
-        step = max(1, max(_PART_BYTES, layout.nbytes // _PARTS) // run.itemsize)
+    for run in reduction.layout.runs(row):
+        step = max(1, max(_PART_BYTES, reduction.layout.nbytes // _PARTS) // run.itemsize)
         found += [run[start : start + step] for start in range(0, len(run), step)]
     return found
 
 
-def _run(channel: "ClusterChannel", reduction: "Reduction", rows: dict[int, np.ndarray], result: np.ndarray) -> None:
+def _run(channel: "ClusterChannel", reduction: Reduction, rows: dict[int, np.ndarray], result: np.ndarray) -> None:
     """What one leader does. Args: rows: of each rank of this machine; they are overwritten. result: gets the sum."""
     tag, requests = tag_of_call(channel), list[Any]()
-    parts_of = {k: _parts(reduction.layout, row) for k, row in rows.items()}
-    results = _parts(reduction.layout, result)
+    parts_of = {k: _parts(reduction, row) for k, row in rows.items()}
+    results = _parts(reduction, result)
     # the sum goes along these: ranks of one machine whose numbers follow each other, and their leader
     neighbours = itertools.groupby(range(channel.size), channel.machine.__getitem__)
     hops = [(leader, [*ranks]) for leader, ranks in neighbours]

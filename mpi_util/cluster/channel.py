@@ -37,7 +37,7 @@ class ClusterChannel(Channel):
     """Collective: a channel between machines; made by `channel_of`."""
 
     counter_kind = ClusterCounter
-    add_up = chain.add_up
+    adds_up = chain.add_up
 
     def __init__(self, comm: Any, peers: Peers):
         from mpi4py import MPI

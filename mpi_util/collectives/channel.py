@@ -27,7 +27,6 @@ from ..ranks.identity import Comm, check_launcher, check_no_parent, world
 from ..ranks.state import States, state
 from ..ranks.threads import Threads
 from ..ranks.watchdog import FIRST_CALL, Watchdog
-from .adding import Page, add_up
 from .agreement import Agreement, Answer, Before
 from .messages import Background
 from .peers import Peers, all_of, members_of
@@ -57,8 +56,8 @@ class Channel(Agreement):
     version = 0  # of the weights that were sent last
     peers: Peers  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
-    add_up = add_up
-    page: Page | None = None  # on which ranks add up arrays, once there is one
+    adds_up: Any = None  # on several machines what adds up arrays; on one they have, once it is needed, a
+    page: Any = None  # of shared memory for that (reduce.py)
 
     def __init__(self, comm: Any = None, peers: Peers | None = None):
         self.comm: Any = None  # a duplicate of the communicator; None in a single process

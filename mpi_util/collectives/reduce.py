@@ -1,10 +1,13 @@
 """Sums and means over the ranks, of numbers, arrays and gradients; in the process of each rank.
 
-They are added up in rank order, so that all ranks get the same bits, in every run and on any number of machines.
+They are added up in rank order, so that all ranks get the same bits, in every run and on any number of machines. The
+ranks of one machine write their arrays into a page of memory that they share, on which rank 0 adds them up within the
+agreement. Where they share none, the arrays go along with the agreement.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -12,12 +15,14 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import adapter_for, array_of
 from ..arrays.layout import Layout
-from ..errors import BatchError
+from ..errors import BatchError, RankMismatchError
+from ..host.segments import align, private
 from ..ranks.identity import Comm
-from .channel import channel_of
+from .channel import Channel, channel_of
 from .mismatch import check_same
 
 T = TypeVar("T")
+_SPARE = 1.25  # room for arrays that grow
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
 # (name, dtype, shape) of each array; (name, None, None) where there is none
 Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
@@ -57,8 +62,6 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
 
 def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False) -> Any:
-    """Numbers are added up by rank 0 within the agreement, which may be interrupted; arrays as gradients are."""
-    channel = channel_of(comm)
     leaves = dict(tree.walk(x))
 
     def given(path: str) -> np.ndarray:
@@ -71,27 +74,11 @@ def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], co
             raise BatchError(f"{name}: '{path or 'x'}' {error}") from None
         return array
 
-    def decide(numbers: list[np.ndarray]) -> list[np.ndarray]:
-        check_same(name, [[("x", number.dtype, number.shape)] for number in numbers])
-        dtype = result_dtype(numbers[0].dtype)
-        total = numbers[0].astype(np.float32 if dtype == np.float16 else dtype)  # float16 is too narrow to add in
-        for number in numbers[1:]:
-            np.add(total, number, out=total)
-        return [np.asarray(total / channel.size if divide else total).astype(dtype)] * channel.size
-
     def make() -> Arrays:
         arrays = {path or "x": given(path) for path in leaves}
         return {path: array.astype(result_dtype(array.dtype)) for path, array in arrays.items()}
 
-    try:
-        is_number = "" in leaves and not given("").ndim
-    except Exception:  # raised again within the agreement, and so on every rank
-        is_number = "" in leaves
-    totals: Any
-    if is_number:
-        totals = {"x": channel.agree(name, lambda: given(""), decide)}
-    else:
-        totals = average(f"{name} of an array", make, comm=comm, divide=divide)
+    totals: Any = average(name, make, comm=comm, divide=divide)
     found = {path: adapter_for(leaf).from_numbers(totals[path or "x"], leaf) for path, leaf in leaves.items()}
     return tree.rebuild(x, found)
 
@@ -112,12 +99,12 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: b
     if channel.size == 1:
         channel.enter(op)  # rank 0's threads are those of any number of ranks
         return own.arrays
-    own.take(channel.add_up(own))
+    own.take(channel.adds_up(own) if channel.adds_up else add_up(channel, own))
     return own.arrays
 
 
 class Reduction:
-    """One sum or mean: what this rank adds, and how rows are added up (see adding.py).
+    """One sum or mean: what this rank adds, and how rows are added up.
 
     The arrays are made when they are first asked for, within the collective call, so that an error reaches all ranks.
     """
@@ -145,14 +132,15 @@ class Reduction:
         return _layout_of(self.description)
 
     def write(self, row: np.ndarray) -> None:
-        there = (array for array in self.arrays.values() if array is not None)
-        for array, view in zip(there, self.layout.views(row)):
+        for array, view in self._pairs(row):
             np.copyto(view, array)
 
     def take(self, total: np.ndarray) -> None:
-        there = (array for array in self.arrays.values() if array is not None)
-        for array, view in zip(there, self.layout.views(total)):
+        for array, view in self._pairs(total):
             np.copyto(array, view)
+
+    def _pairs(self, row: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        return zip((array for array in self.arrays.values() if array is not None), self.layout.views(row))
 
     def combine(self, rows: Sequence[np.ndarray], total: np.ndarray) -> None:
         """Adds up rows in their order, and for a mean divides, into `total`."""
@@ -169,3 +157,77 @@ def _layout_of(description: Description) -> Layout:
     """Of the arrays. float16 is added up as float32."""
     there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in description if dtype)
     return Layout.of(there, packed=True)
+
+
+class Page:
+    """One rank's view of it: two rows of each rank, for calls in turn, each with the number of its call; a total.
+
+    A rank may be interrupted, and in its next call before the others are: it must not overwrite what they add up.
+    """
+
+    def __init__(self, memory: Any, n: int, room: int, serial: int):
+        """Args: n: number of ranks. room: bytes of a row. serial: a number that tells pages apart."""
+        self.room, self.serial = room, serial
+        self.numbers = np.frombuffer(memory, np.int64, 2 * n).reshape(2, n)
+        block = np.frombuffer(memory, np.uint8, (2 * n + 1) * room, align(self.numbers.nbytes))
+        self.rows, self.total = block[:-room].reshape(2, n, room), block[-room:]
+
+    @staticmethod
+    def size(n: int, room: int) -> int:
+        return align(2 * n * np.int64().itemsize) + (2 * n + 1) * room
+
+
+def add_up(channel: Channel, reduction: Reduction) -> Any:
+    """Collective: all ranks' arrays, added up in rank order, in the reduction's layout; valid until the next call."""
+    page, messages = channel.page, channel.messages
+
+    def contribute() -> tuple[Description, int]:
+        description = reduction.description
+        if page is None or reduction.layout.nbytes > page.room:
+            return description, 0
+        page.numbers[messages.calls % 2, channel.rank] = messages.calls
+        reduction.write(page.rows[messages.calls % 2, channel.rank])
+        return description, page.serial
+
+    def decide(contributed: Sequence[tuple[Description, int]]) -> list[Any]:
+        """For each rank None: the total is on the page; or where a new page is, if there is memory, and its size."""
+        check_same(reduction.op, [description for description, _ in contributed])
+        serials = {serial for _, serial in contributed}
+        if page and serials == {page.serial}:
+            reduction.combine([*page.rows[messages.calls % 2]], page.total)
+            if (page.numbers[messages.calls % 2] != messages.calls).any():
+                raise RankMismatchError(f"{reduction.op}: a rank was interrupted in it, and has gone on")
+            return [None] * channel.size
+        room = align(int(reduction.layout.nbytes * _SPARE))
+        memory, address = channel.lease(Page.size(channel.size, room), channel.below)
+        new = (memory if address else None, room, messages.calls)
+        return [new, *[(address, *new[1:])] * (channel.size - 1)]
+
+    answer = channel.agree(reduction.op, contribute, decide)
+    if answer is None and page:
+        return page.total
+    memory, room, serial = answer
+    if memory is None:
+        return add_in_messages(channel, reduction)
+    channel.page = Page(channel.pool.map(memory) if channel.rank else memory, channel.size, room, serial)
+    return add_up(channel, reduction)
+
+
+def add_in_messages(channel: Channel, reduction: Reduction, most: float = math.inf) -> Any:
+    """`add_up` for arrays that go along with the agreement. None: they have more than `most` bytes."""
+
+    def contribute() -> tuple[Description, np.ndarray | None]:
+        description = reduction.description
+        if (nbytes := reduction.layout.nbytes) > most:
+            return description, None
+        reduction.write(row := private(nbytes))
+        return description, row
+
+    def decide(contributed: list[tuple[Description, np.ndarray | None]]) -> Sequence[np.ndarray | None]:
+        check_same(reduction.op, [description for description, _ in contributed])
+        total, rows = None, [row for _, row in contributed if row is not None]
+        if rows:
+            reduction.combine(rows, total := private(reduction.layout.nbytes))
+        return [total] * channel.size
+
+    return channel.agree(reduction.op, contribute, decide)

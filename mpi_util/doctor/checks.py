@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -38,7 +37,6 @@ _SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
 _PACKAGE, _ROOM, _ = __name__.rsplit(".", 2)
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|GOMP|KMP|TF_NUM)_\w+")
 _FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax")
-_FEW_FILES = 256  # a job of 2 ranks needs 40 in one process, one of 8 ranks 56
 _NO_ANSWER = "no answer"
 _NO_CAUSE = re.compile(r"mpi_util: all \d+ ranks were stopped")
 
@@ -142,10 +140,6 @@ def _here() -> Iterator[Check]:
     users = {k: v for k, v in os.environ.items() if _THREADS.fullmatch(k) and k not in ours}
     do = "these stay as they are, in rank 0's update too; unset them to give it every core" if users else ""
     yield Check("threads", _listed(users) or "no variable set: chosen by mpi_util", do, users)
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    do = "2 ranks need 40, each further one 4 more, and what the program opens: ulimit -n 1024"
-    text = "no limit" if files == resource.RLIM_INFINITY else f"{files} in each process (ulimit -n)"
-    yield Check("open files", text, do * (0 <= files < _FEW_FILES), {"limit": files})
 
 
 def _version(module: str) -> str | None:

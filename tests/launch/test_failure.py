@@ -491,9 +491,10 @@ def test_a_hang_up_ends_a_program_that_says_nothing_of_signals(tmp_path, mpi):
 @pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 3), ("openmpi", 3)], indirect=["mpi"])
 def test_a_terminal_that_closes_stops_the_program_in_order(tmp_path, mpi, n):
-    (tmp_path / "program.py").write_text(
-        STOPS.replace('mpi_util.msg("at work")', "None" if n == 1 else "mpi_util.msg(i)")
-    )
+    text = STOPS.replace('mpi_util.msg("at work")', "None" if n == 1 else "mpi_util.msg(i)")
+    if n == 1:  # in a single process Python itself reports, with status 120, what it could not print
+        text = text.replace('print("saved", flush=True)', "None")
+    (tmp_path / "program.py").write_text(text)
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(tmp_path)
@@ -695,25 +696,32 @@ def test_a_file_that_is_not_closed_is_whole_at_the_end(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interrupted", [0, 1])
-def test_an_interrupted_call_leaves_no_answer_for_the_next(tmp_path, interrupted, mpi):
+@pytest.mark.parametrize(("interrupted", "times"), [(0, 1), (1, 1), (1, 2)])
+def test_an_interrupted_call_leaves_no_answer_for_the_next(tmp_path, interrupted, times, mpi):
+    """Nor does a rank that is two calls ahead then change what the others add up."""
     program = tmp_path / "program.py"
     program.write_text(
         "import signal, sys, time, mpi_util\n"
         "if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
+        "left = mpi_util.all_sum(0)  # so that there is a page of shared memory\n"
         f"if mpi_util.rank == {interrupted}:\n"
         "    signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
-        "    signal.setitimer(signal.ITIMER_REAL, 0.3)\n"
+        f"    left = {times}\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.2)\n"
         "else:\n"
         "    time.sleep(1)\n"
-        "for i in range(4):\n"
+        "for i in range(6):\n"
         "    try: print('sum', i, mpi_util.all_sum(100 * i), flush=True)\n"
-        "    except (KeyboardInterrupt, mpi_util.MpiUtilError) as error: print(type(error).__name__, flush=True)\n"
+        "    except mpi_util.MpiUtilError as error: print(type(error).__name__, flush=True)\n"
+        "    except KeyboardInterrupt:\n"
+        "        left -= 1\n"
+        "        if not left: signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "        print('KeyboardInterrupt', flush=True)\n"
     )
     done = run([sys.executable, program], SOON_S, mpi_environment(mpi))  # it must not hang
     sums = [line.split()[1:] for line in done.out.splitlines() if line.startswith("sum")]
     assert all(int(total) == 200 * int(i) for i, total in sums), done.out
-    assert "KeyboardInterrupt" in done.out and (interrupted == 0 or len(sums) == 7), done.out
+    assert "KeyboardInterrupt" in done.out and (interrupted == 0 or times > 1 or len(sums) == 11), done.out
 
 
 @pytest.mark.slow
