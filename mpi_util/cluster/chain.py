@@ -23,8 +23,8 @@ _PART_BYTES, _PARTS = 1 << 18, 64  # small parts: the last machine waits for one
 
 def add_up(channel: "ClusterChannel", reduction: Reduction) -> Any:
     """Collective: `reduce.add_up`."""
-    total = add_in_messages(channel, reduction, min(_ALONG, _TOGETHER // channel.size))
-    if total is not None:
+    most = min(_ALONG, _TOGETHER // channel.size)
+    if (total := add_in_messages(channel, reduction, most)) is not None:
         return total
     here, size = channel.here, align(reduction.layout.nbytes)
     nbytes = (len(here) + 1) * size

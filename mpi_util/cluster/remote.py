@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HostError, LaunchError
+from ..ranks.identity import BEGAN_IN
 from . import agent
 
 _HELLO_S = 40.0  # until an agent answers: its interpreter and MPI's library may come from a slow network file system
@@ -113,7 +114,7 @@ def connect(
     """
     path = [str(Path(agent.__file__).parents[2]), *sys.path]
     kept = {name: value for name, value in environment.items() if not _OF_HOST.match(name)}
-    start = dict(cwd=os.getcwd(), path=path, job=job, script=script, environment=kept)
+    start = dict(cwd=BEGAN_IN, path=path, job=job, script=script, environment=kept)
     own = socket.gethostname()
     here = [name for name in by_host if name in ("localhost", "127.0.0.1", own, own.partition(".")[0])]
     machines = {agent.machine(): name for name in here[:1]}

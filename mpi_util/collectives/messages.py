@@ -98,9 +98,7 @@ class Messages:
                 return data
             elif kind == ERROR:
                 raise payload
-            elif kind == CALL and self.is_late(source, message):
-                continue
-            else:
+            elif kind != CALL or not self.is_late(source, message):
                 raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
         raise self.left_error(op, source)
 

@@ -192,8 +192,7 @@ def add_up(channel: Channel, reduction: Reduction) -> Any:
     def decide(contributed: Sequence[tuple[Description, int]]) -> list[Any]:
         """For each rank None: the total is on the page; or where a new page is, if there is memory, and its size."""
         check_same(reduction.op, [description for description, _ in contributed])
-        serials = {serial for _, serial in contributed}
-        if page and serials == {page.serial}:
+        if page and {serial for _, serial in contributed} == {page.serial}:
             reduction.combine([*page.rows[messages.calls % 2]], page.total)
             if (page.numbers[messages.calls % 2] != messages.calls).any():
                 raise RankMismatchError(f"{reduction.op}: a rank was interrupted in it, and has gone on")

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from ..host import reap
 from ..ranks.failure import SAME_SIGNAL_S, print_line
+from ..ranks.identity import BEGAN_IN
 from .arrivals import Arrivals
 from .banners import STDERR, STDOUT, OutputThread, RankLines
 from .monitor import FOLDER_VARIABLES, ProcessMonitor
@@ -73,7 +74,7 @@ class Job:
                 arrivals = Arrivals(evidence.n_ranks, evidence.folder, self.monitor.record, self._unshown)
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
-                    command, env=self._environment, stdin=stdin,
+                    command, env=self._environment, stdin=stdin, cwd=BEGAN_IN,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
                 verdict = self._supervise(arrivals)

@@ -36,6 +36,7 @@ OF_SERVER = re.compile(r"PMI_(FD|PORT)$|PMIX_(?!MCA_|RANK$)")  # how MPI reaches
 _MPI_CODE = re.compile(rb" r-xp .*/libmpi\S*$", re.MULTILINE)  # in /proc/<pid>/maps
 _LAUNCHES = re.compile("mpiexec|mpirun|hydra|prte|orte|srun|slurmstepd")  # /proc/<pid>/comm begins with it
 _IMPORTED_IN = os.getpid()  # a process with another id has been forked since
+BEGAN_IN = os.path.realpath("/proc/self/cwd")  # the program may change it above mpi_fork, and ranks do that themselves
 _OTHERS_S = 3.0  # the other ranks give rank 0 this long to report a wrong launcher before they end the job
 
 Comm: TypeAlias = "MPI.Comm | None"  # what comm= takes; None: the world
