@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import multiprocessing
 import os
 import threading
 
@@ -126,8 +127,9 @@ class Walk(gym.Env):
         self.calm = (self.calm + 1) * bool((np.abs(action) < 0.1).all())
         if self.t == 17:
             self.fail("step")
-        if self.calm == 9:
-            self.fail("evaluation")  # nowhere else are actions without noise
+        # nowhere else are actions without noise, until a policy has learned, or processes of multiprocessing
+        if self.calm == 9 or (self.t == 9 and multiprocessing.parent_process()):
+            self.fail("evaluation")
         self.at = 0.9 * self.at + 0.3 * action + self.np_random.normal(size=2)
         return self.at.astype(np.float32), -float(np.square(self.at).sum()), self.t == self.left, False, {}
 
