@@ -100,9 +100,14 @@ class _Link:
 
     def __init__(self, tags: TagSpace, rank: int, tag: int):
         self._tags, self._rank, self._tag = tags, rank, tag
+        self._closed = False
 
     def send(self, kind: Kind, *items: Any) -> None:
         self._tags.post(frame(kind, *items, text_bytes=_EAGER_BYTES), self._rank, self._tag)
+
+    def close(self) -> None:
+        """Ends `receive` at a receiver's end. Nothing is given back: the tags are the scheme's."""
+        self._closed = True
 
 
 class WorkerLink(_Link):
@@ -126,16 +131,13 @@ class WorkerLink(_Link):
         requests = self._tags.bulk(True, content, self._rank)
         section.users.append(lambda: unfinished(requests) > 0)
 
-    def close(self) -> None:
-        """Does nothing: the tags are the scheme's."""
-
 
 class SenderLink(_Link):
     """A receiver's end, and its `Reader`: asks for the next update, and delivers it once its weights are here."""
 
     def __init__(self, tags: TagSpace, rank: int):
         super().__init__(tags, rank, TO_SENDER)
-        self._closed = self._asked = False
+        self._asked = False
         self._update: tuple[Any, ...] = ()  # the message whose weights are arriving; (): none
         self._transfer: list[Any] = []  # the requests by which they arrive
         self._coming = self._content = Content(0, private(0), private(0))  # these weights, and those delivered last
@@ -182,9 +184,6 @@ class SenderLink(_Link):
 
     def keep(self, live: Any) -> None:
         """Does nothing: the memory is given back when nothing refers to it."""
-
-    def close(self) -> None:
-        self._closed = True
 
 
 class MPIWeightSyncScheme(WeightSyncScheme):
@@ -272,7 +271,7 @@ class RankPublisher(Publisher):
         if not self._far:
             return super()._sleep(timeout)
         deadline = Deadline(timeout)
-        wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
+        wait_until(lambda: self._look() or self._changed or self._selector.select(0) or not deadline.left)
 
     def _look(self) -> bool:
         """Takes what has come over MPI; True if something has, or some of what was sent has arrived."""
