@@ -224,7 +224,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
-        worker = _worker_of(rank := self._channel.rank, self._root)
+        worker = (rank := self._channel.rank) - (rank > self._root)
         if given not in (None, worker):
             raise UsageError(f"worker_idx={given}: rank {rank} is worker {worker}")
         return worker
@@ -251,12 +251,12 @@ class RankPublisher(Publisher):
 
     def __init__(self, channel: Channel, tags: Any, root: int, workers: dict[int, Worker], name: str):
         super().__init__(workers, name)
-        self._tags, self._root = tags, root
+        self._tags = tags
+        self._by_rank = dict(zip([rank for rank in range(channel.size) if rank != root], workers.values()))
         self._far = len(set(channel.machine)) > 1
         self._server = threading.Thread(target=self._serve, daemon=True, name="mpi_util weight sync: other machines")
-        for rank in range(channel.size):
-            if rank != root:
-                tags.post(frame(Kind.ADDRESS, *self.address), rank, ADDRESS)
+        for rank in self._by_rank:
+            tags.post(frame(Kind.ADDRESS, *self.address), rank, ADDRESS)
 
     def open(self) -> None:
         if self._far and self._thread is None:
@@ -285,7 +285,7 @@ class RankPublisher(Publisher):
 
     def _take(self, rank: int, data: bytes) -> None:
         """A message of a rank; one of this machine sends only that it ends."""
-        worker = self.workers[_worker_of(rank, self._root)]
+        worker = self._by_rank[rank]
         link = worker.connection if isinstance(worker.connection, WorkerLink) else None
         kind, *items = message = parse(data, (Kind.HELLO, Kind.FETCH, Kind.ENDED, *ANSWERS))
         if kind is Kind.HELLO:
@@ -316,7 +316,3 @@ class RankPublisher(Publisher):
                 self._server.join()
             deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: not unfinished() or not deadline.left)
-
-
-def _worker_of(rank: int, root: int) -> int:
-    return rank - (rank > root)

@@ -2,7 +2,6 @@
 
 import contextlib
 import enum
-import hmac
 import os
 import secrets
 import selectors
@@ -128,7 +127,7 @@ class Publisher:
             if not (messages := connection.receive(_HELLO_S, (Kind.HELLO,), 1)):
                 raise ProtocolError(f"it sent nothing within {_HELLO_S:g} s")
             _, key, index, name = messages[0]
-            if not hmac.compare_digest(key, self.address.key):
+            if not secrets.compare_digest(key, self.address.key):
                 raise ProtocolError("it does not have the key")
             self._admit(connection, index, name)
         except Exception as error:  # a stranger may send anything
