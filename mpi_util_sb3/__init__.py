@@ -178,7 +178,11 @@ class _Parallel(OnPolicyAlgorithm):
         self.num_timesteps = steps.start + int(taken)
         for part in _parts(callback):  # at a stop other ranks have taken more steps than it has seen
             part.num_timesteps = self.num_timesteps
-        self._gather_episodes(*episodes)
+        all_ended = mpi_util.rank0_gather(self._ended)
+        if mpi_util.rank == 0:  # fills its buffers as if it had all environments, in the order of steps
+            self.ep_info_buffer, self.ep_success_buffer = episodes
+            for _, infos, dones in sorted(itertools.chain(*all_ended), key=lambda ended: ended[0]):
+                super()._update_info_buffer(infos, dones)
         if self._has_moments:
             mpi_util.merge_moments(env)
         if stopped:
@@ -197,14 +201,6 @@ class _Parallel(OnPolicyAlgorithm):
         if mpi_util.nworkers > 1 and np.any(dones):
             kept = [{key: info[key] for key in ("episode", "is_success") if key in info} for info in infos]
             self._ended.append((self.num_timesteps, kept, dones))
-
-    def _gather_episodes(self, infos_before: Any, successes_before: Any) -> None:
-        """Fills rank 0's buffers as if it had all environments: with all ranks' episodes, in the order of steps."""
-        all_ended = mpi_util.rank0_gather(self._ended)
-        if mpi_util.rank == 0:
-            self.ep_info_buffer, self.ep_success_buffer = infos_before, successes_before
-            for _, infos, dones in sorted(itertools.chain(*all_ended), key=lambda ended: ended[0]):
-                super()._update_info_buffer(infos, dones)
 
     def train(self) -> None:
         """SB3's update, on rank 0; the others continue to the next collective call and sleep there."""

@@ -31,10 +31,8 @@ _NO_NUMBERS = {"env_fn", "actor_critic", "ac_kwargs", "logger_kwargs", "algo"}
 
 def discount_cumsum(x: np.ndarray, discount: float) -> np.ndarray:
     """y[t] = x[t] + discount * y[t + 1], float64 (T,)."""
-    y = np.array(x, np.float64)
-    for t in range(len(y) - 2, -1, -1):
-        y[t] += discount * y[t + 1]
-    return y
+    backward = itertools.accumulate(np.array(x, np.float64)[::-1], lambda after, now: now + discount * after)
+    return np.array([*backward])[::-1]
 
 
 def mlp(sizes: Sequence[int], activation: Any) -> nn.Sequential:
@@ -209,10 +207,10 @@ def trpo(
 
         slope = flat(torch.autograd.grad(divergence(), weights, create_graph=True))
 
-        def hessian(v: torch.Tensor) -> torch.Tensor:
-            return averaged(torch.autograd.grad(slope @ v, weights, retain_graph=True)) + damping_coeff * v
+        def hessian(v: torch.Tensor) -> Any:
+            return mpi_avg(flat(torch.autograd.grad(slope @ v, weights, retain_graph=True))) + damping_coeff * v
 
-        x = _conjugate_gradient(hessian, averaged(torch.autograd.grad(loss[0], weights)), cg_iters)
+        x = _conjugate_gradient(hessian, mpi_avg(flat(torch.autograd.grad(loss[0], weights))), cg_iters)
         step = torch.sqrt(2 * delta / (x @ hessian(x) + 1e-8)) * x
         before, i = mpi_avg(loss[0].item()), 0
         for i in range(1 if algo == "npg" else backtrack_iters):
@@ -232,9 +230,6 @@ def trpo(
 
     def flat(tensors: Any) -> torch.Tensor:
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-    def averaged(tensors: Any) -> torch.Tensor:
-        return torch.from_numpy(mpi_avg(flat(tensors).detach().numpy()))
 
     run.train(lambda logp, data: (torch.exp(logp - data["logp"]) * data["adv"], {}), improve, "BacktrackIters")
 

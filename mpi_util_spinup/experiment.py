@@ -193,7 +193,10 @@ class Schedule:
                     time.sleep(_POLL_S)
         results = list(self._results.values())
         if self._grid:
-            print(f"\n{_table(results)}", flush=True)
+            rows = [("run", "status", "seconds", "folder")]
+            rows += [(r.name, _status(r), f"{r.seconds:.1f}" if r.seconds else "", str(r.folder)) for r in results]
+            a, b, c, _ = (max(map(len, column)) for column in zip(*rows))
+            print("", *(f"{row[0]:<{a}}  {row[1]:<{b}}  {row[2]:>{c}}  {row[3]}" for row in rows), sep="\n", flush=True)
         if self._signum:
             raise SystemExit(128 + self._signum)
         if failed := [result for result in results if result.status == "failed"]:
@@ -237,13 +240,6 @@ class Schedule:
             self._due.extend([(0.0, signum), (last, signum), (last + _LAST_GRACE_S, signal.SIGKILL)])
         elif self._due:
             self._due[0] = 0.0, self._due[0][1]
-
-
-def _table(results: list[Result]) -> str:
-    rows = [("run", "status", "seconds", "folder")]
-    rows += [(r.name, _status(r), f"{r.seconds:.1f}" if r.seconds else "", str(r.folder)) for r in results]
-    a, b, c = (max(len(row[i]) for row in rows) for i in range(3))
-    return "\n".join(f"{name:<{a}}  {status:<{b}}  {seconds:>{c}}  {folder}" for name, status, seconds, folder in rows)
 
 
 def _status(result: Result) -> str:
@@ -293,9 +289,6 @@ def _make_gym_env(name: str) -> Any:
     env = gym.make(name, **dict.fromkeys(known.keys() & {"disable_env_checker"}, True))  # which fails with NumPy 2
     if "apply_api_compatibility" in known:
         env = gym.wrappers.StepAPICompatibility(env, output_truncation_bool=False)
-        env.reset = partial(_observation, env.reset)
+        reset = env.reset
+        env.reset = lambda **settings: reset(**settings)[0]
     return env
-
-
-def _observation(reset: Callable[..., Any], **settings: Any) -> Any:
-    return reset(**settings)[0]

@@ -10,7 +10,6 @@ import pickle
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,7 @@ class Logger:
     def setup_pytorch_saver(self, what_to_save: Any) -> None:
         """From now on `save_state` saves a torch module, or a dict/list/tuple of modules, optimizers, tensors."""
         self.pytorch_saver_elements = what_to_save
-        self._savers["torch"] = partial(save_torch, what_to_save)
+        self._savers["torch"] = functools.partial(save_torch, what_to_save)
 
     def setup_tf_saver(self, sess: Any, inputs: Any = None, outputs: Any = None) -> None:
         """From now on `save_state` saves a TensorFlow model.
@@ -238,9 +237,9 @@ class Logger:
             outputs: for a session: {name of your choice: tensor to restore}.
         """
         if inputs is not None and outputs is not None:
-            self._savers["session"] = partial(save_session, sess, inputs, outputs)
+            self._savers["session"] = functools.partial(save_session, sess, inputs, outputs)
         elif hasattr(sess, "get_weights"):
-            self._savers["keras"] = partial(save_keras, sess)
+            self._savers["keras"] = functools.partial(save_keras, sess)
         else:
             raise UsageError(f"setup_tf_saver takes a Keras model, or a session with inputs and outputs; got {sess!r}")
 

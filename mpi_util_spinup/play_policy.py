@@ -47,7 +47,12 @@ def load_policy_and_env(
     if pickles and not trust:
         what = "is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
         raise UsageError(f"{pickles[0]} {what}")
-    act = _tf_policy(save, deterministic, trust) if sessions else _torch_policy(save)
+    if sessions:
+        act = _tf_policy(save, deterministic, trust)
+    else:
+        torch = framework("torch")
+        model = torch.load(save, weights_only=False)
+        act = torch.no_grad()(lambda obs: model.act(torch.as_tensor(obs, dtype=torch.float32)))
     env = None
     if env_path.exists():
         try:
@@ -55,13 +60,6 @@ def load_policy_and_env(
         except Exception as error:  # of whatever environment
             print(f"the environment in {env_path} cannot be loaded: {type(error).__name__}: {error}")
     return env, act
-
-
-def _torch_policy(path: Path) -> Act:
-    torch = framework("torch")
-    model = torch.load(path, weights_only=False)
-    act: Act = torch.no_grad()(lambda obs: model.act(torch.as_tensor(obs, dtype=torch.float32)))
-    return act
 
 
 def _tf_policy(path: Path, deterministic: bool, trust: bool) -> Act:

@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,10 @@ class Weights:
             thing = {key: value for key, value in thing.items() if not _is_extra(key)}
         weights = derived(adapters.slots(thing, read_only=True), cls)
         if weights.left_out is None:
-            weights.left_out = [*_extra_states(thing)]
+            torch: Any = sys.modules.get("torch")
+            parts = thing.named_modules() if torch and isinstance(thing, torch.nn.Module) else ()
+            extra = [name for name, part in parts if type(part).get_extra_state is not torch.nn.Module.get_extra_state]
+            weights.left_out = [f"{name}._extra_state".lstrip(".") for name in extra]
         return weights
 
     def layout(self) -> Layout:
@@ -84,14 +86,6 @@ class Weights:
                 pairs.append(check(name, slot, entries.get(tied.get(name, ""))))
         self._copier = ModelCopier(layout, pairs)
         return self._copier
-
-
-def _extra_states(thing: Any) -> Iterator[str]:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(thing, torch.nn.Module):
-        for name, part in thing.named_modules():
-            if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
-                yield f"{name}._extra_state".lstrip(".")
 
 
 def _is_extra(key: Any) -> bool:

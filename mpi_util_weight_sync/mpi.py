@@ -100,9 +100,14 @@ class _Link:
 
     def __init__(self, tags: TagSpace, rank: int, tag: int):
         self._tags, self._rank, self._tag = tags, rank, tag
+        self._closed = False
 
     def send(self, kind: Kind, *items: Any) -> None:
         self._tags.post(frame(kind, *items, text_bytes=_EAGER_BYTES), self._rank, self._tag)
+
+    def close(self) -> None:
+        """Ends `receive` at a receiver's end. Nothing is given back: the tags are the scheme's."""
+        self._closed = True
 
 
 class WorkerLink(_Link):
@@ -126,16 +131,13 @@ class WorkerLink(_Link):
         requests = self._tags.bulk(True, content, self._rank)
         section.users.append(lambda: unfinished(requests) > 0)
 
-    def close(self) -> None:
-        """Does nothing: the tags are the scheme's."""
-
 
 class SenderLink(_Link):
     """A receiver's end, and its `Reader`: asks for the next update, and delivers it once its weights are here."""
 
     def __init__(self, tags: TagSpace, rank: int):
         super().__init__(tags, rank, TO_SENDER)
-        self._closed = self._asked = False
+        self._asked = False
         self._update: tuple[Any, ...] = ()  # the message whose weights are arriving; (): none
         self._transfer: list[Any] = []  # the requests by which they arrive
         self._coming = self._content = Content(0, private(0), private(0))  # these weights, and those delivered last
@@ -183,9 +185,6 @@ class SenderLink(_Link):
     def keep(self, live: Any) -> None:
         """Does nothing: the memory is given back when nothing refers to it."""
 
-    def close(self) -> None:
-        self._closed = True
-
 
 class MPIWeightSyncScheme(WeightSyncScheme):
     """Collective: weights from one rank to the others. All ranks of `comm` make it, in the same order.
@@ -225,7 +224,7 @@ class MPIWeightSyncScheme(WeightSyncScheme):
             raise UsageError(f"{call} on rank {self._channel.rank}: rank {self._root} is the sender (sender=)")
 
     def _worker_index(self, given: int | None) -> int:
-        worker = _worker_of(rank := self._channel.rank, self._root)
+        worker = (rank := self._channel.rank) - (rank > self._root)
         if given not in (None, worker):
             raise UsageError(f"worker_idx={given}: rank {rank} is worker {worker}")
         return worker
@@ -252,12 +251,12 @@ class RankPublisher(Publisher):
 
     def __init__(self, channel: Channel, tags: Any, root: int, workers: dict[int, Worker], name: str):
         super().__init__(workers, name)
-        self._tags, self._root = tags, root
+        self._tags = tags
+        self._by_rank = dict(zip([rank for rank in range(channel.size) if rank != root], workers.values()))
         self._far = len(set(channel.machine)) > 1
         self._server = threading.Thread(target=self._serve, daemon=True, name="mpi_util weight sync: other machines")
-        for rank in range(channel.size):
-            if rank != root:
-                tags.post(frame(Kind.ADDRESS, *self.address), rank, ADDRESS)
+        for rank in self._by_rank:
+            tags.post(frame(Kind.ADDRESS, *self.address), rank, ADDRESS)
 
     def open(self) -> None:
         if self._far and self._thread is None:
@@ -272,7 +271,7 @@ class RankPublisher(Publisher):
         if not self._far:
             return super()._sleep(timeout)
         deadline = Deadline(timeout)
-        wait_until(lambda: self._look() or self._changed or self._epoll.poll(0) or not deadline.left)
+        wait_until(lambda: self._look() or self._changed or self._selector.select(0) or not deadline.left)
 
     def _look(self) -> bool:
         """Takes what has come over MPI; True if something has, or some of what was sent has arrived."""
@@ -286,7 +285,7 @@ class RankPublisher(Publisher):
 
     def _take(self, rank: int, data: bytes) -> None:
         """A message of a rank; one of this machine sends only that it ends."""
-        worker = self.workers[_worker_of(rank, self._root)]
+        worker = self._by_rank[rank]
         link = worker.connection if isinstance(worker.connection, WorkerLink) else None
         kind, *items = message = parse(data, (Kind.HELLO, Kind.FETCH, Kind.ENDED, *ANSWERS))
         if kind is Kind.HELLO:
@@ -317,7 +316,3 @@ class RankPublisher(Publisher):
                 self._server.join()
             deadline = Deadline(_PATIENCE_S)
             wait_until(lambda: not unfinished() or not deadline.left)
-
-
-def _worker_of(rank: int, root: int) -> int:
-    return rank - (rank > root)

@@ -2,10 +2,9 @@
 
 import contextlib
 import enum
-import hmac
 import os
 import secrets
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -93,9 +92,8 @@ class Publisher:
         self._listener.bind(self.address.name)
         self._listener.listen(_BACKLOG)
         self._lock = threading.RLock()
-        self._epoll = select.epoll()
+        self._selector = selectors.EpollSelector()  # of descriptors, each with its worker
         self._guests: set[Connection] = set()  # connections that have not sent HELLO
-        self._by_fd: dict[int, Worker] = {}  # descriptor of a worker's socket -> the worker
         # (worker, version that it could not apply, traceback), which the sender has not raised yet
         self.failures: list[tuple[int, int, str]] = []
         self.refusals: list[str] = []
@@ -129,7 +127,7 @@ class Publisher:
             if not (messages := connection.receive(_HELLO_S, (Kind.HELLO,), 1)):
                 raise ProtocolError(f"it sent nothing within {_HELLO_S:g} s")
             _, key, index, name = messages[0]
-            if not hmac.compare_digest(key, self.address.key):
+            if not secrets.compare_digest(key, self.address.key):
                 raise ProtocolError("it does not have the key")
             self._admit(connection, index, name)
         except Exception as error:  # a stranger may send anything
@@ -150,8 +148,7 @@ class Publisher:
             worker = self.workers[index]
             worker.connected(connection)
             for fd in connection.fds:
-                self._by_fd[fd] = worker
-                self._epoll.register(fd, select.EPOLLIN)
+                self._selector.register(fd, selectors.EVENT_READ, worker)
             self._receive(worker)
 
     def _refusal(self, index: int, name: str) -> str | None:
@@ -170,9 +167,7 @@ class Publisher:
         connection, worker.connection = worker.connection, None
         worker.unread, worker.waiting = {}, None  # a process that replaces it waits for the next
         for fd in connection.fds:
-            del self._by_fd[fd]
-            with contextlib.suppress(OSError, ValueError):
-                self._epoll.unregister(fd)
+            self._selector.unregister(fd)
         if worker.state is State.READY:
             worker.ended(died)
         self._changed = True
@@ -205,7 +200,10 @@ class Publisher:
                     worker.layout = layout
                     self._send(worker, section)
                     worker.sent = version  # not before: if a signal interrupts this, it owes no answer
-                self._trim(section)
+                for old in self._sections[:-_SPARE]:
+                    if old is not section and not self._readers(old) and old.claim():
+                        self._sections.remove(old)
+                        old.close()
             except BaseException:  # also a signal's, anywhere
                 for section in self._sections:
                     section.release()
@@ -249,12 +247,6 @@ class Publisher:
         """The workers that will read this section: it was announced to them, or will be when they connect."""
         return {w for w in self.workers.values() if section is w.waiting or section in w.unread.values()}
 
-    def _trim(self, newest: Section) -> None:
-        for section in self._sections[:-_SPARE]:
-            if section is not newest and not self._readers(section) and section.claim():
-                self._sections.remove(section)
-                section.close()
-
     def poll(self, timeout: float) -> None:
         """Updates the workers' records. Waits up to `timeout` seconds if none has changed since the last call."""
         if timeout and not self._changed:
@@ -262,14 +254,13 @@ class Publisher:
                 self._sleep(timeout)
         with self._lock:
             self._check_open()
-            for fd, _ in self._epoll.poll(0):
-                if (worker := self._by_fd.get(fd)) is not None:
-                    self._receive(worker)
+            for key, _ in self._selector.select(0):
+                self._receive(key.data)
             self._changed = False
 
     def _sleep(self, timeout: float) -> None:
         """Sleeps up to `timeout` seconds, until one of the workers sends something."""
-        self._epoll.poll(timeout)
+        self._selector.select(timeout)
 
     def _receive(self, worker: Worker) -> None:
         """Takes what a worker has sent, and sends it the update that waits for it."""
@@ -327,7 +318,7 @@ class Publisher:
                 with contextlib.suppress(OSError):
                     connection.send(Kind.STOP)
                 connection.close()
-            self._epoll.close()
+            self._selector.close()
             for section in self._sections:
                 section.close()
             self._sections.clear()

@@ -46,10 +46,8 @@ class ReadersWriterLock:
             yield
         finally:
             with self._changed:
-                self._inside[me] -= 1
-                if not self._inside[me]:
-                    del self._inside[me]
-                    self._before.discard(me)
+                self._inside -= Counter([me])  # which also drops it when it is inside no more
+                self._before &= set(self._inside)
                 self._changed.notify_all()
 
     def _may_read(self) -> bool:

@@ -1,7 +1,7 @@
 """In the sender's process: makes each version, has it published, and waits for the answers."""
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from mpi_util.arrays.layout import Layout, ModelCopier
@@ -65,29 +65,28 @@ class Sender:
         for worker in self.workers.values():
             worker.unreported = ""
         version, thing = 0, self.model if weights is None else weights
-        for group, layout, copier in self._copiers([(worker, own.get(worker.index, thing)) for worker in workers]):
+        things = [(worker, own.get(worker.index, thing)) for worker in workers]
+        for group, layout, copier in list(self._copiers(things)):  # all are compared before one is sent
             version = self.publisher.publish(group, version, layout, copier.read)
         if sync:
             self.wait(workers, deadline)
         return version or self.publisher.newest
 
-    def _copiers(self, things: list[tuple[Worker, Any]]) -> list[tuple[list[Worker], Layout, ModelCopier]]:
-        """[(workers that get the same weights, the layout, the values)]. Args: things: workers with their weights."""
+    def _copiers(self, things: list[tuple[Worker, Any]]) -> Iterator[tuple[list[Worker], Layout, ModelCopier]]:
+        """(workers that get the same weights, the layout, the values). Args: things: workers with their weights."""
         groups: dict[tuple[int, Layout | None], list[Worker]] = {}
         for worker, thing in things:
             groups.setdefault((id(thing), worker.layout), []).append(worker)
-        by_id, found = {id(thing): thing for _, thing in things}, []
+        by_id = {id(thing): thing for _, thing in things}
         for (number, layout), group in groups.items():
             given = Weights.of(thing := by_id[number])
             # the model of phase 1 has what a state dict lacks: tied names, buffers that are not saved
             base = None if self.model is None or self.model is thing else Weights.of(self.model)
             if left_out := (base or given).left_out:
                 name = self.publisher.name
-                warnings.warn(f"{name}: parameters and buffers are sent, but '{left_out[0]}' is not", stacklevel=5)
+                warnings.warn(f"{name}: parameters and buffers are sent, but '{left_out[0]}' is not", stacklevel=4)
             layout = layout or given.layout()  # a worker's first weights determine it
-            copier = given.copier(layout, "the weights given", "the model of init_on_sender", base)
-            found.append((group, layout, copier))
-        return found
+            yield group, layout, given.copier(layout, "the weights given", "the model of init_on_sender", base)
 
     def _addressed(self, worker_ids: int | list[int] | None) -> list[Worker]:
         if worker_ids is None:

@@ -288,9 +288,10 @@ class Extra(torch.nn.Module):
 def test_extra_state_stays_where_it_is_and_is_named(what):
     net, mine = Extra("the sender's"), Extra("the worker's")
     named = pytest.warns(UserWarning, match="'policy': parameters and buffers are sent, but '_extra_state' is not$")
-    with named, local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
+    with named as found, local_receivers(scheme := scheme_for(1, net), [mine], "policy"):
         scheme.send(net if what == "model" else net.state_dict())
         assert torch.equal(mine.layer.weight, net.layer.weight) and mine.state == "the worker's"
+    assert found[-1].filename == __file__  # it shows the call of `send`
 
 
 # ---- 6. refusals, and the end
