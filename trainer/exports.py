@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,6 @@ class Exports:
                 config=config.effective,
             )  # fmt: skip
 
-    def earlier(self) -> Iterator[dict[str, Any]]:
-        """The rows of earlier starts. Raises any exception: somebody has changed the file."""
-        for line in read(self._path).splitlines():
-            yield {name: math.nan if value is None else float(value) for name, value in json.loads(line).items()}
-
     def row(self, row: dict[str, Any]) -> None:
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         with contextlib.suppress(OSError):  # which the logger reports, of progress.txt
@@ -75,7 +69,7 @@ class Exports:
             film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
             with contextlib.suppress(OSError):
                 film.parent.mkdir(exist_ok=True)
-                self._start("video", "trainer.play", self._folder, "--last", "--trust", "--video", film)
+                self._start("video", "trainer.play", "--watch", self._folder, "--last", "--trust", "--video", film)
 
     def end(self) -> dict[str, str]:
         """Ends all, after a last curve, and waits for it. Returns: names in the folder of curve and videos."""

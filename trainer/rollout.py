@@ -7,12 +7,10 @@ far are replayed: so segments are resumed, and so a failed environment is replac
 
 import contextlib
 import itertools
-import os
 import resource
 import sys
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -99,12 +97,6 @@ def networks(spec: Spec) -> ModuleType:
 class Work:
     """Measures what the thread does that makes it."""
 
-    def __init__(self) -> None:
-        self._waited, self._began = -1, np.zeros(4)
-        with contextlib.suppress(OSError):  # kept open, as opening it takes as long as ten rows of a small network
-            self._waited = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._waited)
-
     def start(self) -> None:
         self._began = self._now()
 
@@ -114,8 +106,8 @@ class Work:
 
     def _now(self) -> np.ndarray:
         now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
-        if self._waited >= 0:
-            waited = int(os.pread(self._waited, 99, 0).split()[1]) * 1e-9  # runnable, without a core
+        with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
+            waited = int(file.read().split()[1]) * 1e-9  # runnable, without a core
         return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, 0.0])
 
 
