@@ -35,7 +35,7 @@ class Learner:
 
     def descend(self, rows: Any, minibatches: Iterable[Minibatch], lr: float) -> None:
         """A step of Adam along the gradient of each minibatch, of all learners. Args: lr: step size."""
-        if self.group.n_learners == 1:
+        if self.net.descend and self.group.n_learners == 1:
             self.net.descend(rows, minibatches, lr)
         else:
             for minibatch, n in minibatches:

@@ -16,7 +16,6 @@ from typing import Any
 from mpi_util_spinup.files import read, regular, replace_file
 from trainer.config import Config
 
-NEEDED = ("tensorboard", "tensorboardX"), ("wandb", "wandb")  # options, and what they need
 # Not -m, with which a file in the current folder could take the place of any module.
 START = (
     "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
@@ -37,14 +36,13 @@ class Exports:
         self._folder, self._path, self._events, self._run = folder, folder / "progress.jsonl", None, None
         self._video_every, self._video_at, self._curve_at = config.video_every, 0.0, time.monotonic()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        tensorboard, wandb = (_module(option, module) if getattr(config, option) else None for option, module in NEEDED)
         kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
         replace_file(self._path, b"".join(kept))
-        if tensorboard:
-            self._events = tensorboard.SummaryWriter(str(folder))
-        if wandb:
+        if config.tensorboard:
+            self._events = _module("tensorboard", "tensorboardX").SummaryWriter(str(folder))
+        if config.wandb:
             key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run is the same one there
-            self._run = wandb.init(
+            self._run = _module("wandb", "wandb").init(
                 project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
                 config=config.effective,
             )  # fmt: skip
