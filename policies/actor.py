@@ -150,7 +150,6 @@ class Actor:
         """Args: params: as `init_params` returns them; kept, not copied."""
         self.spec, self.params = spec, params
         self._nets = {net: layers(params, net) for net in ("policy", "value")}
-        self._outs = {net: buffers(of_net, 0) for net, of_net in self._nets.items()}
         self._row = buffers(self._nets["policy"])
         if sum(weight.size for weight, _ in self._nets["policy"]) >= WIDE:
             self.height = next(filter(self._places_agree, HEIGHTS), 0)
@@ -220,6 +219,4 @@ class Actor:
 
     def _forward(self, net: str, obs: Array) -> Array:
         """Outputs for the rows of a batch: a new float32 (T, outputs) array."""
-        if len(obs) > len(self._outs[net][0]):  # kept, as memory that is new to the process takes longer than products
-            self._outs[net] = buffers(self._nets[net], len(obs))
-        return forward(self._nets[net], obs, [out[: len(obs)] for out in self._outs[net]]).copy()
+        return forward(self._nets[net], obs, buffers(self._nets[net], len(obs)))

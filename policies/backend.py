@@ -9,7 +9,7 @@ returns arrays or its own tensors, and takes either.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
@@ -51,6 +51,7 @@ class Net(ABC):
     """A network and its Adam, with gradients clipped by norm."""
 
     name: ClassVar[str]  # "policy" or "value"
+    descend: ClassVar[Any] = None  # what makes all of Learner.descend's steps of one learner at once, if it is faster
     forks: ClassVar[bool] = False  # whether it computes in a child made by fork too, on arrays that are shared with it
 
     def __init__(self, spec: Spec, params: Params, hyper: Hyper, threads: int = 1, device: str = "cpu"):
@@ -112,11 +113,6 @@ class Net(ABC):
 
         Args: minibatch: int64, positions in the rows. n: number by which the sum over them is divided.
         """
-
-    def descend(self, rows: Rows, minibatches: Iterable[Minibatch], lr: float) -> None:
-        """A step of Adam along the gradient of each minibatch. Args: as `loss_gradient`'s."""
-        for minibatch, n in minibatches:
-            self.step(self.loss_gradient(rows, minibatch, n), lr)
 
     def n_threads(self, n_rows: int) -> int:
         """Threads that products of `n_rows` rows use."""

@@ -19,6 +19,7 @@ class Learner:
     """A network that learns from batches, alone or with others."""
 
     net: Net  # of whichever backend
+    in_minibatches = False  # whether an update makes its steps on parts of the batch
     adaptive: tuple[str, ...] = ()  # names of the attributes that an update rule changes, all numbers
 
     def __init__(self, net: Net, group: LearnerGroup = ALONE):
@@ -27,17 +28,14 @@ class Learner:
         self.updates = 0  # so far; selects the random stream of the next one
         self.lr_scale = 1.0  # factor of the step sizes, 0 to 1, set before an update
 
-    def rows_per_step(self, n_rows: int) -> int:
-        """Rows of the largest product in an update, of all learners. Args: n_rows: rows of the whole batch."""
-        return n_rows
-
     def n_threads(self, n_rows: int) -> int:
-        """Threads that an update uses, the same on each learner. Args: n_rows: rows of the whole batch."""
-        return self.net.n_threads(self.rows_per_step(n_rows) // self.group.n_learners)
+        """Threads that an update's steps use, the same on each learner. Args: n_rows: rows of the whole batch."""
+        n_steps = n_minibatches(self.hyper, n_rows) if self.in_minibatches else 1
+        return self.net.n_threads(n_rows // n_steps // self.group.n_learners)
 
     def descend(self, rows: Any, minibatches: Iterable[Minibatch], lr: float) -> None:
         """A step of Adam along the gradient of each minibatch, of all learners. Args: lr: step size."""
-        if self.group.n_learners == 1:
+        if self.net.descend and self.group.n_learners == 1:
             self.net.descend(rows, minibatches, lr)
         else:
             for minibatch, n in minibatches:
@@ -58,12 +56,6 @@ class Learner:
         """Means and standard deviations over the whole batch, float64, one for each array of float32 (len(part),)."""
         means = self.means(part, (x.sum(dtype=np.float64) for x in arrays))
         return means, np.sqrt(self.means(part, (np.square(x - mean).sum() for x, mean in zip(arrays, means))))
-
-    def require_finite(self, **arrays: Array) -> None:
-        """Raises FloatingPointError on every learner that names those of the arrays that are not finite on any."""
-        sums = self.group.sum(np.array([float(x.sum()) for x in arrays.values()]))
-        if bad := [name for name, finite in zip(arrays, np.isfinite(sums)) if not finite]:
-            raise FloatingPointError(f"a number in the batch is not finite: of {', '.join(bad)}")
 
     def snapshot(self) -> tuple[list[Array], int]:
         """What an update changes of the network and the optimizer, for `restore`."""

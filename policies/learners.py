@@ -24,6 +24,7 @@ class ValueFunction(Learner):
     """Estimates the return that follows an observation."""
 
     net: ValueNet
+    in_minibatches = True
 
     def __init__(self, net: ValueNet, group: LearnerGroup = ALONE):
         super().__init__(net, group)
@@ -31,10 +32,9 @@ class ValueFunction(Learner):
         self.last = np.empty((0, net.spec.obs_dim), np.float32), np.empty(0, np.float32)
         self.last_part = Part.whole(0)
 
-    def rows_per_step(self, n_rows: int) -> int:
+    def n_threads(self, n_rows: int) -> int:
         """See Learner; rows that are replayed count."""
-        n_rows += self.last_part.total
-        return n_rows // n_minibatches(self.hyper, n_rows)
+        return super().n_threads(n_rows + self.last_part.total)
 
     def fit(self, obs: Array, ret: Array, part: Part | None = None) -> dict[str, float]:
         """One fit on one batch, and on the batch before it where the algorithm replays that.
@@ -51,7 +51,6 @@ class ValueFunction(Learner):
         with self.updating(part.total) as log:
             require_shape(ret, (len(part),))
             rows = net.rows(obs, ret)
-            self.require_finite(obs=obs, ret=ret)
             _, (error_std, ret_std) = self.moments(part, net.values(rows) - ret, ret)
             replayed = net.rows(*map(np.concatenate, zip((obs, ret), self.last))) if len(self.last_part) else rows
             rng = stream(hyper.seed, VALUE_STREAM, self.updates)

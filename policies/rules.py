@@ -60,7 +60,7 @@ class Policy(Learner):
         Returns: what to log: KL, Entropy and LossPi, as Compared's after the update, and the rule's own numbers.
         Raises:
             ValueError: an array has another shape than the above.
-            FloatingPointError: a number in the batch, the loss or its gradient is not finite; nothing was changed.
+            FloatingPointError: the loss, its gradient or what is logged is not finite; nothing was changed.
         """
         part = Part.whole(len(obs)) if part is None else part
         with self.updating(part.total) as log:
@@ -73,7 +73,6 @@ class Policy(Learner):
     def batch(self, obs: Array, act: Array, adv: Array, part: Part, logp: Array | None = None) -> Rows:
         """Collective among the learners: Rows with advantages of mean 0 and deviation 1. Args: as `update`'s."""
         require_shape(adv, (len(part),))
-        self.require_finite(obs=obs, act=act, adv=adv, **({} if logp is None else {"logp": logp}))
         (mean,), (std,) = self.moments(part, adv)
         rows = self.net.rows(obs, act, ((adv - mean) / (std + ADV_EPS)).astype(np.float32), logp)
         return rows._replace(part=part)
@@ -109,8 +108,7 @@ class PPOClip(Policy):
     A pass that ends beyond a divergence of `kl_targ` is the last one.
     """
 
-    def rows_per_step(self, n_rows: int) -> int:
-        return n_rows // n_minibatches(self.hyper, n_rows)
+    in_minibatches = True
 
     def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """See Policy. It logs ClipFrac, as Compared's after the update, and StopIter, number of passes."""
@@ -196,8 +194,6 @@ class TrustRegion(Policy):
         neg_grad = -as_array(self.gradient(batch, now)).astype(np.float64)
         step, residual = conjugate_gradients(self.fisher(batch), neg_grad, hyper.cg_iters)
         curvature = float(step @ (neg_grad - residual))  # step' F step, without another product
-        if not math.isfinite(curvature):
-            raise FloatingPointError("the policy update's gradient is not finite")
         step = step * (math.sqrt(2.0 * hyper.kl_targ / curvature) if curvature > 0.0 else 0.0)  # 0: nothing to gain
         log = {"CgResidual": math.sqrt(residual @ residual) / max(math.sqrt(neg_grad @ neg_grad), 1e-30)}
         fraction = 1.0

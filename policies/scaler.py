@@ -30,22 +30,17 @@ class Scaler:
     def update(self, obs: Array, group: LearnerGroup = ALONE) -> None:
         """Merges a batch into the running moments (Chan, Golub, LeVeque 1979: pairwise merge of two samples).
 
-        Args: obs: float32 or float64 (N, obs_dim), unscaled. group: the learners; merged in their order.
-        Raises: FloatingPointError: an observation is not finite; the state is unchanged.
+        Args: obs: float32 or float64 (N, obs_dim), unscaled, finite. group: the learners; merged in their order.
         """
         parts = np.zeros((group.n_learners, 1 + 2 * obs.shape[1]))
         if len(obs):
             # Deviations from the first row keep their digits where the mean is far from 0.
-            with np.errstate(invalid="ignore"):
-                deviation = obs - obs[0].astype(np.float64)
-                offset = deviation.mean(axis=0)
-                deviation -= offset
-                m2 = np.einsum("ij,ij->j", deviation, deviation)
+            deviation = obs - obs[0].astype(np.float64)
+            offset = deviation.mean(axis=0)
+            deviation -= offset
+            m2 = np.einsum("ij,ij->j", deviation, deviation)
             parts[group.index] = np.concatenate(([len(obs)], offset + obs[0], m2))
         parts = group.sum(parts)  # size, means and sums of squared deviations of each learner's rows; the others' are 0
-        if not np.isfinite(parts).all():
-            bad = int(np.flatnonzero(~np.isfinite(parts[:, 1:]))[0]) % obs.shape[1]
-            raise FloatingPointError(f"{self.name}: component {bad} is not finite")
         mean, run_m2, count = (self.arrays[f"{self.name}/{key}"] for key in ("run_mean", "run_m2", "count"))
         for n, moments in zip(parts[:, 0], parts[:, 1:]):
             if n:

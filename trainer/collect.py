@@ -13,7 +13,7 @@ from policies.actor import Actor, Spec
 from policies.data_parallel import Part
 from trainer.config import Config
 from trainer.control import DROPPED, Control
-from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, Work, alone, empty_batch, together
+from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, alone, empty_batch, together, work
 
 RESULT = ("ep_ret", "ep_len", "work")  # what the result of an evaluation has of Runner's batches
 # What one rank collected: a batch per episode, or part of an episode, as Runner makes them, by its position in the
@@ -22,14 +22,14 @@ Collected = dict[int, dict[str, np.ndarray]]
 
 
 def play(
-    runner: Runner, work: Work, phase: str, key: tuple[int, ...], stop: Callable[[], bool] = lambda: False
+    runner: Runner, phase: str, key: tuple[int, ...], stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any] | None:
     """A whole episode, with what it took. Args and returns: as Runner.run; phase: for messages."""
     with mpi_util.during(phase, episode=key[-1]):
-        work.start()
+        before = work()
         runner.start(Episode(key))
         if (batch := runner.run(stop=stop)[0]) is not None:
-            batch["work"] += work.take()
+            batch["work"] += work() - before
     return batch
 
 
@@ -42,7 +42,6 @@ class EpisodeCollector:
         """Args: stop: drops the episodes that have not ended. in_turn: episode i goes to rank i % nworkers."""
         self.runner, self.stop, self.in_turn = runner, stop, in_turn
         self.config, self.control = runner.config, runner.control
-        self.work = Work()
 
     def collect(self) -> Collected:
         """Collective: the episodes after those so far, `batch_size` or what is left of `num_episodes`."""
@@ -67,7 +66,7 @@ class EpisodeCollector:
 
         collected: Collected = {}
         for i in range(mpi_util.rank, len(keys), mpi_util.nworkers) if self.in_turn else deal:
-            if (batch := play(self.runner, self.work, self.phase, keys[i], stopped)) is None:
+            if (batch := play(self.runner, self.phase, keys[i], stopped)) is None:
                 break
             collected[i] = batch
         return collected
@@ -92,7 +91,6 @@ class SegmentCollector:
         Args: runners: this rank's, by number of the environment. saved: what `state` returned on rank 0; {}: a new run.
         """
         self.config, self.control, self.actor, self.runners, self.stop = config, control, actor, runners, stop
-        self.work = Work()
         self.n_steps = self.config.batch_steps // self.config.num_envs
         first = self.n_steps * self.control.iteration  # a checkpoint without episodes had used at most these numbers
         self.episodes = {e: Episode.unpack(saved, e) if saved else Episode((e, first)) for e in self.runners}
@@ -114,15 +112,14 @@ class SegmentCollector:
     def collect(self) -> Collected:
         """Steps each environment, one after the other; in turn where the actor multiplies rows together."""
         collected: Collected = {}
-        self.before = dict(self.episodes)
-        self.work.start()
+        self.before, before = dict(self.episodes), work()
         segments = {e: self._segment(e, collected) for e in self.runners}
         if self.actor.height:
             together(segments, self.actor, self.stop.__bool__, self._during)
         else:
             all(alone(segment, self.actor, self.stop.__bool__) for segment in segments.values())
         for batch in list(collected.values())[:1]:  # rank 0 has none with --overlap
-            batch["work"] += self.work.take()
+            batch["work"] += work() - before
         return collected
 
     def _segment(self, e: int, collected: Collected) -> Steps:

@@ -1,12 +1,10 @@
 """The screen of a run: a live panel on a terminal; elsewhere a table, a row per iteration."""
 
 import contextlib
-import functools
 import itertools
 import math
 import os
 import shutil
-import textwrap
 import time
 from collections import deque
 from typing import Any
@@ -60,13 +58,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """Prints `text`, above the panel if there is one, unless it is empty."""
-        if text and self.panel:
-            fill = functools.partial(textwrap.fill, width=columns(), break_long_words=False, break_on_hyphens=False)
-            # an indented line is a command, to be copied whole
-            text = "\n".join(line if line.startswith("  ") else fill(line) for line in text.split("\n"))
-            _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}")
-        elif text:
-            _write(f"{text}\n")
+        if text:
+            _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}" if self.panel else f"{text}\n")
 
     def doing(self, text: str) -> None:
         """Says in the panel what is going on."""
@@ -102,20 +95,18 @@ class Display:
 
 
 class Recent:
-    """Means over the iterations that hold the last 100 episodes, or a few more."""
+    """Means of the last 100 episodes of this start, each with the mean of its iteration."""
 
     def __init__(self) -> None:
-        self.seen, self._rows = 0, deque[tuple[int, dict[str, float]]]()
+        self.seen = 0
+        self._means = {name: deque[float](maxlen=EPISODES) for name in ("AverageEpRet", "EpLen")}
 
     def add(self, row: dict[str, Any]) -> dict[str, float]:
         """Adds a row of progress.txt. Returns: the means; nan before the first episode has ended."""
-        if n := row["Episodes"] - self.seen:
-            self._rows.append((n, {key: row[key] for key in ("AverageEpRet", "EpLen")}))
+        for name, last in self._means.items():
+            last.extend([row[name]] * (row["Episodes"] - self.seen))
         self.seen = row["Episodes"]
-        while sum(n for n, _ in self._rows) - (self._rows[0][0] if self._rows else 0) >= EPISODES:
-            self._rows.popleft()
-        total = sum(n for n, _ in self._rows) or math.nan
-        return {key: sum(n * means[key] for n, means in self._rows) / total for key in ("AverageEpRet", "EpLen")}
+        return {name: sum(last) / (len(last) or math.nan) for name, last in self._means.items()}
 
 
 class Panel:

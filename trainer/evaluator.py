@@ -27,7 +27,7 @@ from trainer.collect import RESULT, episodes_of, play
 from trainer.config import Config
 from trainer.control import STOP, Control
 from trainer.environment import make_env
-from trainer.rollout import Runner, Work, networks
+from trainer.rollout import Runner, networks
 
 LOOK_S = 0.1  # between two looks for a stop, where rank 0 waits
 DEATHS = 2  # of the process, one after the other without a result between them, that end the run
@@ -138,7 +138,7 @@ def _evaluate(scheme: MultiProcessWeightSyncScheme, results: Connection, config:
         scheme.connect(background=False)
         while not scheme.ended:
             actor.refresh()
-            batches: Any = [play(runner, Work(), "evaluate", key) for key in episodes_of(runner)]
+            batches: Any = [play(runner, "evaluate", key) for key in episodes_of(runner)]
             found = {name: np.concatenate([batch[name] for batch in batches]) for name in RESULT}
             results.send_bytes(save(found | policy | {"iteration": control.arrays["iteration"]}))
             scheme.receive()

@@ -10,14 +10,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mpi_util_spinup.files import read, regular, replace_file
 from trainer.config import Config
 
-NEEDED = ("tensorboard", "tensorboardX"), ("wandb", "wandb")  # options, and what they need
 # Not -m, with which a file in the current folder could take the place of any module.
 START = (
     "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
@@ -38,22 +36,16 @@ class Exports:
         self._folder, self._path, self._events, self._run = folder, folder / "progress.jsonl", None, None
         self._video_every, self._video_at, self._curve_at = config.video_every, 0.0, time.monotonic()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        tensorboard, wandb = (_module(option, module) if getattr(config, option) else None for option, module in NEEDED)
         kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
         replace_file(self._path, b"".join(kept))
-        if tensorboard:
-            self._events = tensorboard.SummaryWriter(str(folder))
-        if wandb:
+        if config.tensorboard:
+            self._events = _module("tensorboard", "tensorboardX").SummaryWriter(str(folder))
+        if config.wandb:
             key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run is the same one there
-            self._run = wandb.init(
+            self._run = _module("wandb", "wandb").init(
                 project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
                 config=config.effective,
             )  # fmt: skip
-
-    def earlier(self) -> Iterator[dict[str, Any]]:
-        """The rows of earlier starts. Raises any exception: somebody has changed the file."""
-        for line in read(self._path).splitlines():
-            yield {name: math.nan if value is None else float(value) for name, value in json.loads(line).items()}
 
     def row(self, row: dict[str, Any]) -> None:
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
@@ -75,7 +67,7 @@ class Exports:
             film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
             with contextlib.suppress(OSError):
                 film.parent.mkdir(exist_ok=True)
-                self._start("video", "trainer.play", self._folder, "--last", "--trust", "--video", film)
+                self._start("video", "trainer.play", "--watch", self._folder, "--last", "--trust", "--video", film)
 
     def end(self) -> dict[str, str]:
         """Ends all, after a last curve, and waits for it. Returns: names in the folder of curve and videos."""

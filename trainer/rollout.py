@@ -7,12 +7,10 @@ far are replayed: so segments are resumed, and so a failed environment is replac
 
 import contextlib
 import itertools
-import os
 import resource
 import sys
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -96,27 +94,15 @@ def networks(spec: Spec) -> ModuleType:
     return built_in
 
 
-class Work:
-    """Measures what the thread does that makes it."""
+def work() -> np.ndarray:
+    """What this thread has done: float64 (4,), wall-clock seconds; seconds of sleep; cores given up voluntarily; 0.
 
-    def __init__(self) -> None:
-        self._waited, self._began = -1, np.zeros(4)
-        with contextlib.suppress(OSError):  # kept open, as opening it takes as long as ten rows of a small network
-            self._waited = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._waited)
-
-    def start(self) -> None:
-        self._began = self._now()
-
-    def take(self) -> np.ndarray:
-        """Since `start`: float64 (4,), wall-clock seconds; seconds of sleep; cores given up voluntarily; 0."""
-        return self._now() - self._began
-
-    def _now(self) -> np.ndarray:
-        now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
-        if self._waited >= 0:
-            waited = int(os.pread(self._waited, 99, 0).split()[1]) * 1e-9  # runnable, without a core
-        return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, 0.0])
+    Only the difference of two means something.
+    """
+    now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
+    with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
+        waited = int(file.read().split()[1]) * 1e-9  # runnable, without a core
+    return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, 0.0])
 
 
 class Runner:
@@ -125,7 +111,7 @@ class Runner:
     A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or int64
     (T,), as the actor drew them; adv and ret (TD(lambda) returns) float32 (T,), in scaled rewards; ep_ret float64 and
     ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 4): zeros, to which the caller adds what
-    `Work` measures, and how often the environment was made again.
+    `work` measures, and how often the environment was made again.
     """
 
     episode: Episode | None = None  # which was started last, up to the end of the last run

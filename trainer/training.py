@@ -42,7 +42,6 @@ class Training:
         self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays
         self.ready = NOTHING  # the batch of the next update
         self._before: State | None = None
-        self._scaled = aligned((0, spec.obs_dim))
         backend = importlib.import_module(f"policies.{config.framework}")
         threads = max(1, config.threads // group.n_learners)
         try:
@@ -77,9 +76,7 @@ class Training:
             learner.lr_scale = max(0.0, 1.0 - self.control.steps / self.config.total_steps) if falls else 1.0
         raw = batch["obs"]
         try:
-            if len(raw) > len(self._scaled):  # kept, as memory that is new to the process takes longer than scaling
-                self._scaled = aligned(raw.shape)
-            obs = self.scaler.scale(raw, self._scaled[: len(raw)])
+            obs = self.scaler.scale(raw, aligned(raw.shape))
             log = self.learners.learn(obs, batch["act"], batch["adv"], batch["ret"], part, batch.get("logp"))
             self.scaler.update(raw, self.group)  # after the update, which must see observations as the actors saw them
             if self.config.rew_scale == "returns":

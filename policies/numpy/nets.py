@@ -3,7 +3,6 @@
 import functools
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -22,24 +21,13 @@ BLAS = ThreadpoolController().select(user_api="blas")
 
 @functools.cache
 def _map(threads: int, process: int) -> Callable[..., Iterable[Any]]:
-    """`map` in threads of a process (its parent's do not run in a child), each without NumPy's warnings.
-
-    Where the system gives no more threads it is the built-in one; the parts are the same, and so the bits.
-    """
-    pool, all_run = ThreadPoolExecutor(threads, initializer=np.seterr, initargs=("ignore",)), threading.Barrier(threads)
-    try:
-        for _ in range(threads):
-            pool.submit(all_run.wait)
-    except RuntimeError:
-        all_run.abort()
-        return map
-    return pool.map
+    """`map` in threads of a process (its parent's do not run in a child), each without NumPy's warnings."""
+    return ThreadPoolExecutor(threads, initializer=np.seterr, initargs=("ignore",)).map
 
 
 class Net(backend.Net):
     forks = True
     workers: Sequence[Worker]  # as many as `threads`; each has the same part of a batch whenever it is of the same size
-    changes = 0  # of the parameters, so far
 
     def build(self, device: str) -> None:
         if device != "cpu":
@@ -52,10 +40,9 @@ class Net(backend.Net):
 
     def set_vector(self, vector: Array, which: int = 0) -> None:
         self._vectors[which][:] = vector
-        self.changes += 1
 
     def copied(self, array: Array, dtype: type = np.float32) -> Array:
-        return mlp.as_aligned(array, dtype)[:]  # a new array even where the memory is the caller's: see Worker.forward
+        return mlp.as_aligned(array, dtype)
 
     def using(self, threads: int) -> AbstractContextManager[Any]:
         return BLAS.limit(limits=1)
@@ -84,7 +71,6 @@ class Net(backend.Net):
 
     def step(self, grad: Array, lr: float) -> None:
         self.steps += 1
-        self.changes += 1
         norm = math.sqrt(grad.dot(grad))
         clip = self.hyper.max_grad_norm / norm if norm > self.hyper.max_grad_norm else 1.0
         # element by element, so the bits are the same however it is cut

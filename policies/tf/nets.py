@@ -30,8 +30,7 @@ class Net(backend.Net):
         spec = self.spec
         n_params = max(sum(map(math.prod, spec.shapes(net).values())) for net in ("policy", "value"))
         # TensorFlow fixes its threads once per process: all learners have what a minibatch can use.
-        self.op_threads = n_threads(self.threads, self.hyper.minibatch_rows, n_params)
-        setup.configure(self.op_threads)
+        setup.configure(n_threads(self.threads, self.hyper.minibatch_rows, n_params))
         self.device = setup.device_name(device)
         with tf.device(self.device):
             inputs, *widths = spec.sizes(self.name)
@@ -69,10 +68,6 @@ class Net(backend.Net):
 
     def using(self, threads: int) -> AbstractContextManager[Any]:
         return tf.device(self.device)
-
-    def n_threads(self, n_rows: int) -> int:
-        """See policies.backend.Net: those of an operation, whatever the number of rows."""
-        return self.op_threads
 
     def step(self, grad: Any, lr: float) -> None:
         self._step(grad, self._plan(lr, 1)[0])
@@ -117,7 +112,7 @@ class Net(backend.Net):
         return tape.gradient(loss, self._parameters, unconnected_gradients="zero")
 
     def descend(self, rows: Rows, minibatches: Iterable[Minibatch], lr: float) -> None:
-        """See policies.backend.Net: all steps in one compiled loop."""
+        """See policies.learner.Learner: all steps in one compiled loop."""
         order, totals = zip(*minibatches)
         counts = np.array([len(minibatch) for minibatch in order])
         planned = self._plan(lr, len(order))

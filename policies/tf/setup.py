@@ -2,7 +2,6 @@
 import, others only before the first operation."""
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -55,10 +54,9 @@ def configure(threads: int) -> None:
 
 def device_name(device: str) -> str:
     """TensorFlow's name, such as "/GPU:0", of "gpu:0" or "cuda". RuntimeError: there is no such device; one line."""
-    found = re.fullmatch(r"(cpu|gpu|cuda)(?::(\d+))?", device.lower())
-    kind, number = ("CPU" if found[1] == "cpu" else "GPU", int(found[2] or 0)) if found else (None, 0)
-    if not found or number >= len(tf.config.list_physical_devices(kind)):
-        n_gpus = len(tf.config.list_physical_devices("GPU"))
-        known = ", ".join(["cpu", *(f"gpu:{i}" for i in range(n_gpus))])
-        raise RuntimeError(f"TensorFlow has no such device here; it has: {known}")
-    return f"/{kind}:{number}"
+    name = device.lower().replace("cuda", "gpu")
+    known = {"cpu": "/CPU:0"} | {f"gpu:{i}": f"/GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))}
+    full = {"cpu:0": "cpu", "gpu": "gpu:0"}.get(name, name)
+    if full not in known:
+        raise RuntimeError(f"TensorFlow has no such device here; it has: {', '.join(known)}")
+    return known[full]

