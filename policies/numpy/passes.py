@@ -39,12 +39,20 @@ class Worker:
             log_stds = (net.by_name(vector).get("policy/log_std") for vector in (flat, self.grad))
             self.dist: Any = Categorical() if net.spec.discrete else Gaussian(*log_stds)
         self._room, self._rows = -1, np.empty((0, net.spec.obs_dim), np.float32)
+        self._known: tuple[Any, ...] = (None,)
+        self._outs: list[Array] = []
 
     def forward(self, obs: Array, rows: slice | Array) -> Array:
-        """Outputs for some rows, float32 (N, outputs), which the next call overwrites.
+        """Outputs for some rows, float32 (N, outputs), which the next call overwrites; kept if it is the same one.
 
-        Args: obs: float32 (all rows, inputs), contiguous. rows: a slice, or int64 positions.
+        Args:
+            obs: float32 (all rows, inputs), contiguous; of each batch a new array, by which it is known.
+            rows: a slice, or int64 positions.
         """
+        known = obs, rows, self._net.changes
+        if isinstance(rows, slice) and self._known[0] is obs and self._known[1:] == known[1:]:
+            return self._outs[-1]
+        self._known = known if isinstance(rows, slice) else (None,)
         x = obs[rows] if isinstance(rows, slice) else self._some(obs, rows)
         n = len(x)
         if n > self._room:
@@ -53,9 +61,9 @@ class Worker:
                 mlp.buffers(self._layers, n, shared=True) for _ in range(3)
             )
             self._ones = np.ones(n, np.float32)
-        outs = [out[:n] for out in self._all_outs]
-        self._inputs = [x, *outs[:-1]]
-        return mlp.forward(self._layers, x, outs)
+        self._outs = [out[:n] for out in self._all_outs]
+        self._inputs = [x, *self._outs[:-1]]
+        return mlp.forward(self._layers, x, self._outs)
 
     def dist_of(self, obs: Array, rows: slice | Array) -> Any:
         """The action distributions for some rows. Args: as of `forward`."""

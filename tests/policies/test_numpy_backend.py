@@ -154,13 +154,18 @@ def test_a_step_of_a_large_network_has_the_bits_of_its_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_one_minibatch_is_not_copied(monkeypatch, threads):
+def test_one_minibatch_is_not_copied_and_no_pass_is_made_twice(monkeypatch, threads):
     monkeypatch.setattr("policies.backend.n_threads", lambda *_: threads)
+    made, forward = [], mlp.forward
     monkeypatch.setattr(Worker, "_some", lambda *_: pytest.fail("rows were copied"))
+    monkeypatch.setattr(mlp, "forward", lambda layers, x, outs: made.append(len(x)) or forward(layers, x, outs))
     rank0 = Rank0("numpy", BOX, threads=threads, minibatches=1, kl_targ=1e3)
     obs, act, adv, ret = a_batch(BOX, 0)
     rank0.policy.update(obs, act, adv)
+    assert len(made) == threads * 5  # before the update, and after each of its four passes
+    made.clear()
     rank0.value.fit(obs, ret)
+    assert len(made) == threads * 5
 
 
 def test_a_batch_in_the_memory_of_the_one_before_is_another():
