@@ -257,6 +257,8 @@ class _EnvOfAllRanks:
         vars(self)["_model"] = model
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_model" or name.startswith("__"):  # of a copy that is being made
+            raise AttributeError(name)
         found = getattr(self._model.env, name)
         return functools.partial(self._noted, name, found) if name in ("set_attr", "env_method") else found
 

@@ -67,6 +67,7 @@ class Exports:
             film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
             with contextlib.suppress(OSError):
                 film.parent.mkdir(exist_ok=True)
+                os.close(os.open(film.parent, os.O_DIRECTORY | os.O_NOFOLLOW))  # no link
                 self._start("video", "trainer.play", "--watch", self._folder, "--last", "--trust", "--video", film)
 
     def end(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ python sb3.py N FOLDER                  every check
 python sb3.py N FOLDER crash|interrupt  a rank that raises, or that is interrupted, within a rollout
 """
 
+import copy
 import signal
 import sys
 from pathlib import Path
@@ -212,7 +213,7 @@ class Curriculum(callbacks.BaseCallback):
     """Sets levels where callbacks may: before the training, before, within and after a rollout, and at the end."""
 
     def _init_callback(self):
-        self.env = self.training_env
+        self.env = copy.copy(self.training_env) if SIZE > 1 else self.training_env
         assert isinstance(self.env, VecNormalize) and self.env.unwrapped.num_envs == 2
 
     def set_level(self, level):

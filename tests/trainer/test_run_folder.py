@@ -182,7 +182,11 @@ def test_no_file_of_a_folder_is_a_link_to_one_of_the_users(plain, tmp_path):
     (draft / CHECKPOINT).symlink_to(victim)
     (folder / "checkpoint-1.safetensors").unlink()
     (folder / "checkpoint-1.safetensors").symlink_to(victim)
-    train("--resume", folder, "--total_steps", 180)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (folder / "videos").symlink_to(elsewhere)
+    before = elsewhere.stat().st_mtime_ns
+    train("--resume", folder, "--total_steps", 180, "--video_every", 60)
+    assert elsewhere.stat().st_mtime_ns == before
     assert not draft.exists() and load(folder / CHECKPOINT)[0]["steps"] == 180
     (folder / "checkpoint-1.safetensors").unlink()  # which would take its place
     for name in ("progress.txt", "progress.jsonl", "config.json", CHECKPOINT):
