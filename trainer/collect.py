@@ -21,9 +21,7 @@ RESULT = ("ep_ret", "ep_len", "work")  # what the result of an evaluation has of
 Collected = dict[int, dict[str, np.ndarray]]
 
 
-def play(
-    runner: Runner, phase: str, key: tuple[int, ...], stop: Callable[[], bool] = lambda: False
-) -> dict[str, Any] | None:
+def play(runner: Runner, phase: str, key: tuple[int, ...], stop: Callable[[], bool] = lambda: False) -> Any:
     """A whole episode, with what it took. Args and returns: as Runner.run; phase: for messages."""
     with mpi_util.during(phase, episode=key[-1]):
         before = work()

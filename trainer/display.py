@@ -95,7 +95,7 @@ class Display:
 
 
 class Recent:
-    """Means of the last 100 episodes of this start, each with the mean of its iteration."""
+    """Means of the last 100 episodes, each with the mean of its iteration."""
 
     def __init__(self) -> None:
         self.seen = 0

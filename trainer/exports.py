@@ -36,8 +36,8 @@ class Exports:
         self._folder, self._path, self._events, self._run = folder, folder / "progress.jsonl", None, None
         self._video_every, self._video_at, self._curve_at = config.video_every, 0.0, time.monotonic()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
-        replace_file(self._path, b"".join(kept))
+        self.kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
+        replace_file(self._path, b"".join(self.kept))
         if config.tensorboard:
             self._events = _module("tensorboard", "tensorboardX").SummaryWriter(str(folder))
         if config.wandb:

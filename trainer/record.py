@@ -54,6 +54,10 @@ class Record:
         """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
         sign(self.folder.path, self.config)
         self._exports = Exports(self.config, self.folder.path, rows)
+        with contextlib.suppress(Exception):  # of a file that was changed
+            for line in self._exports.kept:
+                row = json.loads(line)
+                self.display.recent.add({name: math.nan if row[name] is None else row[name] for name in row})
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""

@@ -95,10 +95,7 @@ def networks(spec: Spec) -> ModuleType:
 
 
 def work() -> np.ndarray:
-    """What this thread has done: float64 (4,), wall-clock seconds; seconds of sleep; cores given up voluntarily; 0.
-
-    Only the difference of two means something.
-    """
+    """Counters of this thread: float64 (4,), wall-clock seconds; seconds of sleep; cores given up voluntarily; 0."""
     now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
     with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
         waited = int(file.read().split()[1]) * 1e-9  # runnable, without a core

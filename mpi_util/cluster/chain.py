@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..collectives.agreement import SECOND
 from ..collectives.reduce import Reduction, add_in_messages
 from ..host.segments import align
 from .forwarding import kept_on_failure, tag_of_call, wait_for
@@ -24,7 +25,7 @@ _PART_BYTES, _PARTS = 1 << 18, 64  # small parts: the last machine waits for one
 def add_up(channel: "ClusterChannel", reduction: Reduction) -> Any:
     """Collective: `reduce.add_up`."""
     most = min(_ALONG, _TOGETHER // channel.size)
-    if (total := add_in_messages(channel, reduction, most)) is not None:
+    if (total := add_in_messages(channel, reduction, most=most)) is not None:
         return total
     here, size = channel.here, align(reduction.layout.nbytes)
     nbytes = (len(here) + 1) * size
@@ -43,8 +44,8 @@ def add_up(channel: "ClusterChannel", reduction: Reduction) -> Any:
         reduction.write(rows[here.index(channel.rank)])
         return shared
 
-    if not channel.agree(reduction.op, write, lambda shared: [all(shared)] * channel.size):
-        return add_in_messages(channel, reduction)
+    if not channel.agree(reduction.op + SECOND, write, lambda shared: [all(shared)] * channel.size):
+        return add_in_messages(channel, reduction, 2 * SECOND)
     if channel.leads:
         with channel.reported(reduction.op):
             _run(channel, reduction, dict(zip(here, rows)), result)
@@ -77,7 +78,7 @@ def _run(channel: "ClusterChannel", reduction: Reduction, rows: dict[int, np.nda
     last = hops[-1][0]
     root = channel.leaders.index(last)
 
-    with kept_on_failure(requests, channel):
+    with kept_on_failure(channel, requests):
         if channel.rank != last:
             requests += [channel.between.Ibcast(part, root) for part in results]
         so_far = {(p, j): np.empty_like(results[p]) for p, j in tasks if j}

@@ -7,8 +7,7 @@ machines:
 - An agreement: a leader sends rank 0 what all ranks of its machine contribute, and passes on the answers. Failures
   bypass the leaders: an exiting or failing rank notifies rank 0, which notifies every rank.
 - A gather: the rows of a machine come into a block of its leader's, which sends it to rank 0 (forwarding.py).
-- A broadcast: rank 0's bytes come to the leaders by MPI's own broadcast, and into a block on each machine.
-- A sum: it goes from leader to leader in rank order (chain.py). Dealing has a file of its own (dealing.py).
+- A broadcast comes to the leaders by MPI's own; a sum goes from leader to leader (chain.py); deal: dealing.py.
 """
 
 import contextlib
@@ -127,7 +126,7 @@ class ClusterChannel(Channel):
             if self.rank == 0:
                 forwarding.broadcast(self, source.block)
             elif self.leads:
-                with forwarding.kept_on_failure([], self):
+                with forwarding.kept_on_failure(self, []):
                     block, address = self.lease(source.nbytes, self.below)
                     forwarding.broadcast(self, block)
                 for k in self.below:

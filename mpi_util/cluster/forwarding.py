@@ -31,22 +31,18 @@ _SPIN_S = 20e-3  # MPI moves what comes only while it is tested
 _FIRST_TAG, _TAGS = 8, 1 << 14  # their sum stays below the 32767 that every MPI has
 
 
-class Abandoned(list[Any]):
-    """Requests of transfers that failed: MPI may still write into their memory, so it is kept."""
-
-
 @contextlib.contextmanager
-def kept_on_failure(requests: Collection[Any], spoiled: "ClusterChannel | None" = None) -> Iterator[None]:
-    """If the block fails, the requests that it has begun are kept, and with them their memory.
+def kept_on_failure(channel: "ClusterChannel", requests: Collection[Any], spoils: bool = True) -> Iterator[None]:
+    """If the block fails, the requests that it has begun are kept, and with them their memory, which MPI may still use.
 
-    Args: spoiled: the channel of collective requests: leaders may be out of step then, so later calls raise an error.
+    Args: spoils: they are collective: leaders may be out of step then, so later calls raise an error.
     """
     try:
         yield
     except BaseException:
-        state(Abandoned).extend(requests)
-        if spoiled:
-            spoiled.unusable = "a call between machines was interrupted; the program must be started again"
+        channel.messages.leaving.extend(requests)
+        if spoils:
+            channel.unusable = "a call between machines was interrupted; the program must be started again"
         raise
 
 
@@ -79,7 +75,7 @@ def wait_for(channel: "ClusterChannel", requests: Sequence[Any]) -> None:
 def broadcast(channel: "ClusterChannel", block: np.ndarray) -> None:
     """Collective of the leaders: rank 0's block, uint8, in that of each."""
     requests: list[Any] = []
-    with kept_on_failure(requests, channel):
+    with kept_on_failure(channel, requests):
         for start in range(0, len(block), _BROADCAST_BYTES):
             requests.append(channel.between.Ibcast(block[start : start + _BROADCAST_BYTES]))
         wait_for(channel, requests)
@@ -89,7 +85,7 @@ def send(channel: "ClusterChannel", block: np.ndarray) -> None:
     """A leader sends rank 0 a block, uint8."""
     tag, starts = tag_of_call(channel), range(0, len(block), _PART_BYTES)
     requests = [channel.comm.Isend(block[start : start + _PART_BYTES], 0, tag) for start in starts]
-    with kept_on_failure(requests):
+    with kept_on_failure(channel, requests, False):
         wait_for(channel, requests)
 
 
@@ -111,7 +107,7 @@ def receiving(channel: "ClusterChannel", block: np.ndarray, pieces: Mapping[int,
             target = memory[: sum(n for _, n in part)] if more else block[start : start + n]
             coming.append((channel.comm.Irecv(target, leader, tag), memory, part))
 
-    with kept_on_failure(coming):
+    with kept_on_failure(channel, coming, False):
         for _ in range(_AHEAD):
             receive_next(np.empty(_PART_BYTES, np.uint8))
         yield

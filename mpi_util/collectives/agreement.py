@@ -16,6 +16,7 @@ from ..ranks.threads import Threads
 from .messages import CALL, ERROR, LEAVE, REPLY, Message, Messages, opened, packed, portable
 from .peers import Peers
 
+SECOND = " (second part)"  # in the name of a call that agrees twice: who was interrupted in the first is not in it
 Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
 

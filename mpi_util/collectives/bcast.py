@@ -17,6 +17,7 @@ from ..ranks.console import msg, print0_once
 from ..ranks.identity import Comm
 from ..ranks.state import state
 from ..ranks.threads import Threads
+from .agreement import SECOND
 from .channel import Channel, channel_of, paired, write_rows
 from .gather import rank0_accum_batches
 from .mismatch import check_same
@@ -200,7 +201,7 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
         for part, value in zip(modes(models.held), training):
             part["training"] = value
     if ask:
-        channel.agree(op, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
+        channel.agree(op + SECOND, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
     return int(version)
 
 
@@ -212,7 +213,7 @@ def _compare(op: str, channel: Channel, models: _Models) -> None:
         check_same(op, [of_rank[last] for of_rank in kinds])
         return [None] * channel.size
 
-    channel.agree(op, lambda: [copier.layout.kinds for copier in models.copiers], decide)
+    channel.agree(op + SECOND, lambda: [copier.layout.kinds for copier in models.copiers], decide)
 
 
 def _writable(found: list[Slot]) -> ModelCopier:

@@ -240,11 +240,10 @@ class Counter:
                     fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _try_lock(self) -> bool:
-        try:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._file or 0, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            return True
+        return False
 
     def close_round(self, round_number: int) -> None:
         """Deals nothing more in that round. A signal handler may call it: it takes no lock."""

@@ -20,6 +20,7 @@ from ..errors import BatchError, rank_mismatch
 from ..host.segments import align
 from ..ranks.identity import Comm
 from . import pickles
+from .agreement import SECOND
 from .channel import Channel, Piece, channel_of, paired
 from .mismatch import list_refused, segments_differ, structures_differ
 
@@ -320,7 +321,7 @@ def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:
         example = rows.example() if rows.segments else gathered.example
         return paired(sources, gathered._replace(block=_NO_BYTES, example=example))
 
-    source, sent = channel.agree(op, lambda: None, decide)
+    source, sent = channel.agree(op + SECOND, lambda: None, decide)
     block = channel.spread(op, source)
     if channel.rank == 0:
         return gathered.batch()

@@ -67,8 +67,8 @@ class Messages:
         self.failed: dict[int, int] = {}  # on rank 0, for each rank the call that failed before its message was read
         self.ended: dict[int, tuple[int, str, int]] = {}  # ranks that have ended, with the payload of their LEAVE
         self.inbox: dict[int, list[Message]] = {}  # by sender, what has come and was not read yet; no list is empty
+        self.leaving = list[Any]()  # requests of what MPI may still read, after an error or the receiver's end
         self._concerned = range(1) if rank else range(1, size)  # the ranks that exchange their ends with this one
-
         if peers:
             from mpi4py import MPI
 
@@ -114,18 +114,24 @@ class Messages:
     def post_all(self, messages: Mapping[int, Message]) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
 
-        Returns when they have left: at once, but for one too large for MPI to keep.
+        Returns when they have left: at once, but for one too large for MPI to keep; or when nobody will take them.
         """
         sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
         self._wake(sent)
 
         def all_have_left() -> bool:
-            left = [k for k, request in sent.items() if not request.Test()]
+            if not (left := [k for k, request in sent.items() if not request.Test()]):
+                return True
             self._wake(left)  # what these have not taken may leave no room for a message, and they sleep
-            return not left
+            self.poll()  # two ranks may send each other something large
+            over = self.ended | {k: opened(m)[1] for k, queue in self.inbox.items() for m in queue if m[0] == LEAVE}
+            return (0 in over and over[0][2] < self.calls) or all(k in over for k in left)
 
-        if sent:
-            self.wait(all_have_left, lambda seconds: self.peers.pipe.sleep(min(seconds, PAUSE_S)))
+        try:
+            if sent:
+                self.wait(all_have_left, lambda seconds: self.peers.pipe.sleep(min(seconds, PAUSE_S)))
+        finally:
+            self.leaving = [request for request in (*self.leaving, *sent.values()) if request]
 
     def _wake(self, ranks: Iterable[int]) -> None:
         for k in ranks:

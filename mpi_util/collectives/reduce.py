@@ -16,13 +16,13 @@ from ..arrays import tree
 from ..arrays.adapters import adapter_for, array_of
 from ..arrays.layout import Layout
 from ..errors import BatchError, RankMismatchError
-from ..host.segments import align, private
+from ..host.segments import ALIGN, align, private
 from ..ranks.identity import Comm
+from .agreement import SECOND
 from .channel import Channel, channel_of
 from .mismatch import check_same
 
 T = TypeVar("T")
-_SPARE = 1.25  # room for arrays that grow
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
 # (name, dtype, shape) of each array; (name, None, None) where there is none
 Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
@@ -62,7 +62,7 @@ def all_mean(x: Any, *, comm: Comm = None) -> Any:
 
 
 def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], comm: Comm, divide: bool = False) -> Any:
-    leaves = dict(tree.walk(x))
+    leaves = dict(walked := tree.walk(x))
 
     def given(path: str) -> np.ndarray:
         try:
@@ -72,11 +72,11 @@ def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], co
             np.add(nothing := np.empty(0, result_dtype(array.dtype)), nothing)
         except (BatchError, TypeError) as error:
             raise BatchError(f"{name}: '{path or 'x'}' {error}") from None
-        return array
+        return array.astype(result_dtype(array.dtype))
 
     def make() -> Arrays:
-        arrays = {path or "x": given(path) for path in leaves}
-        return {path: array.astype(result_dtype(array.dtype)) for path, array in arrays.items()}
+        tree.check_paths([path or "x" for path, _ in walked])
+        return {path or "x": given(path) for path in leaves}
 
     totals: Any = average(name, make, comm=comm, divide=divide)
     found = {path: adapter_for(leaf).from_numbers(totals[path or "x"], leaf) for path, leaf in leaves.items()}
@@ -168,16 +168,12 @@ class Page:
     def __init__(self, memory: Any, n: int, room: int, serial: int):
         """Args: n: number of ranks. room: bytes of a row. serial: a number that tells pages apart."""
         self.room, self.serial = room, serial
-        self.numbers = np.frombuffer(memory, np.int64, 2 * n).reshape(2, n)
-        block = np.frombuffer(memory, np.uint8, (2 * n + 1) * room, align(self.numbers.nbytes))
-        self.rows, self.total = block[:-room].reshape(2, n, room), block[-room:]
-
-    @staticmethod
-    def size(n: int, room: int) -> int:
-        return align(2 * n * np.int64().itemsize) + (2 * n + 1) * room
+        *rows, self.total = np.ndarray((2 * n + 1, ALIGN + room), np.uint8, memory)[:, ALIGN:]
+        numbers = np.ndarray((2 * n,), np.int64, memory, strides=(ALIGN + room,))
+        self.rows, self.numbers = (rows[:n], rows[n:]), (numbers[:n], numbers[n:])
 
 
-def add_up(channel: Channel, reduction: Reduction) -> Any:
+def add_up(channel: Channel, reduction: Reduction, part: str = "") -> Any:
     """Collective: all ranks' arrays, added up in rank order, in the reduction's layout; valid until the next call."""
     page, messages = channel.page, channel.messages
 
@@ -185,34 +181,34 @@ def add_up(channel: Channel, reduction: Reduction) -> Any:
         description = reduction.description
         if page is None or reduction.layout.nbytes > page.room:
             return description, 0
-        page.numbers[messages.calls % 2, channel.rank] = messages.calls
-        reduction.write(page.rows[messages.calls % 2, channel.rank])
+        page.numbers[messages.calls % 2][channel.rank] = messages.calls
+        reduction.write(page.rows[messages.calls % 2][channel.rank])
         return description, page.serial
 
     def decide(contributed: Sequence[tuple[Description, int]]) -> list[Any]:
         """For each rank None: the total is on the page; or where a new page is, if there is memory, and its size."""
         check_same(reduction.op, [description for description, _ in contributed])
         if page and {serial for _, serial in contributed} == {page.serial}:
-            reduction.combine([*page.rows[messages.calls % 2]], page.total)
+            reduction.combine(page.rows[messages.calls % 2], page.total)
             if (page.numbers[messages.calls % 2] != messages.calls).any():
                 raise RankMismatchError(f"{reduction.op}: a rank was interrupted in it, and has gone on")
             return [None] * channel.size
-        room = align(int(reduction.layout.nbytes * _SPARE))
-        memory, address = channel.lease(Page.size(channel.size, room), channel.below)
+        room = align(reduction.layout.nbytes)
+        memory, address = channel.lease((2 * channel.size + 1) * (ALIGN + room), channel.below)
         new = (memory if address else None, room, messages.calls)
         return [new, *[(address, *new[1:])] * (channel.size - 1)]
 
-    answer = channel.agree(reduction.op, contribute, decide)
+    answer = channel.agree(reduction.op + part, contribute, decide)
     if answer is None and page:
         return page.total
     memory, room, serial = answer
     if memory is None:
-        return add_in_messages(channel, reduction)
+        return add_in_messages(channel, reduction, SECOND)
     channel.page = Page(channel.pool.map(memory) if channel.rank else memory, channel.size, room, serial)
-    return add_up(channel, reduction)
+    return add_up(channel, reduction, SECOND)
 
 
-def add_in_messages(channel: Channel, reduction: Reduction, most: float = math.inf) -> Any:
+def add_in_messages(channel: Channel, reduction: Reduction, part: str = "", most: float = math.inf) -> Any:
     """`add_up` for arrays that go along with the agreement. None: they have more than `most` bytes."""
 
     def contribute() -> tuple[Description, np.ndarray | None]:
@@ -229,4 +225,4 @@ def add_in_messages(channel: Channel, reduction: Reduction, most: float = math.i
             reduction.combine(rows, total := private(reduction.layout.nbytes))
         return [total] * channel.size
 
-    return channel.agree(reduction.op, contribute, decide)
+    return channel.agree(reduction.op + part, contribute, decide)

@@ -212,9 +212,8 @@ def _leftovers() -> Check:
             found = path.stat()
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD_S:
                 paths.append(str(path))
-    shown = shlex.join(paths[:3]) + f"  # the first 3 of {len(paths)}; --json lists all" * (len(paths) > 3)
     text = f"{len(paths)} of killed jobs" if paths else "none"
-    return Check("leftovers", text, f"rm -r {shown}" if paths else "", {"paths": paths})
+    return Check("leftovers", text, f"rm -r {shlex.join(paths)}" if paths else "", {"paths": paths})
 
 
 def _gpu(end: float) -> Check:

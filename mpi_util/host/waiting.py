@@ -9,6 +9,7 @@ Ranks of one machine wake each other by pipes. MPI cannot pass a file descriptor
 Where no one can wake a rank, between machines or where /proc is closed, it sleeps in pauses of up to 10 ms.
 """
 
+import contextlib
 import math
 import os
 import select
@@ -58,10 +59,8 @@ class WakePipe:
     @staticmethod
     def wake(fd: int) -> None:
         """Wakes the owner of the pipe. A full one means that it was woken already; a closed one, that it has ended."""
-        try:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(fd, b"!")
-        except (BlockingIOError, BrokenPipeError):
-            return
 
 
 def wait_until(

@@ -99,7 +99,9 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(0)
     code, of_rank = failure.status, failure.who.startswith("rank")
     status = 1 if failure.who == _HELPER else 128 - code if code < 0 else min(code, 255) or 1
-    if failure.in_order or (evidence.forwarded and status == 128 + evidence.forwarded):
+    if evidence.forwarded and code == -evidence.forwarded:
+        return evidence.stopped_by(evidence.forwarded)
+    if failure.in_order or (evidence.forwarded and code == 128 + evidence.forwarded):
         return Verdict(status)  # rank 0, or the program that chose to end, has reported why
     record = read_record(evidence.folder / failure.who.replace(" ", "-")) if of_rank else {}
     notes = [failure.reason] if failure.reason else ["above mpi_fork"] * (bool(record) and "shm" not in record)

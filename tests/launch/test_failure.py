@@ -724,6 +724,64 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(tmp_path, interrupted
     assert "KeyboardInterrupt" in done.out and (interrupted == 0 or times > 1 or len(sums) == 11), done.out
 
 
+INTERRUPTED_SUMS = """
+import os, signal, sys, threading, time
+import numpy as np
+n, machines, size, at, shared = map(int, sys.argv[1:])
+os.environ["MPI_UTIL_MACHINES"] = str(machines)
+if not shared:
+    del os.memfd_create
+import mpi_util
+if mpi_util.mpi_fork(n) == "parent":
+    sys.exit()
+for i in range(4):
+    if i == at and mpi_util.rank == 1:
+        timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+    time.sleep(1.2 * (i == at and mpi_util.rank == 0))
+    try:
+        found = mpi_util.all_sum(np.full(size, 10.0**i))
+    except KeyboardInterrupt:
+        kept = [np.full(size, 7.0) for _ in range(300)]  # in what may be free now
+        print("interrupted", flush=True)
+        continue
+    except mpi_util.RankMismatchError as error:
+        sys.exit(4 if "(second part)" in str(error) else 5)
+    assert (found == n * 10.0**i).all(), (i, found)
+    print("right", i, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "machines", "size", "at", "shared", "status"),
+    [(3, 1, 1000, 0, 1, 4), (4, 2, 400_000, 1, 1, 4), (3, 1, 1000, 1, 0, 0), (2, 1, 3000, 1, 0, 0)],
+)
+def test_who_was_interrupted_in_a_sum_spoils_no_other(tmp_path, mpi, n, machines, size, at, shared, status):
+    """It is not taken for a rank in the call's second part, and what MPI sends of it is not overwritten."""
+    (tmp_path / "program.py").write_text(INTERRUPTED_SUMS)
+    command = [sys.executable, "program.py", n, machines, size, at, shared]
+    done = run(command, SOON_S, mpi_environment(mpi), cwd=tmp_path)
+    assert "interrupted" in done.out and done.status == status, done.out + done.err
+    assert done.out.count("right") == (n * at if status else 4 * n - 1), done.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [2, 3])
+def test_a_large_row_for_a_leader_that_has_ended_is_no_wait(tmp_path, mpi, late):
+    (tmp_path / "program.py").write_text(
+        "import sys, time, numpy as np, mpi_util\n"
+        "if mpi_util.mpi_fork(4) == 'parent': sys.exit()\n"
+        "mpi_util.all_sum(1)\n"
+        f"if mpi_util.rank != {late}: sys.exit()\n"
+        "time.sleep(1.5)\n"
+        "mpi_util.all_sum(np.ones(20000))\n"
+    )
+    done = run([sys.executable, "program.py"], SOON_S, mpi_environment(mpi) | {"MPI_UTIL_MACHINES": "2"}, cwd=tmp_path)
+    assert done.status == 1 and f"rank 0 has ended while rank {late} waits for it" in done.err, done.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "slow"), [(2, 0), (3, 2)])
 def test_an_early_message_is_about_the_next_round(tmp_path, n, slow, mpi):

@@ -233,6 +233,8 @@ def check_reductions(comm, rank, size):
 
 def check_sums_of_what_is_hard_to_sum(comm, rank, size):
     assert mpi_util.all_sum(True, comm=comm) == size
+    for twice in ({"a/b": 1.0, "a": {"b": 2.0}}, {1: 1.0, "1": 2.0}, {"": 1.0, "x": 2.0}):
+        raises(mpi_util.BatchError, "two leaves are both named", lambda x=twice: mpi_util.all_sum(x, comm=comm))
     assert mpi_util.all_mean(np.array([True, rank == 0]), comm=comm).tolist() == [1.0, 1 / size]
     assert mpi_util.all_mean(np.uint8(200), comm=comm) == 200
     assert mpi_util.all_mean(np.float16(60000), comm=comm) == np.float16(60000)

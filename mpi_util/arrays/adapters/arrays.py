@@ -156,10 +156,11 @@ def _is_number(thing: Any) -> bool:
 
 
 def _is_value(thing: Any) -> bool:
-    """A number, or an array or tensor that can be written."""
+    """A number, or an array or tensor that can be written: none that torch is calculating with, as saved log-probs."""
     if isinstance(thing, np.ndarray):
         return thing.flags.writeable and not thing.dtype.hasobject
-    return _is_number(thing) or (hasattr(thing, "shape") and slot_maker(thing) is not None)
+    tensor = hasattr(thing, "shape") and slot_maker(thing) is not None and getattr(thing, "grad_fn", None) is None
+    return _is_number(thing) or tensor
 
 
 def _is_model(thing: Any) -> bool:
