@@ -5,6 +5,7 @@ import sys
 import pytest
 from conftest import mpi_environment, run
 
+from mpi_util.arrays.adapters import slots
 from mpi_util.collectives import pickles
 
 HEAD = """
@@ -121,3 +122,19 @@ def test_a_view_of_a_tensor_travels_as_what_it_shows():
     assert len(packed) < 10_000
     for part, got in zip(parts, pickles.unpack(packed), strict=True):
         assert type(got) is type(part) and got.requires_grad == part.requires_grad and torch.equal(got, part)
+
+
+@pytest.mark.torch
+def test_what_torch_calculates_with_is_no_state_of_an_agent():
+    import torch
+
+    class Agent:
+        def __init__(self):
+            self.policy, self.scale, self.log_probs = torch.nn.Linear(2, 2), torch.ones(2), []
+
+    names = []
+    for n in (0, 3, 17):
+        agent = Agent()
+        agent.log_probs += [agent.policy(torch.ones(2)).sum() for _ in range(n)]
+        names.append([slot.name for slot in slots(agent)])
+    assert names[0] == names[1] == names[2] == ["policy/weight", "policy/bias", "scale"]

@@ -622,10 +622,12 @@ def test_ranks_that_differ_are_told_where_they_are(tmp_path, mpi):
     program.write_text(
         "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
         "if mpi_util.rank == 0:\n    mpi_util.all_sum(1)\n"
-        "mpi_util.all_sum(True)\n"
+        "mpi_util.all_sum(0.5)\n"
     )
     done = run([sys.executable, program], SOON_S, mpi_environment(mpi))
-    assert "  rank 1: bool () (of 1 arrays)\ncalled at:\n  rank 0: program.py:4\n  rank 1: program.py:5\n" in done.err
+    assert (
+        "  rank 1: float64 () (of 1 arrays)\ncalled at:\n  rank 0: program.py:4\n  rank 1: program.py:5\n" in done.err
+    )
 
 
 SIGNALLED = """
