@@ -46,7 +46,8 @@ class Weights:
         weights = derived(adapters.slots(thing, read_only=True), cls)
         if weights.left_out is None:
             torch: Any = sys.modules.get("torch")
-            parts = thing.named_modules() if torch and isinstance(thing, torch.nn.Module) else ()
+            model: Any = thing
+            parts = model.named_modules() if torch and isinstance(model, torch.nn.Module) else ()
             extra = [name for name, part in parts if type(part).get_extra_state is not torch.nn.Module.get_extra_state]
             weights.left_out = [f"{name}._extra_state".lstrip(".") for name in extra]
         return weights

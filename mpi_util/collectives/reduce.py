@@ -186,22 +186,22 @@ def add_up(channel: Channel, reduction: Reduction, part: str = "") -> Any:
         return description, page.serial
 
     def decide(contributed: Sequence[tuple[Description, int]]) -> list[Any]:
-        """For each rank None: the total is on the page; or where a new page is, if there is memory, and its size."""
+        """For each rank (): the total is on the page; or where a new page is, if there is memory, and its size."""
         check_same(reduction.op, [description for description, _ in contributed])
         if page and {serial for _, serial in contributed} == {page.serial}:
             reduction.combine(page.rows[messages.calls % 2], page.total)
             if (page.numbers[messages.calls % 2] != messages.calls).any():
                 raise RankMismatchError(f"{reduction.op}: a rank was interrupted in it, and has gone on")
-            return [None] * channel.size
+            return [()] * channel.size
         room = align(reduction.layout.nbytes)
         memory, address = channel.lease((2 * channel.size + 1) * (ALIGN + room), channel.below)
         new = (memory if address else None, room, messages.calls)
         return [new, *[(address, *new[1:])] * (channel.size - 1)]
 
-    answer = channel.agree(reduction.op + part, contribute, decide)
-    if answer is None and page:
+    new_page = channel.agree(reduction.op + part, contribute, decide)
+    if not new_page:
         return page.total
-    memory, room, serial = answer
+    memory, room, serial = new_page
     if memory is None:
         return add_in_messages(channel, reduction, SECOND)
     channel.page = Page(channel.pool.map(memory) if channel.rank else memory, channel.size, room, serial)
