@@ -92,9 +92,14 @@ class RunFolder:
             os.fsync(file.fileno())  # on a full disk nothing is renamed
             is_file = path.is_file() and not path.is_symlink()
             if keep > 1 and is_file and _intact(read(path)):  # a damaged one pushes no good one out
-                for newer, older in reversed(list(itertools.pairwise(kept))):
+                for newer, older in reversed(list(itertools.pairwise(kept[1:]))):
                     if newer.exists():
                         os.replace(newer, older)
+                kept[1].unlink(missing_ok=True)
+                try:
+                    os.link(path, kept[1])  # and not renamed: at every moment there is one of this name
+                except OSError:  # a file system without links
+                    os.replace(path, kept[1])
 
         replace_file(path, write)
         for old in checkpoints(self.path) if name == CHECKPOINT else []:

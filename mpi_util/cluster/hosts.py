@@ -31,10 +31,6 @@ class Hosts(NamedTuple):
     # what runs a command on a host; the host's name and the command are appended
     shell: tuple[str, ...] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
-    @property
-    def n_slots(self) -> int:
-        return sum(self.slots.values())
-
     def ranks_by_host(self, n: int) -> dict[str, list[int]]:
         """The ranks of each host: its slots are filled in order; more ranks than slots are spread in proportion."""
         rooms = [*itertools.accumulate(self.slots.values(), initial=0)]

@@ -58,6 +58,7 @@ class Messages:
 
     peers: Peers  # who are woken
     members: list[int]  # the rank in the world of each rank
+    leaving = list[Any]()  # of all channels: requests whose memory MPI may still use, after an error or a rank's end
     calls = answered = 0  # collective calls that this rank has begun; the last of which rank 0 has sent the answers
     waiting: tuple[threading.Thread, str] | None = None  # the thread that waits in a call, and that call
 
@@ -67,7 +68,6 @@ class Messages:
         self.failed: dict[int, int] = {}  # on rank 0, for each rank the call that failed before its message was read
         self.ended: dict[int, tuple[int, str, int]] = {}  # ranks that have ended, with the payload of their LEAVE
         self.inbox: dict[int, list[Message]] = {}  # by sender, what has come and was not read yet; no list is empty
-        self.leaving = list[Any]()  # requests of what MPI may still read, after an error or the receiver's end
         self._concerned = range(1) if rank else range(1, size)  # the ranks that exchange their ends with this one
         if peers:
             from mpi4py import MPI
@@ -123,7 +123,8 @@ class Messages:
             if not (left := [k for k, request in sent.items() if not request.Test()]):
                 return True
             self._wake(left)  # what these have not taken may leave no room for a message, and they sleep
-            self.poll()  # two ranks may send each other something large
+            if not self.waiting or self.waiting[0] is threading.current_thread():  # else that thread takes what comes
+                self.poll()  # two ranks may send each other something large
             over = self.ended | {k: opened(m)[1] for k, queue in self.inbox.items() for m in queue if m[0] == LEAVE}
             return (0 in over and over[0][2] < self.calls) or all(k in over for k in left)
 
@@ -131,7 +132,7 @@ class Messages:
             if sent:
                 self.wait(all_have_left, lambda seconds: self.peers.pipe.sleep(min(seconds, PAUSE_S)))
         finally:
-            self.leaving = [request for request in (*self.leaving, *sent.values()) if request]
+            self.leaving.extend(filter(None, sent.values()))
 
     def _wake(self, ranks: Iterable[int]) -> None:
         for k in ranks:

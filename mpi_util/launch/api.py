@@ -141,7 +141,7 @@ def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = N
     if not (hosts or hostfile or os.environ.get(HOSTS)):
         return 0
     cluster = hosts_module(hosts, hostfile)
-    return cluster.find(hosts, hostfile).n_slots if cluster else 0
+    return sum(cluster.find(hosts, hostfile).slots.values()) if cluster else 0
 
 
 def hosts_module(hosts: str | None, hostfile: str | os.PathLike[str] | None, nested: bool = False) -> ModuleType | None:

@@ -60,7 +60,7 @@ def start(
     depth = int(os.environ.get(DEPTH, "0"))
     where = find_hosts() if find_hosts else None
     if n is None:
-        n = int(where.n_slots if where else 0) or usable_cores()
+        n = (sum(where.slots.values()) if where else 0) or usable_cores()
     others = where if where and where.slots and (n > 1 or where.asked) else None
     if n == 1 and not max_restarts and not others:
         return "child"

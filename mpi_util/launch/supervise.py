@@ -5,6 +5,7 @@ monitor.py sees the ranks, verdict.py says who failed; this file decides when th
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import math
 import os
@@ -74,7 +75,8 @@ class Job:
                 arrivals = Arrivals(evidence.n_ranks, evidence.folder, self.monitor.record, self._unshown)
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
-                    command, env=self._environment, stdin=stdin, cwd=BEGAN_IN,
+                    command, env=self._environment, stdin=stdin,
+                    cwd=None if hasattr(builtins, "__IPYTHON__") else BEGAN_IN,  # %cd is above the program
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
                 verdict = self._supervise(arrivals)

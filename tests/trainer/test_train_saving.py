@@ -156,21 +156,28 @@ def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {CHECKPOINT, "checkpoint-mine.safetensors"}
 
 
+@pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("step", range(5))
-def test_wherever_a_save_is_cut_off_a_checkpoint_is_there(tmp_path, monkeypatch, step):
+def test_wherever_a_save_is_cut_off_a_checkpoint_is_there(tmp_path, monkeypatch, step, links):
     saved(tmp_path, [1, 2, 3], keep=3)
-    left, replace = iter(range(step)), os.replace
+    left = iter(range(step))
+    replace, link = os.replace, os.link
 
-    def cut_off(*paths):
+    def cut_off(change, *paths):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        replace(*paths)
+        if change is link and not links:
+            raise OSError("no links here")
+        change(*paths)
 
-    monkeypatch.setattr(os, "replace", cut_off)
-    with pytest.raises(KeyboardInterrupt) if step < 3 else contextlib.nullcontext():
+    monkeypatch.setattr(os, "replace", lambda *paths: cut_off(replace, *paths))
+    monkeypatch.setattr(os, "link", lambda *paths: cut_off(link, *paths))
+    steps = 3 if links else 4
+    with pytest.raises(KeyboardInterrupt) if step < steps else contextlib.nullcontext():
         saved(tmp_path, [4], keep=3)
     monkeypatch.undo()
-    assert load_checkpoint(tmp_path)[1]["scalars"]["time"] == (3 if step < 3 else 4)
+    assert (tmp_path / CHECKPOINT).exists() or not links  # at every moment, for who copies it
+    assert load_checkpoint(tmp_path)[1]["scalars"]["time"] == (3 if step < steps else 4)
     assert saved(tmp_path, [4], keep=3)[0] == 4
 
 
