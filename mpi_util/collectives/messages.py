@@ -114,7 +114,7 @@ class Messages:
     def post_all(self, messages: Mapping[int, Message]) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
 
-        Returns when they have left: at once, but for one too large for MPI to keep; or when nobody will take them.
+        Returns when they have left: at once if MPI has room to keep them; or when nobody will take them.
         """
         sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
         self._wake(sent)
@@ -126,7 +126,8 @@ class Messages:
             if not self.waiting or self.waiting[0] is threading.current_thread():  # else that thread takes what comes
                 self.poll()  # two ranks may send each other something large
             over = self.ended | {k: opened(m)[1] for k, queue in self.inbox.items() for m in queue if m[0] == LEAVE}
-            return (0 in over and over[0][2] < self.calls) or all(k in over for k in left)
+            unread = (0 in over and over[0][2] < self.calls) or all(k in over for k in left)
+            return unread and messages[left[0]][0] != LEAVE  # which a rank that has ended takes before it exits
 
         try:
             if sent:
