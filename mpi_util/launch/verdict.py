@@ -99,7 +99,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(0)
     code, of_rank = failure.status, failure.who.startswith("rank")
     status = 1 if failure.who == _HELPER else 128 - code if code < 0 else min(code, 255) or 1
-    if evidence.forwarded and code == -evidence.forwarded:
+    if evidence.forwarded and -evidence.forwarded in (code, evidence.deaths.get(0)):  # MPICH may crash where peers go
         return evidence.stopped_by(evidence.forwarded)
     if failure.in_order or (evidence.forwarded and code == 128 + evidence.forwarded):
         return Verdict(status)  # rank 0, or the program that chose to end, has reported why

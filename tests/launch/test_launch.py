@@ -785,6 +785,7 @@ def test_zero_byte_after_open_mpis_banner_is_dropped():
         ),
         ({"deaths": {2: -9, 1: -9, 0: -9}, "launcher_code": -13}, 137, "rank 2 was killed by signal 9 (SIGKILL)"),
         ({"deaths": {2: -15, 0: -15, 1: -15}, "banners": HYDRA_TERM, "launcher_code": 15}, 143, TERM_LINE),
+        ({"deaths": {2: -11, 0: -15}, "launcher_code": 11, "forwarded": 15}, 143, "signal 15 (SIGTERM)"),
         ({"launcher_code": -9}, 137, "the launcher was killed by signal 9 (SIGKILL)"),
         ({"launcher_code": 255, "banners": HYDRA_LOST_HELPER}, 255, "the job ended with status 255"),
     ],
