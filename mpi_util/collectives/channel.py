@@ -10,6 +10,7 @@ overrides the methods that move bytes, and how contributions reach rank 0 and an
 """
 
 import importlib
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -265,9 +266,9 @@ def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
     kept = state(Kept)
     if not status:
         state(Before).run()
+    end = math.inf if seconds is None else time.perf_counter() + seconds
     for channel in kept.open:
-        channel.messages.announce_end(status, reason)
-    end = None if seconds is None else time.perf_counter() + seconds
+        channel.messages.announce_end(status, reason, end)
     together = kept.world is not None and all(each.messages.wait_for_ends(end) for each in kept.open)
     state(Watchdog).at_end()
     return together

@@ -1,8 +1,8 @@
 """Small messages between the ranks of one communicator, in the process of each; the receiver is woken if it sleeps.
 
-They are MPI's, point to point, and arrive in the order of sending. A rank that ends well reports it to rank 0, rank 0
-to all, and none exits before it knows of the others: one that ended silently would look like a slow one, and its
-MPI_Finalize would wait for the others with a busy core. A rank that fails aborts the job instead (ranks/failure.py).
+They are MPI's, point to point, and arrive in the order of sending. A rank that ends well tells rank 0, and rank 0 all;
+none exits before it hears that all have: in MPI_Finalize it would take nothing more, and what is not taken may hold up
+messages between others (MPICH). A rank that fails aborts the job instead (ranks/failure.py).
 """
 
 import io
@@ -111,10 +111,10 @@ class Messages:
         for k in {*ranks} - {self.rank}:
             self.send(k, shown)
 
-    def post_all(self, messages: Mapping[int, Message]) -> None:
+    def post_all(self, messages: Mapping[int, Message], end: float = math.inf) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
 
-        Returns when they have left: at once if MPI has room to keep them; or when nobody will take them.
+        Returns when they have left: at once if MPI has room to keep them; or at `end`; or when nobody will take them.
         """
         sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
         self._wake(sent)
@@ -122,12 +122,13 @@ class Messages:
         def all_have_left() -> bool:
             if not (left := [k for k, request in sent.items() if not request.Test()]):
                 return True
-            self._wake(left)  # what these have not taken may leave no room for a message, and they sleep
+            self._wake(self.peers.wake_fds)  # what one that sleeps has not taken may leave no room for these
             if not self.waiting or self.waiting[0] is threading.current_thread():  # else that thread takes what comes
                 self.poll()  # two ranks may send each other something large
+            if messages[left[0]][0] == LEAVE:  # a rank that has ended takes it before it exits
+                return time.perf_counter() > end
             over = self.ended | {k: opened(m)[1] for k, queue in self.inbox.items() for m in queue if m[0] == LEAVE}
-            unread = (0 in over and over[0][2] < self.calls) or all(k in over for k in left)
-            return unread and messages[left[0]][0] != LEAVE  # which a rank that has ended takes before it exits
+            return (0 in over and over[0][2] < self.calls) or all(k in over for k in left)
 
         try:
             if sent:
@@ -221,19 +222,19 @@ class Messages:
                 "the collective calls of a rank come from one thread (only `deal` may be shared)"
             )
 
-    def announce_end(self, status: int, reason: str) -> None:
-        """Tells the ranks whose ends `wait_for_ends` awaits."""
-        self.post_all(dict.fromkeys(self._concerned, packed(LEAVE, (status, reason, self.answered))))
+    def announce_end(self, status: int, reason: str, end: float) -> None:
+        """Tells the ranks whose ends `wait_for_ends` awaits. Args: end: when to stop trying, of time.perf_counter."""
+        self.post_all(dict.fromkeys(self._concerned, packed(LEAVE, (status, reason, self.answered))), end)
 
-    def wait_for_ends(self, end: float | None) -> bool:
-        """True when the others have ended too; False if not by time `end` (of time.perf_counter; None: waits for ever).
+    def wait_for_ends(self, end: float) -> bool:
+        """True when the others have ended too; False if not by time `end`, of time.perf_counter.
 
         If they cannot end, as one waits for this rank, rank 0 ends the job.
         """
         for k in self._concerned:
             until, op = end, ""
             while k not in self.ended:
-                source, message = self.next([k], end=math.inf if until is None else until)
+                source, message = self.next([k], end=until)
                 if source < 0 and op:
                     failure.fail(
                         f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
@@ -244,11 +245,13 @@ class Messages:
                 kind, payload = opened(message)
                 if kind == LEAVE:
                     self.ended[k] = payload
-                elif kind == CALL and payload[1] > self.calls and self.rank == 0 and not end:
+                elif kind == CALL and payload[1] > self.calls and self.rank == 0 and end == math.inf:
                     # it waits for this rank; or its call was interrupted too, by a Ctrl-C, and then its end follows
                     op = f"{payload[0]} at {payload[2]}"
                     until = time.perf_counter() + _INTERRUPTED_S
-        return True
+        if self.rank == 0:
+            self.announce_end(0, "", end)
+        return self.rank == 0 or self.next([0], end=end)[0] == 0
 
 
 def portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> MpiUtilError:

@@ -25,7 +25,7 @@ class Arrivals:
     """Args: n_ranks: of the job. record: gives that of a rank. said: what the launcher has said that is not shown."""
 
     def __init__(self, n_ranks: int, folder: Path, record: Callable[[int], dict[str, Any]], said: Callable[[], str]):
-        self._folder, self._record, self._said = folder, record, said
+        self._folder, self._job, self._record, self._said = folder, str(folder), record, said
         self._waiting = set(range(n_ranks))  # those that have not come
         self._last_step = "mpi" if n_ranks > 1 else "shm"  # of a record; a single rank starts no MPI
         self._none_yet = True  # no rank has begun
@@ -52,10 +52,8 @@ class Arrivals:
         self._due = 2 * waited
         stages = {rank: bool(record) + ("shm" in record) for rank, record in records.items()}
         missing = {rank: records[rank] for rank, stage in stages.items() if stage == min(stages.values())}
-        pids = [record["pid"] for record in missing.values() if record and self._is_here(record)]
-        stopped = [
-            f"process {pid} is stopped, `kill -CONT {pid}` continues it" for pid in filter(reap.is_stopped, pids)
-        ]
+        own = [record["pid"] for record in missing.values() if record and reap.belongs(record["pid"], self._job)]
+        stopped = [f"process {pid} is stopped, `kill -CONT {pid}` continues it" for pid in filter(reap.is_stopped, own)]
         names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         what = "; ".join([f"{names}: {_STAGES[min(stages.values())]}", *stopped])
         if state(Watchdog).kill:
@@ -67,13 +65,10 @@ class Arrivals:
         ]))  # fmt: skip
         return ""
 
-    def _is_here(self, record: dict[str, Any]) -> bool:
-        return reap.belongs(record["pid"], str(self._folder))
-
     def _stacks(self, records: dict[int, dict[str, Any]]) -> dict[int, str]:
         """What Python is doing in these ranks, where it answers."""
         for record in filter(None, records.values()):
-            if self._is_here(record) and reap.catches(record["pid"], STACK_SIGNAL):
+            if reap.belongs(record["pid"], self._job) and reap.catches(record["pid"], STACK_SIGNAL):
                 reap.send(record["pid"], STACK_SIGNAL)
         time.sleep(_ANSWER_S)
         found = {}

@@ -99,7 +99,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(0)
     code, of_rank = failure.status, failure.who.startswith("rank")
     status = 1 if failure.who == _HELPER else 128 - code if code < 0 else min(code, 255) or 1
-    if evidence.forwarded and -evidence.forwarded in (code, evidence.deaths.get(0)):  # MPICH may crash where peers go
+    if evidence.forwarded and code == -evidence.forwarded:
         return evidence.stopped_by(evidence.forwarded)
     if failure.in_order or (evidence.forwarded and code == 128 + evidence.forwarded):
         return Verdict(status)  # rank 0, or the program that chose to end, has reported why
@@ -140,6 +140,8 @@ def _first_failure(evidence: Evidence) -> Failure | None:
     """
     if recorded := failed_record(evidence.folder):
         return recorded
+    if evidence.forwarded and evidence.deaths.get(0) == -evidence.forwarded:  # others may crash as it goes (MPICH)
+        return Failure(-evidence.forwarded, who="rank 0")
     if (code := evidence.helper.code or 0) < 0:
         return Failure(code, who=_HELPER)
     killed = evidence.launcher_code < 0 and evidence.launcher_code not in _KILLED_CODES
@@ -164,8 +166,7 @@ def _first_death(evidence: Evidence) -> Failure | None:
     survivors, and names no rank as long as a process that a rank has started holds its output open. A launcher that
     gets SIGTERM sends it to all ranks, and names none.
     """
-    hydra = _HYDRA_SIGNAL.search(evidence.banners)
-    unseen = -int(hydra[1]) if hydra else None
+    unseen = -int(hydra[1]) if (hydra := _HYDRA_SIGNAL.search(evidence.banners)) else None
     deaths = {rank: code for rank, code in evidence.deaths.items() if not evidence.ended_in_order(rank)}
     codes = {rank: unseen if code is None else code for rank, code in deaths.items()}
     above_fork = [k for k in codes if (noted := read_record(evidence.folder / f"rank-{k}")) and "shm" not in noted]
@@ -188,9 +189,8 @@ def _first_death(evidence: Evidence) -> Failure | None:
 
 
 def _describe(code: int) -> str:
-    if code < 0:
-        return f"was killed by {describe_signal(-code)}"
-    return f"ended with status {code}" if code else "ended before MPI_Finalize"
+    by_itself = f"ended with status {code}" if code else "ended before MPI_Finalize"
+    return f"was killed by {describe_signal(-code)}" if code < 0 else by_itself
 
 
 def _line(what: str, n_ranks: int) -> str:

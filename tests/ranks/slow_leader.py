@@ -13,10 +13,10 @@ messages = channel_of().messages
 post_all = messages.post_all
 
 
-def late(found):
+def late(found, *end):
     if any(message[0] == REPLY for message in found.values()):
         time.sleep(0.5)
-    post_all(found)
+    post_all(found, *end)
 
 
 if mpi_util.rank == 2:
