@@ -261,6 +261,7 @@ class Receiver:
         """Leaves in order, within `_JOIN_S` seconds."""
         self.lock.close()
         if self._subscriber is not None:
+            self._subscriber.answer(Kind.ACK, self.version)  # the thread that applied it may not have come so far
             self._subscriber.close()
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(_JOIN_S)

@@ -39,12 +39,13 @@ def hard_module(seed: int):
     return net
 
 
-def follow(scheme, worker: int, pipe, last: int, pause: float = 0.0) -> None:
-    """Receives in the background until version `last`, and reports what it has then."""
+def follow(scheme, worker: int, pipe, last: int, pause: float = 0.0, slow: float = 0.0) -> None:
+    """Receives in the background until version `last`, and reports what it has then. slow: seconds of `on_update`."""
     model = arrays(-1.0)
     time.sleep(pause)
     with scheme:
-        scheme.init_on_receiver(model_id="policy", worker_idx=worker, model=model)
+        on_update = (lambda _: time.sleep(slow)) if slow else None
+        scheme.init_on_receiver(model_id="policy", worker_idx=worker, model=model, on_update=on_update)
         scheme.connect()
         pipe.send(("connected", scheme.version, float(model["layer"]["w"][0, 0])))
         wait_for(lambda: scheme.version >= last)

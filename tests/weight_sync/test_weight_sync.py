@@ -379,7 +379,7 @@ def test_two_models(start):
 
 def test_one_that_starts_late_and_one_that_ends_early(start):
     scheme = scheme_for(2)
-    late = start(follow, scheme, 0, 3, 1.0)
+    late = start(follow, scheme, 0, 3, 1.0, 0.2)  # it leaves while its thread is in on_update
     early = start(follow, scheme, 1, 1)
     scheme.connect()
     early[0].join(20)
