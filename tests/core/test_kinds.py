@@ -124,6 +124,25 @@ def test_a_view_of_a_tensor_travels_as_what_it_shows():
         assert type(got) is type(part) and got.requires_grad == part.requires_grad and torch.equal(got, part)
 
 
+ON_GPU = """
+import torch
+batch = {"x": torch.full((3,), float(r), device="cuda"), "half": torch.ones(2, dtype=torch.bfloat16, device="cuda")}
+for mine in ([batch], [batch] * r):  # then rank 0 has nothing of its own
+    got = mpi_util.rank0_accum_batches(mine, index=list(range(10 * r, 10 * r + len(mine))))
+    if r == 0:
+        print(got["x"].tolist()[-3:], got["half"].dtype, *{value.device.type for value in got.values()})
+mpi_util.print0(mpi_util.all_sum(batch)["x"].device.type)
+"""
+
+
+@pytest.mark.torch
+def test_tensors_of_a_gpu_come_back_on_it():
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("no GPU")
+    done = run([sys.executable, "-c", HEAD + ON_GPU], 60, mpi_environment("mpich"))
+    assert done.status == 0 and done.out == "[1.0, 1.0, 1.0] torch.bfloat16 cuda\n" * 2 + "cuda\n", done
+
+
 @pytest.mark.torch
 def test_what_torch_calculates_with_is_no_state_of_an_agent():
     import torch

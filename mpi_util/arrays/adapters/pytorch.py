@@ -25,8 +25,8 @@ def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
 
 
 def from_array(array: np.ndarray, like: Any) -> Any:
-    """A CPU tensor over `array`'s memory, of `like`'s dtype where its values came as bits."""
-    tensor = framework("torch").from_numpy(array)
+    """A tensor over `array`'s memory, or on `like`'s device; of `like`'s dtype where its values came as bits."""
+    tensor = framework("torch").from_numpy(array).to(like.device)
     return tensor.view(like.dtype) if _travels_as_bits(like) else tensor
 
 
@@ -48,7 +48,7 @@ def compact(thing: Any) -> Any:
 
 
 def token(leaf: Any) -> Any:
-    return framework("torch").empty(0, dtype=leaf.dtype)
+    return framework("torch").empty(0, dtype=leaf.dtype, device=leaf.device)
 
 
 def slots(model: Any) -> list[Slot]:
