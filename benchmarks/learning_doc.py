@@ -22,9 +22,9 @@ DOCUMENT, README = record.ROOT / "docs" / "learning.md", record.ROOT / "README.m
 BEGIN, END = "<!-- results: made by benchmarks/learning_doc.py -->\n", "<!-- end of results -->"
 ON_THE_FRONT_PAGE = [
     "PPO-default-1M/Humanoid-v4",
-    "PPO-1M/HalfCheetah-v4",
-    "PPO-1M/Hopper-v4",
-    "PPO-1M/Ant-v4",
+    "PPO-default-1M/HalfCheetah-v4",
+    "PPO-default-1M/Hopper-v4",
+    "PPO-default-1M/Walker2d-v4",
 ]
 FRONT_PICTURE = "front.png"
 COLOURS = 32  # of a picture; its file is then a third as large

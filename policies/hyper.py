@@ -4,23 +4,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # of the learners, and of train.py
-    # Schulman et al. 2017 (arXiv:1707.06347), with a stop by KL. Chosen on Humanoid-v4: training returns after 400,000
-    # steps, seeds 2 to 5, were 930, 854, 1204, 910; with lam 0.9 772, 634; with lr 3e-4 665, 646; with lr 1e-4 and 64
-    # rows 617, 751, and with lam 0.9 too some 630 (docs/learning.md, all seeds).
+    # Schulman et al. 2017 (arXiv:1707.06347), with a stop by KL; chosen on nine environments (docs/learning.md)
     "ppo": {
-        "lr": 2e-4, "vf_lr": 3e-4, "kl_targ": 0.05, "minibatch_rows": 128,
-        "gamma": 0.995, "lam": 0.8, "rew_scale": "returns", "batch_steps": 1000,
+        "vf_lr": 3e-4, "kl_targ": 0.05, "minibatch_rows": 128, "lam": None,
+        "rew_scale": "returns", "log_std": -1.0, "batch_steps": 2000,
     },
     # github.com/pat-coady/trpo; lr is 9e-4 / sqrt(width of the middle layer) there, and vf_lr 1e-2 / sqrt(width)
     "ppo-kl": {
         "lr": 1.1e-4, "vf_lr": 1.25e-3, "log_std_lr": 6.0, "epochs": 20, "kl_targ": 0.003,
-        "max_grad_norm": 100.0, "vf_replay": True,
+        "max_grad_norm": 100.0, "vf_replay": True, "lr_schedule": "constant",
     },
     # Schulman et al. 2015 (arXiv:1502.05477), table 2; the damping is that of openai/baselines and Spinning Up
-    "trpo": {"kl_targ": 0.01, "max_grad_norm": 100.0},
-    # One step per batch, as in Spinning Up, but ten times as long: with 3e-4 Hopper-v4 did not move in 100,000 steps,
-    # with 3e-3 the divergence per update is about trpo's.
-    "vpg": {"lr": 3e-3, "epochs": 1, "max_grad_norm": 100.0},
+    "trpo": {"kl_targ": 0.01, "max_grad_norm": 100.0, "batch_steps": 2000},
+    # one step per batch, as in Spinning Up, but longer: with 3e-4 Hopper-v4 did not move in 100,000 steps
+    "vpg": {"lr": 1e-3, "epochs": 1, "max_grad_norm": 100.0, "batch_steps": 1000},
 }  # fmt: skip
 RUN, ALGO = "the run", "the algorithm"
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args
 
 import mpi_util
 from mpi_util_spinup.files import read
-from policies.actor import CNN, INIT_LOG_STD, parse_hid_list
+from policies.actor import CNN, INIT_LOG_STD, Spec, parse_hid_list
 from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
 from trainer.presets import plain, preset
 from trainer.run_folder import checkpoints, require_trust
@@ -92,7 +92,7 @@ class Config(Hyper):
     render: bool = setting(FREE, "show the environment of rank 0 in a window", False)
 
     batch_size: int = setting(
-        BATCH, "whole episodes per iteration, of all processes, instead of ppo's --batch_steps", 20, short="-b"
+        BATCH, "whole episodes per iteration, of all processes, instead of --batch_steps", 20, short="-b"
     )
     batch_steps: int | None = setting(BATCH, "steps per iteration, in segments of fixed length, instead of -b")
     num_envs: int = setting(BATCH, "environments to collect segments from; divides --batch_steps", 20)
@@ -105,10 +105,14 @@ class Config(Hyper):
     )
 
     gamma: float = setting(ALGO, "discount per step", 0.99, "between 0 and 1", "-g")
-    lam: float = setting(ALGO, "lambda of the generalised advantage estimate", 0.95, "between 0 and 1", "-l")
+    lam: float | None = setting(
+        ALGO, "lambda of the generalised advantage estimate; ppo: 0.95, and down to 0.8 for actions of more than 4 "
+        "components", 0.95, "between 0 and 1", "-l",
+    )  # fmt: skip
     lr_schedule: str = setting(
-        ALGO, "learning rates over the run: constant, or linear (to 0 at --total_steps)", choices=("constant", "linear")
-    )
+        ALGO, "learning rates over the run: linear (to 0 at --total_steps, where it is given), or constant",
+        choices=("linear", "constant"),
+    )  # fmt: skip
     rew_scale: str = setting(
         ALGO, "scale of the rewards: 1 - gamma, or 1 / running standard deviation of the returns",
         choices=("gamma", "returns"),
@@ -181,8 +185,6 @@ class Config(Hyper):
         fits = f"--num_envs {collecting} --batch_steps {-(-steps // collecting) * collecting}"
         for wrong, problem in (
             ("/" in (self.name or ""), f"--name {self.name}: give it without /; --run_dir names any folder"),
-            (self.lr_schedule == "linear" and self.total_steps is None,
-             "--lr_schedule linear needs --total_steps: where the step sizes reach 0"),
             (steps and collecting > n_envs,
              f"--num_envs {n_envs} is too few for --nprocs {n}: each process that collects needs one; such as {fits}"),
             (steps % n_envs, f"--batch_steps {steps} is not a multiple of --num_envs {n_envs}"),
@@ -197,6 +199,16 @@ class Config(Hyper):
         parse_hid_list(self.policy_hid_list, 1, 1, "policy")  # likewise
         parse_hid_list(self.valfunc_hid_list, 1, 1, "value")
         return self
+
+    def fitted(self, spec: Spec) -> "Config":
+        """With a lambda for such actions, if none was given.
+
+        The more components an action has, the more noise of theirs a return adds up: a shorter estimate holds less of
+        it. With the lambda of a few components Humanoid-v4 does not learn to walk, with that of many Hopper-v4 learns
+        to stand (docs/learning.md).
+        """
+        n = 1 if spec.discrete else spec.act_dim
+        return replace(self, lam=1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam)
 
     @property
     def wrappers(self) -> list[str]:
@@ -260,7 +272,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     other.add_argument("--trust", action="store_true", help="import the modules that the settings of RUN_DIR name")
     other.add_argument(
         "--preset", metavar="NAME",
-        help="mujoco: the settings of docs/learning.md's tables, for --algo; atari: those for its games",
+        help="atari: the settings for its games",
     )  # fmt: skip
     try:
         words, auto = plain(sys.argv[1:] if arguments is None else arguments)
@@ -289,7 +301,7 @@ def parse(arguments: list[str] | None = None) -> Config:
 def _keywords(option: Field[Any]) -> dict[str, Any]:
     """Of argparse's add_argument, for a setting."""
     kind, how = _kind(option), option.metadata
-    own = [f"{algo}: {DEFAULTS[algo][option.name]}" for algo in DEFAULTS if option.name in DEFAULTS[algo]]
+    own = [f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if own.get(option.name) is not None]
     others = [algo for algo in DEFAULTS if option.name not in {*DEFAULTS[algo], *Config.of(algo).unused}]
     is_none = option.default in (None, "") or option.default is False or not others
     default = "" if is_none else f"default: {option.default}"
@@ -322,8 +334,6 @@ def _resumed(given: dict[str, Any], trust: bool) -> Config:
     path = Path(given["resume"]) / "config.json"
     saved = _read(path)
     require_trust(saved, path, trust)
-    if "total_steps" in given and saved.lr_schedule != "constant":
-        raise ValueError("--total_steps cannot change on --resume: the run's --lr_schedule ends there")
     here = {"hosts": None, "hostfile": None, "log_dir": None}  # where it ran then is nothing of the run
     return replace(saved, **here | {key: value for key, value in given.items() if key != "env"})
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from mpi_util_spinup.files import read
 from policies.actor import Spec
-from trainer.advice import PHASES
+from trainer.advice import PHASES, Standstill
 from trainer.config import Config
 from trainer.display import Display, clock, counted
 from trainer.exports import Exports
@@ -49,6 +49,7 @@ class Record:
         self.began = self.saved_at = time.perf_counter()
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
+        self.standstill = Standstill(config, 0 if spec.discrete else spec.act_dim)
 
     def begin(self, rows: int) -> None:
         """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
@@ -57,7 +58,9 @@ class Record:
         with contextlib.suppress(Exception):  # of a file that was changed
             for line in self._exports.kept:
                 row = json.loads(line)
-                self.display.recent.add({name: math.nan if row[name] is None else row[name] for name in row})
+                row |= {name: math.nan for name in row if row[name] is None}
+                self.display.recent.add(row)
+                self.standstill.after(row)  # which may have been said by the earlier start
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""
@@ -93,6 +96,7 @@ class Record:
         """Shows a new row of progress.txt, and keeps it for a checkpoint."""
         self.row = row
         self.display.row(row)
+        self.display.say(self.standstill.after(row))
         self._exports.row(row)
 
     def times(self, n_steps: int, seconds: dict[str, float], busy_s: float) -> dict[str, float]:
@@ -164,8 +168,7 @@ class Record:
         for what, name in self._exports.end().items():
             self.display.say(f"  {what}:{' ' * (9 - len(what))}{self.folder.given / name}")
         more = "" if why == "stopped" else " --total_steps N" if self.config.total_steps else " -n N"
-        if why == "stopped" or self.config.lr_schedule == "constant":  # a linear one has ended at 0
-            self.display.say(f"  continue: {self._command('--resume')}{more}")
+        self.display.say(f"  continue: {self._command('--resume')}{more}")
 
 
 def _versions() -> dict[str, str]:

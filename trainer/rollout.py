@@ -130,6 +130,7 @@ class Runner:
         self._stream = ENV_STREAM if training else EVAL_STREAM
         self._render = {"render_mode": env.render_mode} if env.render_mode else {}
         _, self.discrete, self.to_env = action_map(env.action_space)
+        self._lam = config.fitted(actor.spec).lam or 0.0
         self._obs, self._scaled = self._rows(FIRST_ROWS)
 
     def _rows(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -251,7 +252,7 @@ class Runner:
         self.scaler.scale(self._obs[t], self._scaled[t])
         val = self.actor.value(self._scaled[: t + 1])
         last_val = 0.0 if terminated else float(val[t])
-        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, self.config.gamma, self.config.lam)
+        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, self.config.gamma, self._lam)
         self._require_finite((), (), (), adv)
         ret = adv + val[:t]  # TD(lambda) returns: less noisy targets than Monte Carlo returns
         batch = {"obs": self._obs[:t].copy(), "act": act, "adv": adv, "ret": ret}

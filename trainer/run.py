@@ -13,6 +13,7 @@ from mpi_util_spinup.files import lock_folder
 from mpi_util_spinup.logx import EpochLogger
 from policies.actor import INIT_LOG_STD, Actor, Spec, parse_hid_list
 from policies.data_parallel import ALONE, LearnerGroup
+from policies.hyper import DEFAULTS
 from policies.scaler import Scaler, scaler_for
 from trainer.advice import PHASES, Advice
 from trainer.collect import NOTHING, EpisodeCollector, Evaluator, Pooled, SegmentCollector, gather, keep_own
@@ -199,6 +200,7 @@ def set_up(config: Config) -> Run:
     average = config.parallel == "average" and mpi_util.nworkers > 1
     check_env(config)  # before this process has others, which may not outlast the end of one
     envs, spec = all_or_none(lambda: build_envs(config.check()))
+    config = config.fitted(spec)
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
     run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))
@@ -224,7 +226,7 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     env = next(iter(envs.values()), None) or make_env(config, quiet=not is_root)
     obs_dim = env.observation_space.shape[0]
     act_dim, discrete, _ = action_map(env.action_space)
-    if discrete and config.log_std != INIT_LOG_STD:
+    if discrete and config.log_std != DEFAULTS[config.algo].get("log_std", INIT_LOG_STD):
         raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
     policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
     valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")

@@ -71,9 +71,9 @@ class Training:
             self._before = self.state()
         data, self.ready = self.ready, NOTHING
         batch, part = data.batch, data.part
-        falls = self.config.lr_schedule == "linear"
+        end = self.config.total_steps if self.config.lr_schedule == "linear" else None
         for learner in (self.learners.policy, self.learners.value):
-            learner.lr_scale = max(0.0, 1.0 - self.control.steps / self.config.total_steps) if falls else 1.0
+            learner.lr_scale = max(0.0, 1.0 - self.control.steps / end) if end else 1.0
         raw = batch["obs"]
         try:
             obs = self.scaler.scale(raw, aligned(raw.shape))

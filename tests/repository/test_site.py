@@ -29,8 +29,8 @@ OTHERS = re.compile(
     r"|python -m mpi_util|mpiexec by hand|example: python|Train a policy on N|the run: these may change"
     r"|mpi_util (stack|weight sync:)|Kinds of messages|Byte offset"
     # pictures' and the panel's labels, settings, lists of commands
-    r"|--batch_steps (1024|2048)"
-    r"|--algo (trpo|vpg) |--rew_scale|chosen for it|what a stroke|without it it learns|seed run_dir"
+    r"|--total_steps 1000"
+    r"|seed run_dir"
     r"|return in training|environment steps per|seconds of an|\[bold\]|KL \0, entropy|\0 \0 after \0; no limit"
     r"|instead, or besides|\.\*is out of date|mpi_util_spinup\.\w+$|train\.py --watch$"
     r"|train a policy on N|play what a run|will a job run|curves of runs|run a script once|usage: python -m"

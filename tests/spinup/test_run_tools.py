@@ -17,6 +17,7 @@ from training import train
 
 from mpi_util.errors import UsageError
 from mpi_util_spinup import plot
+from policies.actor import Spec
 from trainer.config import parse
 from trainer.play import load_policy
 from trainer.presets import plain
@@ -194,8 +195,8 @@ def test_numbers_as_people_write_them(capsys):
     assert numbers("0-2,7") == [0, 1, 2, 7]
     for arguments, problem in [
         (["--total_steps", "1.5"], "'1.5' is not a whole number"),
-        (["--preset", "atarii"], "--preset atarii is not one of: atari, mujoco"),
-        (["--preset", "mujoco", "--algo", "ppo-kl"], "it has: ppo, trpo, vpg"),
+        (["--preset", "atarii"], "--preset atarii is not one of: atari"),
+        (["--preset", "atari", "--algo", "trpo"], "--preset atari is for --algo ppo"),
         (["--resume", "x", "--preset", "atari"], "--preset cannot change on --resume; leave it out"),
         (["--name", "a/b"], "give it without /"),
         (["--name", "a", "--run_dir", "b"], "give one of them"),
@@ -205,15 +206,21 @@ def test_numbers_as_people_write_them(capsys):
         assert problem in capsys.readouterr().err
 
 
-def test_presets_are_the_settings_of_the_tables():
-    config = parse(["Swimmer-v5", "--preset", "mujoco", "--epochs", "3"])
-    assert (config.batch_steps, config.lr, config.lr_schedule, config.gamma) == (2048, 3e-4, "linear", 0.999)
-    assert (config.epochs, config.total_steps) == (3, 1_000_000)  # what is given besides counts
-    config = parse(["Hopper-v4", "--preset", "mujoco", "--algo", "trpo", "--total_steps", "5000"])
-    assert (config.algo, config.rew_scale, config.total_steps) == ("trpo", "returns", 5000)
-    config = parse(["Hopper-v4", "--preset", "mujoco", "-b", "4", "--minibatch_rows", "100"])
-    assert (config.batch_size, config.batch_steps, config.lr_schedule) == (4, None, "linear")
+def test_a_preset_gives_way_to_the_options_beside_it():
+    config = parse(["ALE/Pong-v5", "--preset", "atari", "--epochs", "3"])
+    assert (config.batch_steps, config.lr, config.lr_schedule, config.lam) == (1024, 2.5e-4, "constant", 0.95)
+    assert (config.epochs, config.total_steps) == (3, 10_000_000)
+    config = parse(["ALE/Pong-v5", "--preset", "atari", "-b", "4", "--minibatch_rows", "100"])
+    assert (config.batch_size, config.batch_steps) == (4, None)
     assert (config.minibatches, config.minibatch_rows) == (0, 100)
+
+
+def test_lambda_follows_the_number_of_action_components():
+    def lam(components, *given, discrete=False):
+        return parse(["Env-v0", *given]).fitted(Spec(5, components, discrete, (8,), (8,))).lam
+
+    assert [lam(n) for n in (1, 4)] == [0.95] * 2 == [lam(17, discrete=True), lam(17, "--algo", "trpo")]
+    assert [lam(n) for n in (6, 8, 17, 400)] == pytest.approx([0.925, 0.9, 0.8, 0.8]) and lam(17, "--lam", "0") == 0.0
 
 
 # ---- several seeds
