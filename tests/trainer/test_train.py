@@ -18,10 +18,13 @@ import pytest
 from conftest import ROOT, mpi_environment, run
 from training import EPISODES, FRESH, ODD, SEGMENTS, rows, start, train, wait_for_row
 
+from policies.actor import Spec
 from trainer.config import Config, parse
 from trainer.environment import check_env
 from trainer.record import TIME_COLUMNS, Record, python_command
 from trainer.run_folder import load
+
+SPEC = Spec(11, 3, False, (64, 64), (64, 64))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def test_resume_of_a_run_at_its_limit_says_what_goes_on(tmp_path):
     train("CartPole-v1", "--total_steps", 1000, "--run_dir", tmp_path / "run")
     for more in ((), ("--total_steps", 500)):
         out = train("--resume", tmp_path / "run", *more)
-        assert "it has 1,000 steps already; --resume with a higher --total_steps or -n continues it" in out.out
+        assert "it has 2,000 steps already; --resume with a higher --total_steps or -n continues it" in out.out
         assert "Ctrl-C" not in out.out
 
 
@@ -110,7 +113,7 @@ def test_the_run_folder(alone, tmp_path):
     train(*EPISODES, "--run_dir", tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["env"] == "Hopper-v4" and config["num_episodes"] == 24 and config["run_dir"] == f"{tmp_path}/run"
-    assert (config["lr"], config["epochs"], config["clip"]) == (2e-4, 10, 0.2)
+    assert (config["lr"], config["epochs"], config["clip"]) == (3e-4, 10, 0.2)
     assert config["num_envs"] is None and config["cg_iters"] is None  # without effect
     assert config["versions"]["numpy"] == np.__version__ and {"python", "torch", "mpi4py"} <= set(config["versions"])
     train("--resume", tmp_path / "run", "--nprocs", 2)
@@ -156,7 +159,7 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
 )
 def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     monkeypatch.setattr(sys, "argv", ["../repository/train.py"])  # as it was started
-    record = Record(parse(["Hopper-v4", *limits.split(), "--nprocs", "2", "--run_dir", f"{tmp_path}/a run"]), None, {})
+    record = Record(parse(["Hopper-v4", *limits.split(), "--nprocs", "2", "--run_dir", f"{tmp_path}/a run"]), SPEC, {})
     record.begin(rows=0)
     record.announce(0, 0, False)
     again = f"{python_command()} ../repository/train.py --resume '{tmp_path}/a run'"
