@@ -148,8 +148,7 @@ class Channel(Agreement):
         self.states.close()
         self.peers.close()
         self.pool.close()
-        kept = state(Kept)
-        kept.open = [each for each in kept.open if each is not self]
+        state(Kept).open.remove(self)
 
 
 def paired(answers: Sequence[Answer], value: Any) -> list[tuple[Answer, Any]]:

@@ -29,8 +29,7 @@ class Peers:
         # of the notes of the ranks of this machine, as MPI knows it, but for those that have no shared memory
         self.tickets = {k: Ticket(*its) for k, _, *its in rows if any(its)}
         pipes = {k: fd for k, fd, *_ in rows}
-        ranks = [row[0] for row in all_of(here, [rank])]
-        lowest = ranks[0]
+        lowest, *_ = ranks = [row[0] for row in all_of(here, [rank])]
         reaches: list[int] = [k == rank or (rank in self.tickets and self._open(k, pipes[k])) for k in ranks]
         reach = np.array(all_of(here, reaches), bool)
         shared = [k for i, k in enumerate(ranks) if reach[0, i] and reach[i, 0]]  # it and the lowest reach each other

@@ -34,9 +34,7 @@ class WakePipe:
     """The pipe by which others wake this process; and how this one wakes others by theirs."""
 
     def __init__(self) -> None:
-        self.read_fd, self.write_fd = os.pipe()
-        for fd in (self.read_fd, self.write_fd):
-            os.set_blocking(fd, False)
+        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()  # select cannot watch descriptors from 1024 on
         self._poll.register(self.read_fd, select.POLLIN)
 
@@ -46,8 +44,7 @@ class WakePipe:
 
     def sleep(self, seconds: float) -> bool:
         """Sleeps for `seconds`, or until it is woken; True if it was."""
-        woken = bool(self._poll.poll(seconds * 1e3))
-        if woken:
+        if woken := bool(self._poll.poll(seconds * 1e3)):
             os.read(self.read_fd, 1 << 16)
         return woken
 

@@ -324,20 +324,19 @@ def _end() -> Failure:
 
 def _end_together() -> None:
     """An atexit function: all ranks end in order, or the job is aborted if this one failed and others still work."""
-    mine, mpi, end, several = state(FailureState), _running_mpi(), _end(), under_launcher()
-    if mine.is_fork:
+    mpi, end, several = _running_mpi(), _end(), under_launcher()
+    if state(FailureState).is_fork:
         if mpi:  # mpi4py would call MPI_Finalize, which waits for ever in a forked process
             _flush()
             os._exit(end.status)
         return
-    _record_end()
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)  # Python restores the signals' defaults before MPI ends, and they end the process
     if end.status and several:
         _record(end)
     elif end.status and mpi:  # such as a rank of no job that was refused: Open MPI leaves its files then
         reap.remove(reap.mpi_files(os.getpid()))
-    together = mpi and mine.leave and mine.leave(end.status, end.reason, _LEAVE_S if end.status else None)
+    together = _leave(end)
     if end.status and (together or not several):
         _record(end._replace(in_order=True), again=several)
     elif end.status and mpi:
@@ -348,10 +347,22 @@ def _end_together() -> None:
         set_abort_status(end.status)  # mpi4py aborts the job once Python has ended the program and its files
 
 
+def _leave(end: Failure) -> Any:
+    """Records that this rank ends in order, so that its death is no failure. True: all ranks end together, now."""
+    write_record("ended", {})
+    mine = state(FailureState)
+    leave, mine.leave = mine.leave, None
+    try:
+        return leave and leave(end.status, end.reason, _LEAVE_S if end.status else None)
+    except SystemExit as error:  # of a signal's handler; Python would go on, and the others wait for this rank for ever
+        stop_all(_exit_of(error))
+    except BaseException as error:
+        _report_and_stop(type(error), error, error.__traceback__)
+
+
 def _record(failure: Failure, again: bool = False) -> None:
     """Records a failure for mpi_fork's parent: the first one, which is the cause of those that follow."""
-    role = state(Role)
-    if again or not os.path.exists(os.path.join(role.job, f"failed-{role.rank}")):
+    if again or not os.path.exists(os.path.join((role := state(Role)).job, f"failed-{role.rank}")):
         write_record("failed", failure._replace(time=time.time())._asdict())
 
 
@@ -369,10 +380,5 @@ def register_mpi() -> None:
     with contextlib.suppress(ValueError, TypeError):  # a thread, or a handler that is not Python's
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))  # UCX, in MPICH, has taken it for its debug mode
     forget_launcher(OF_SERVER)  # an MPI program that this rank starts is alone, and not this rank once more
-    # MPI_Finalize deletes the attributes of COMM_SELF first
-    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_record_end), True)
-
-
-def _record_end(*_: Any) -> None:
-    """Records that this rank ends in order, so that its death is not taken for a failure."""
-    write_record("ended", {})
+    # MPI_Finalize, which the program may call, deletes the attributes of COMM_SELF first
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _leave(Failure(0))), True)

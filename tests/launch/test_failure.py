@@ -438,6 +438,43 @@ def test_messages_that_nobody_reads_keep_no_rank(tmp_path, mpi, n):
     assert (done.status, done.out, done.err) == (0, f"{n}\n" * n, "")
 
 
+@pytest.mark.parametrize(
+    ("to", "handler", "status", "err"),
+    [
+        ("os.environ['STARTER']", "signal.default_int_handler", 130, "rank 0: interrupted (Ctrl-C)\n"),
+        ("os.environ['STARTER']", "lambda *_: sys.exit(130)", 130, ""),
+        ("pids[2]", "lambda *_: sys.exit(5)", 5, "mpi_util: rank 2 ended with status 5; all 3 ranks were stopped\n"),
+    ],
+    ids=["interrupt", "exit", "exit-2"],
+)
+def test_a_signal_ends_a_job_of_which_some_ranks_have_ended(tmp_path, mpi, to, handler, status, err):
+    """They wait for the others in an atexit function, and what that raises Python passes over."""
+    (tmp_path / "program.py").write_text(
+        "import os, signal, sys, time, mpi_util\n"
+        "os.environ.setdefault('STARTER', str(os.getpid()))\n"
+        "if mpi_util.mpi_fork(3) == 'parent': sys.exit()\n"
+        f"signal.signal(signal.SIGINT, {handler})\n"
+        "pids = [mpi_util.all_sum(os.getpid() * (mpi_util.rank == k)) for k in range(3)]\n"
+        "if mpi_util.rank == 1:\n"
+        "    time.sleep(1)\n"
+        f"    os.kill(int({to}), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+    )
+    done = run([sys.executable, "program.py"], SOON_S, mpi_environment(mpi), cwd=tmp_path)
+    assert (done.status, done.err) == (status, err)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_rank_may_call_mpi_finalize_itself(tmp_path, mpi, who):
+    """The others do it when Python ends, and first wait for this one."""
+    (tmp_path / "program.py").write_text(
+        "import sys, mpi_util\nif mpi_util.mpi_fork(2) == 'parent': sys.exit()\nfrom mpi4py import MPI\n"
+        f"if mpi_util.rank == {who}: MPI.Finalize()\nprint('end')\n"
+    )
+    done = run([sys.executable, "program.py"], SOON_S, mpi_environment(mpi), cwd=tmp_path)
+    assert (done.status, done.out, done.err) == (0, "end\nend\n", "")
+
+
 STOPS = """
 import sys, time, mpi_util
 if mpi_util.mpi_fork(int(sys.argv[1])) == "parent": sys.exit()
