@@ -84,7 +84,7 @@ def test_a_background_does_not_silence_the_network():
 
 @pytest.mark.slow
 def test_it_learns_with_the_same_bits_at_any_size_and_goes_on(tmp_path):
-    how = [*SIDES, "--save_every", 0, "--gamma", 0, "--lr", 1e-3]
+    how = [*SIDES, "--save_every", 0, "--gamma", 0, "--lr", 1e-3, "--lr_schedule", "constant"]
     out = train(*how, "--total_steps", 3072, "--nprocs", 3, "--run_dir", tmp_path / "whole")
     last = [line for line in out.splitlines() if line.startswith("    12 ")]
     assert float(last[0].split()[3]) > 17, out  # of 20; 10 by chance

@@ -25,7 +25,7 @@ from trainer.run_folder import RunFolder, load
 
 WALK = "tests.envs:Walk-v0"
 BRIEF = ["--epochs", 1, "--vf_epochs", 1]
-SEGMENTS = ["--batch_steps", 240, "--num_envs", 6, *BRIEF]
+SEGMENTS = ["--batch_steps", 240, "--num_envs", 6, "--lr_schedule", "constant", *BRIEF]
 EPISODES = ["-b", 6, *BRIEF]
 TRIALS = ["--eval_every", 700, "--eval_episodes", 2]
 
