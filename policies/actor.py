@@ -33,10 +33,7 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 def channels_last(image: tuple[int, ...]) -> bool:
-    """Whether an image's channels are its last dimension: that which differs from two equal ones, or the smaller.
-
-    Args: image: its shape, channels first or last.
-    """
+    """Whether channels are the last dimension of an image's shape: the one unlike two equal ones, else the smaller."""
     first, middle, last = image
     return first == middle if (first == middle) != (middle == last) else last < first
 
@@ -188,16 +185,13 @@ class Actor:
     def sample(self, out: Array, noise: Any) -> Any:
         """Draws one action. Args: out: what `output` returned, or one of `outputs`. noise: one row of `noise`.
 
-        Returns:
-            Box: a new float32 (act_dim,) array, mean + std * noise. Discrete: int, by the inverse of the cumulative
-            probabilities at `noise`.
+        Returns: Box: a new float32 (act_dim,) array, mean + std * noise. Discrete: int, by the inverse of the
+            cumulative probabilities at `noise`.
         """
         if self.spec.discrete:
             cumulative = np.cumsum(np.exp(out - out.max()), dtype=np.float64)
             return min(int(cumulative.searchsorted(noise * cumulative[-1], side="right")), self.spec.act_dim - 1)
-        action = self._std * noise
-        action += out
-        return action
+        return self._std * noise + out
 
     def mode(self, out: Array) -> Any:
         """The most likely action. Args: out: what `output` returned. Returns: as `sample`."""

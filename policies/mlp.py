@@ -29,12 +29,10 @@ def forward(layers: Sequence[Layer], x: Array, outs: Sequence[Array]) -> Array:
     """
     *hidden, last = zip(layers, outs)
     for (weight, bias), out in hidden:
-        x.dot(weight, out)
-        np.add(out, bias, out)
+        np.add(x.dot(weight, out), bias, out)
         x = np.tanh(out, out)
     (weight, bias), out = last
-    x.dot(weight, out)
-    return np.add(out, bias, out)
+    return np.add(x.dot(weight, out), bias, out)
 
 
 def aligned(shape: tuple[int, ...], dtype: type = np.float32, shared: bool = False) -> Array:

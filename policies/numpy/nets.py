@@ -56,8 +56,7 @@ class Net(backend.Net):
         """
         n = len(whole if minibatch is None else minibatch)
         k = self.n_threads(n)
-        ends = [n * i // k for i in range(k + 1)]
-        slices = [slice(*ends[i : i + 2]) for i in range(k)]
+        slices = [slice(n * i // k, n * (i + 1) // k) for i in range(k)]
         # of all rows slices too, as the order of a sum does not matter
         parts = slices if minibatch is None or n == len(whole) else [minibatch[part] for part in slices]
         run = _map(self.threads, os.getpid()) if k > 1 else map

@@ -45,9 +45,8 @@ class Worker:
     def forward(self, obs: Array, rows: slice | Array) -> Array:
         """Outputs for some rows, float32 (N, outputs), which the next call overwrites; kept if it is the same one.
 
-        Args:
-            obs: float32 (all rows, inputs), contiguous; of each batch a new array, by which it is known.
-            rows: a slice, or int64 positions.
+        Args: obs: float32 (all rows, inputs), contiguous; of each batch a new array, by which it is known. rows: a
+            slice, or int64 positions.
         """
         known = obs, rows, self._net.changes
         if isinstance(rows, slice) and self._known[0] is obs and self._known[1:] == known[1:]:
@@ -115,12 +114,8 @@ class Gaussian:
         self._mean, self._inv_std = mean, np.exp(-self._log_std)
 
     def logp(self, act: Array) -> Array:
-        self._z = act - self._mean
-        self._z *= self._inv_std
-        logp = np.einsum("ij,ij->i", self._z, self._z)
-        logp *= -0.5
-        logp -= self._log_std.sum() + self._constant
-        return logp
+        self._z = (act - self._mean) * self._inv_std
+        return -0.5 * np.einsum("ij,ij->i", self._z, self._z) - (self._log_std.sum() + self._constant)
 
     def entropy(self) -> float:
         return len(self._mean) * float(self._log_std.sum() + self._constant + np.float32(0.5 * len(self._log_std)))
@@ -186,6 +181,4 @@ class Categorical:
 
     def fisher(self, d_out: Array, d_log_std: Array | None, n: int) -> Array:
         grad = self._probs * d_out  # diag(p) - p p' for the logits
-        grad -= self._probs * grad.sum(axis=1, keepdims=True)
-        grad /= n
-        return grad
+        return (grad - self._probs * grad.sum(axis=1, keepdims=True)) / n
