@@ -115,8 +115,7 @@ class Net(backend.Net):
         """See policies.learner.Learner: all steps in one compiled loop."""
         order, totals = zip(*minibatches)
         counts = np.array([len(minibatch) for minibatch in order])
-        planned = self._plan(lr, len(order))
-        self._pass(rows.fields, np.concatenate(order), counts, np.array(totals, np.float32), planned)
+        self._pass(rows.fields, np.concatenate(order), counts, np.array(totals, np.float32), self._plan(lr, len(order)))
 
     def _pass(self, fields: tuple[Tensor, ...], order: Tensor, counts: Tensor, totals: Tensor, planned: Tensor) -> None:
         """Step i takes the next `counts[i]` of the rows `order`."""

@@ -114,8 +114,7 @@ def _users(network: str) -> Callable[[str, int, int], Any]:
     if "" not in sys.path:
         sys.path.append("")  # a module of the user's folder
     try:
-        found: Callable[[str, int, int], Any] = getattr(importlib.import_module(module_name), function)
-        return found
+        return getattr(importlib.import_module(module_name), function)
     except (Exception, SystemExit) as error:  # of the user's module too
         how = "write MODULE:FUNCTION, such as mynets:network, for a function in mynets.py"
         raise ValueError(f"--network {network}: {type(error).__name__}: {error}; {how}") from None
@@ -123,15 +122,12 @@ def _users(network: str) -> Callable[[str, int, int], Any]:
 
 def _made(make: Callable[[str, int, int], Any], net: str, inputs: int, outputs: int, seed: int) -> torch.nn.Module:
     """The user's module with its initial numbers, which share no memory with another module's."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # so that whatever a module computes here can be copied
         torch.manual_seed(seed)
-        with torch.no_grad():  # so that whatever a module computes when it is made can be copied
-            made = make(net, inputs, outputs)
-        module = copy.deepcopy(made)
+        module = copy.deepcopy(make(net, inputs, outputs))
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"the function returned {type(module).__name__}, not a torch.nn.Module")
-        with torch.no_grad():
-            module.float().eval()(torch.zeros(2, inputs))  # lazy layers draw their numbers now
+        module.float().eval()(torch.zeros(2, inputs))  # lazy layers draw their numbers now
         return module
 
 

@@ -37,16 +37,14 @@ class Net(backend.Net):
         self._parameters = [named[key] for key in self.shapes]
         for parameter, view in zip(self._parameters, views.values()):
             parameter.data = view
-        n_deviations = self._log_std.numel()
-        self._sizes = [self.n_params - n_deviations, n_deviations]
+        self._sizes = [self.n_params - self._log_std.numel(), self._log_std.numel()]
         self._parts = [torch.nn.Parameter(part) for part in self._vectors[0].split(self._sizes)]
         self._adam = torch.optim.Adam(
             [{"params": [part]} for part in self._parts],
             betas=(ADAM["beta1"], ADAM["beta2"]), eps=ADAM["eps"], fused=True,
         )  # fmt: skip
-        for part, *moments in zip(self._parts, *(vector.split(self._sizes) for vector in self._vectors[1:])):
-            step = torch.zeros((), device=self.device)
-            self._adam.state[part] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (step, *moments)))
+        for part, m, v in zip(self._parts, *(vector.split(self._sizes) for vector in self._vectors[1:])):
+            self._adam.state[part] = {"step": torch.zeros((), device=self.device), "exp_avg": m, "exp_avg_sq": v}
 
     def vector(self, which: int = 0) -> Array:
         return self._vectors[which].to("cpu", copy=True).numpy()
