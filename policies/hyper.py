@@ -23,10 +23,7 @@ RUN, ALGO = "the run", "the algorithm"
 
 
 def setting(group: str, help: str, default: Any = None, must_be: str = "", short: str = "", **more: Any) -> Any:
-    """A field and its option on the command line.
-
-    must_be: its range; "": as usual for its type. choices: all values; the first one is the default.
-    """
+    """A field and its option. must_be: range; "": as usual for its type. choices: all values, the default one first."""
     default = more.get("choices", [default])[0]
     return field(default=default, metadata={"group": group, "help": help, "must_be": must_be, "short": short, **more})
 

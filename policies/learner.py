@@ -100,10 +100,7 @@ class Learner:
         return arrays, {f"{name}/adam/steps": steps, f"{name}/updates": self.updates} | adaptive
 
     def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
-        """Restores what `state` returned; other names are ignored.
-
-        Raises: ValueError: the parameters do not fit this network. KeyError: a name is missing.
-        """
+        """Restores what `state` returned; ignores other names. ValueError: it does not fit. KeyError: one missing."""
         name, net = self.net.name, self.net
         net.load(arrays)
         m, v, steps = arrays[f"{name}/adam/m"], arrays[f"{name}/adam/v"], scalars[f"{name}/adam/steps"]

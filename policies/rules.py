@@ -58,9 +58,8 @@ class Policy(Learner):
             logp: float32 (N,), log-probabilities of the actions by the policy that drew them, to which ratios are
                 taken; None: that was the current one. KL(old || new) is always taken to the current one.
         Returns: what to log: KL, Entropy and LossPi, as Compared's after the update, and the rule's own numbers.
-        Raises:
-            ValueError: an array has another shape than the above.
-            FloatingPointError: the loss, its gradient or what is logged is not finite; nothing was changed.
+        Raises: ValueError: an array has another shape. FloatingPointError: loss, gradient or log are not finite;
+            nothing was changed.
         """
         part = Part.whole(len(obs)) if part is None else part
         with self.updating(part.total) as log:
@@ -146,20 +145,18 @@ class PPOPenalty(Policy):
         while epochs < hyper.epochs and now.kl <= self.STOP * hyper.kl_targ:
             epochs += 1
             weight = self.beta + 2.0 * self.HINGE * max(0.0, now.kl - 2.0 * hyper.kl_targ)  # the penalty's derivative
-            grad = self.gradient(batch, now, kl=weight)
-            self.net.step(grad, hyper.lr * self.lr_scale * self.lr_mult)
+            self.net.step(self.gradient(batch, now, kl=weight), hyper.lr * self.lr_scale * self.lr_mult)
             now = self.compare(batch)
         return now, {"Beta": self.beta, "LrMult": self.lr_mult, "StopIter": epochs}
 
     def adapt(self, kl: float) -> None:
         """See Policy: beta rises, then the step size falls, where the divergence was too large; or the reverse."""
-        lowest, highest = self.BETA_RANGE
         if kl > 2.0 * self.hyper.kl_targ:
-            self.beta = min(highest, self.beta * self.ADAPT)
+            self.beta = min(self.BETA_RANGE[1], self.beta * self.ADAPT)
             if self.beta > self.BETA_SETTLED[1] and self.lr_mult > self.LR_MULT_RANGE[0]:
                 self.lr_mult /= self.ADAPT
         elif kl < 0.5 * self.hyper.kl_targ:
-            self.beta = max(lowest, self.beta / self.ADAPT)
+            self.beta = max(self.BETA_RANGE[0], self.beta / self.ADAPT)
             if self.beta < self.BETA_SETTLED[0] and self.lr_mult < self.LR_MULT_RANGE[1]:
                 self.lr_mult *= self.ADAPT
 
