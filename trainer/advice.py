@@ -63,10 +63,7 @@ class Measured:
 
 
 def estimate(seen: Measured, n: int, overlap: bool = False, reached: float = 1.0) -> float:
-    """Seconds that the measured iterations would have taken with `n` processes.
-
-    Args: reached: part of the ideal gain of sharing that is counted on, 0 to 1.
-    """
+    """Seconds of the measured iterations with `n` processes. Args: reached: part of the ideal gain expected, 0 to 1."""
 
     def share(seconds: float, gain: float) -> float:
         return seconds / (1.0 + (gain - 1.0) * (reached if gain > 1.0 else 1.0))
@@ -143,22 +140,20 @@ class Standstill:
         total = config.total_steps
         self._least = max(FLAT_SHARE * total, FLAT_STEPS) if total else FLAT_STEPS_ENDLESS
         self._steps, self._sums = [0.0], [np.zeros(3)]  # in rows so far: episodes, sums of their returns and lengths
-        self.said, self._first = False, np.zeros(3)
+        self.said = False
 
     def after(self, row: Mapping[str, float]) -> str:
         """Adds a row of progress.txt. Returns: the advice, one line; else ""."""
         steps, new = row["TotalEnvInteracts"], row["Episodes"] - self._sums[-1][0]
         if new:
-            means = np.array([1.0, row["AverageEpRet"], row["EpLen"]])
-            self._first = means if len(self._steps) == 1 else self._first
             self._steps.append(steps)
-            self._sums.append(self._sums[-1] + new * means)
+            self._sums.append(self._sums[-1] + new * np.array([1.0, row["AverageEpRet"], row["EpLen"]]))
         if self.said or steps < self._least:
             return ""
         quarter, half, end = (self._sums[bisect_right(self._steps, at) - 1] for at in (steps / 4, steps / 2, steps))
+        spans = (self._sums[0], self._sums[:2][-1]), (quarter, half), (half, end)
         with np.errstate(all="ignore"):  # nan where no episode has ended
-            (_, before, _), (_, now, length) = ((b - a) / (b - a)[0] for a, b in ((quarter, half), (half, end)))
-        _, first, first_length = self._first
+            (_, first, first_length), (_, before, _), (_, now, length) = ((b - a) / (b - a)[0] for a, b in spans)
         solved = now > first + SOLVED * (self.threshold - first)
         if solved or not now - before <= GROWTH * abs(before - first):
             return ""
