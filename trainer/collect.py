@@ -16,8 +16,7 @@ from trainer.control import DROPPED, Control
 from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, alone, empty_batch, together, work
 
 RESULT = ("ep_ret", "ep_len", "work")  # what the result of an evaluation has of Runner's batches
-# What one rank collected: a batch per episode, or part of an episode, as Runner makes them, by its position in the
-# order of all ranks' batches.
+# One rank's batches, of episodes or parts of them, as Runner makes them, by position in the order of all ranks' batches
 Collected = dict[int, dict[str, np.ndarray]]
 
 
@@ -84,10 +83,7 @@ class SegmentCollector:
         self, config: Config, control: Control, actor: Actor, runners: dict[int, Runner], stop: mpi_util.StopRequest,
         saved: dict[str, Any],
     ):  # fmt: skip
-        """Collective: continues the episodes of a resumed run.
-
-        Args: runners: this rank's, by number of the environment. saved: what `state` returned on rank 0; {}: a new run.
-        """
+        """Collective. Args: runners: this rank's, by environment. saved: what `state` gave rank 0; {}: a new run."""
         self.config, self.control, self.actor, self.runners, self.stop = config, control, actor, runners, stop
         self.n_steps = self.config.batch_steps // self.config.num_envs
         first = self.n_steps * self.control.iteration  # a checkpoint without episodes had used at most these numbers
@@ -157,17 +153,15 @@ class Evaluator(EpisodeCollector):
     def evaluate(self) -> dict[str, np.ndarray]:
         """Collective: `eval_episodes` episodes with the current weights, if an evaluation is due.
 
-        Returns:
-            On rank 0 ep_ret, ep_len and work of all episodes, as Runner's, in their order; {} elsewhere, and where the
-            run was stopped before: `control.evaluate` then stays set on rank 0.
+        Returns: on rank 0 ep_ret, ep_len and work of all episodes, as Runner's, in their order; {} elsewhere, and where
+            the run was stopped before: `control.evaluate` then stays set on rank 0.
         """
         if not self.control.evaluate:
             return {}
         self.runner.actor.refresh()
         keys = episodes_of(self.runner)
         batches = self.run(keys)
-        results: Any = [{key: batch[key] for key in RESULT} for batch in batches.values()]
-        results = mpi_util.rank0_accum_batches(results, index=list(batches))
+        results = mpi_util.rank0_accum_batches([*batches.values()], index=list(batches))
         if mpi_util.rank:
             return {}
         self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -119,9 +119,8 @@ class Runner:
     ):  # fmt: skip
         """Makes a runner that has not started.
 
-        Args:
-            env: of this runner alone. greedy: act deterministically.
-            training: False: in episodes that training does not use; batches have ep_ret, ep_len and work alone.
+        Args: env: of this runner alone. greedy: act deterministically. training: False: in episodes that training does
+            not use; batches have ep_ret, ep_len and work alone.
         """
         self.env, self.actor, self.scaler, self.config, self.control = env, actor, scaler, config, control
         self.training = training
@@ -159,7 +158,8 @@ class Runner:
         """Resets the environment, and replays the episode so far. Returns: as `start`."""
         episode, rews, ended, seed = self.episode, [], False, self.config.seed
         seeds = [np.random.SeedSequence(seed, spawn_key=(kind, *episode.key)) for kind in (self._stream, NOISE_STREAM)]
-        self._noise = self._draw(np.random.default_rng(seeds[1]))
+        rng = np.random.default_rng(seeds[1])
+        self._noise = itertools.chain.from_iterable(self.actor.noise(rng, NOISE_ROWS) for _ in itertools.count())
         obs = self._fitting(self.env.reset(seed=int(seeds[0].generate_state(1)[0]))[0])
         for action in itertools.chain.from_iterable(act.tolist() if self.discrete else act for act in episode.acts):
             if ended:
@@ -196,16 +196,11 @@ class Runner:
             self.env.close()
         self.env = None
 
-    def _draw(self, rng: np.random.Generator) -> Iterator[Any]:
-        while True:
-            yield from self.actor.noise(rng, NOISE_ROWS)
-
     def run(self, n_steps: int | None = None, stop: Callable[[], bool] = lambda: False) -> Any:
         """Steps to the end of the episode, or `n_steps` at most. Args: stop: as of `alone`; True drops the episode.
 
-        Returns:
-            (batch, True if the episode ended). (None, False): it was dropped. (None, True): the environment failed, and
-            the episode could not be replayed in a new one.
+        Returns: (batch, True if the episode ended). (None, False): it was dropped. (None, True): the environment
+            failed, and the episode could not be replayed in a new one.
         Raises: BadData: an observation, action, reward or advantage is not finite; one line that says which.
         """
         return alone(self.steps(n_steps), self.actor, stop) or (None, False)
@@ -275,12 +270,10 @@ class Runner:
     def _require_finite(self, obs: Any, act: Any, rew: Any, adv: Any = (), first: int = 0) -> None:
         """Raises BadData, which names the first number that is not finite.
 
-        Args: since the last batch. first: its step to which the first of `obs` belongs; those of the others before it
-            have been looked at.
+        Args: since the last batch. first: the step of `obs[0]`; of the others those before it have been looked at.
         """
         found = []
-        all_values = {"observation": obs, "action": act[first:], "reward": rew[first:], "advantage": adv}
-        for name, values in all_values.items():
+        for name, values in ("observation", obs), ("action", act[first:]), ("reward", rew[first:]), ("advantage", adv):
             if not np.isfinite(values).all():
                 at = tuple(np.argwhere(~np.isfinite(values))[0])
                 found.append((at[0], name + f"[{at[-1]}]" * (len(at) > 1), np.asarray(values)[at]))
@@ -298,10 +291,7 @@ def _number(rew: Any) -> float:
 
 
 def alone(steps: Steps, actor: Actor, stop: Callable[[], bool]) -> Any:
-    """Steps one environment. Args: stop: called before a step, and again after some milliseconds.
-
-    Returns: what `steps` returns; None: `stop` was True.
-    """
+    """Steps one environment. Returns: as `steps`; None: `stop`, called before a step and every few ms, was True."""
     due = 0.0
     with QUIETLY():
         try:
