@@ -132,9 +132,8 @@ class Config(Hyper):
     @classmethod
     def of(cls, algo: str = "ppo", **given: Any) -> "Config":
         """As Hyper.of; `batch_size` stands for whole episodes where segments are the algorithm's default."""
-        if given.get("batch_size") and "batch_steps" not in given:
-            return replace(super().of(algo, **given), batch_steps=None)
-        return super().of(algo, **given)
+        own = super().of(algo, **given)
+        return replace(own, batch_steps=None) if given.get("batch_size") and "batch_steps" not in given else own
 
     @property
     def unused(self) -> dict[str, str]:
@@ -270,10 +269,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         "--seeds", metavar="0-4", help="one run after the other, of each seed; NAME: --name, or the --algo"
     )
     other.add_argument("--trust", action="store_true", help="import the modules that the settings of RUN_DIR name")
-    other.add_argument(
-        "--preset", metavar="NAME",
-        help="atari: the settings for its games",
-    )  # fmt: skip
+    other.add_argument("--preset", metavar="NAME", help="atari: the settings for its games")
     try:
         words, auto = plain(sys.argv[1:] if arguments is None else arguments)
         given = vars(parser.parse_args(words))
@@ -328,8 +324,7 @@ def _whole(text: str) -> int:
 def _resumed(given: dict[str, Any], trust: bool) -> Config:
     """The settings of an earlier run, with those that may change on resume. ValueError, one line: it cannot resume."""
     may_change = {option.name for option in fields(Config) if option.metadata.get("group") == FREE}
-    refused = sorted(set(given) - may_change - {"resume", "env"})
-    if refused:
+    if refused := sorted(set(given) - may_change - {"resume", "env"}):
         raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")
     path = Path(given["resume"]) / "config.json"
     saved = _read(path)

@@ -200,8 +200,7 @@ class Panel:
 def spark(values: list[float], width: int = 16) -> str:
     """A small curve of any number of values, as means of `width` parts of them."""
     ends = [round(i * len(values) / width) for i in range(width + 1)] if len(values) > width else range(len(values) + 1)
-    parts = [values[a:b] for a, b in itertools.pairwise(ends)]
-    means = [sum(part) / len(part) for part in parts]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(ends)]
     low, high = min(means), max(means)
     return "".join(BARS[int((mean - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for mean in means)
 

@@ -223,8 +223,7 @@ def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
     middle, half, lowest, highest = (x.astype(dtype) for x in bounds)
 
     def to_env(action: np.ndarray) -> Any:
-        scaled = action * half
-        scaled += middle
+        scaled = action * half + middle
         scaled.clip(lowest, highest, out=scaled)  # np.maximum and np.minimum use AVX-512, which slows what follows it
         return scaled if is_plain else gym.spaces.unflatten(space, scaled)
 

@@ -39,9 +39,8 @@ class Beside:
     def __init__(self, run: Any, asked: dict[str, np.ndarray]):
         """Starts the process.
 
-        Args:
-            run: trainer.run.Run, which imports this module.
-            asked: the newest of `run.weights` that are to be evaluated, until their result is there; {}: none.
+        Args: run: trainer.run.Run, which imports this module. asked: the newest of `run.weights` that are to be
+            evaluated, until their result is there; {}: none.
         """
         self.run, self.asked, self._deaths = run, asked, 0
         self._start()

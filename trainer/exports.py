@@ -82,9 +82,8 @@ class Exports:
     def _draw_curve(self) -> None:
         self._curve_at = time.monotonic()
         rows = self._folder / "progress.txt"
-        if not (rows.exists() and rows.stat().st_size) or os.environ.get("MPI_UTIL_CURVE") == "0":
-            return
-        if importlib.util.find_spec("matplotlib") is not None:
+        may_draw = os.environ.get("MPI_UTIL_CURVE") != "0" and importlib.util.find_spec("matplotlib")
+        if may_draw and rows.exists() and rows.stat().st_size:
             self._start("curve", "mpi_util_spinup.plot", self._folder, "--out", self._folder / CURVE)
 
     def _start(self, what: str, module: str, *arguments: Any) -> None:

@@ -51,10 +51,9 @@ class SavedPolicy:
     def __init__(self, path: Path, trust: bool = False):
         """Raises ValueError: one line: the file is missing or damaged, or names modules in another's folder."""
         self.path, (arrays, self.notes) = path, load(path)
-        spec = Spec.from_dict(self.notes.get("spec", {}))
+        self.spec = spec = Spec.from_dict(self.notes.get("spec", {}))
         if spec is None:
             raise ValueError(f"cannot load {path}: spec in it is missing or out of range")
-        self.spec = spec
         require_trust(self.config().check(), path, trust)
         self.scaler = scaler_for(spec)
         likes = {name: np.empty(shape, np.float32) for net in OUT_GAINS for name, shape in spec.shapes(net).items()}

@@ -89,7 +89,11 @@ class Record:
         """For config.json: all settings in effect, versions, and the command line of each start."""
         before = json.loads(read(self.folder.path / "config.json")) if self.config.resume else {}
         commands = [*before.get("commands", []), shlex.join([python_command(), *sys.argv])]
-        here = {"run_dir": str(self.folder.given), "versions": _versions(), "commands": commands}
+        versions = {"python": platform.python_version()}
+        for package in PACKAGES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[package] = importlib.metadata.version(package)
+        here = {"run_dir": str(self.folder.given), "versions": versions, "commands": commands}
         return self.config.effective | here
 
     def show(self, row: dict[str, float]) -> None:
@@ -169,15 +173,6 @@ class Record:
             self.display.say(f"  {what}:{' ' * (9 - len(what))}{self.folder.given / name}")
         more = "" if why == "stopped" else " --total_steps N" if self.config.total_steps else " -n N"
         self.display.say(f"  continue: {self._command('--resume')}{more}")
-
-
-def _versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
 
 
 def python_command() -> str:

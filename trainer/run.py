@@ -269,8 +269,7 @@ def all_or_none(build: Callable[[], Any]) -> Any:
     except ImportError as error:
         extra = EXTRAS.get(error.name or "", "train")
         problem = f"{error}; install what train.py needs: pip install -c constraints.txt -e '.[{extra}]'"
-    problems = [p for p in mpi_util.all_accum_batches([problem]) if p]
-    if problems:
+    if problems := [p for p in mpi_util.all_accum_batches([problem]) if p]:
         if mpi_util.rank == 0:
             print(f"train.py: {problems[0]}", file=sys.stderr)
         sys.exit(2)

@@ -54,10 +54,7 @@ def several_seeds(program: str, arguments: list[str]) -> int:
 
 
 def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict[str, str]) -> None:
-    """In a process of its own, which becomes train.py: a new run, or the one in the folder that was interrupted.
-
-    Raises UsageError: the run in the folder has other arguments.
-    """
+    """Becomes train.py: a new run, or the interrupted one in the folder. UsageError: that one has other arguments."""
     folder = Path(logger_kwargs["output_dir"]).absolute()
     command, begun = [*words, "--seed", str(seed)], folder / WORDS
     if checkpoints(folder):

@@ -70,10 +70,10 @@ class Training:
         if self.config.overlap:
             self._before = self.state()
         data, self.ready = self.ready, NOTHING
-        batch, part = data.batch, data.part
+        batch, part, control = data.batch, data.part, self.control
         end = self.config.total_steps if self.config.lr_schedule == "linear" else None
         for learner in (self.learners.policy, self.learners.value):
-            learner.lr_scale = max(0.0, 1.0 - self.control.steps / end) if end else 1.0
+            learner.lr_scale = max(0.0, 1.0 - control.steps / end) if end else 1.0
         raw = batch["obs"]
         try:
             obs = self.scaler.scale(raw, aligned(raw.shape))
@@ -81,10 +81,9 @@ class Training:
             self.scaler.update(raw, self.group)  # after the update, which must see observations as the actors saw them
             if self.config.rew_scale == "returns":
                 self.returns.update(batch["ret"][:, None] / batch["rew_scale"], self.group)
-                self.control.rew_scale[:] = self.returns.arrays["returns/scale"]
+                control.rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
-            raise BadData(f"iteration {self.control.iteration + 1}: {error}") from None
-        control = self.control
+            raise BadData(f"iteration {control.iteration + 1}: {error}") from None
         control.iteration += 1
         control.steps += part.total
         if every := self.config.eval_every:
