@@ -27,7 +27,9 @@ def train(env: str, **settings: Any) -> Path:
     folder = Path(settings.pop("run_dir", None) or default).absolute()
     words = [env, "--run_dir", str(folder)]
     for name, value in settings.items():
-        words += [] if value in (None, False) else [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        words += (
+            [] if value is None or value is False else [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        )
     root = Path(__file__).parent.parent
     path = os.pathsep.join([str(root), *filter(None, sys.path)])
     command = [sys.executable, str(root / "train.py"), *words]

@@ -1,5 +1,6 @@
 """What pip installs, and what a source distribution holds."""
 
+import json
 import os
 import re
 import subprocess
@@ -102,7 +103,8 @@ def test_what_is_installed_works_from_anywhere(built, tmp_path):
 @pytest.mark.slow
 def test_training_is_a_call(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    folder = train("InvertedPendulum-v4", nprocs=2, total_steps=2000, seed=3, overlap=True)
+    folder = train("InvertedPendulum-v4", nprocs=2, total_steps=4000, seed=3, overlap=True, kl_targ=0, fresh_env=False)
+    assert json.loads((folder / "config.json").read_text())["kl_targ"] == 0
     assert folder.parent == tmp_path / "runs" / "InvertedPendulum-v4" and (folder / "policy.safetensors").exists()
     assert "2 processes" in capfd.readouterr().out
     with pytest.raises(RuntimeError, match=r"has ended with status 2$"):
