@@ -160,7 +160,7 @@ class Standstill:
         self.said = True
         text = f"the return has been flat for {steps / 2:,.0f} steps: {now:,.1f}, before that {before:,.1f}; "
         if length > 0.9 * self.limit and first_length < 0.5 * self.limit:
-            return text + "episodes last to their time limit: it may stand still; try another --seed, or --lam 0.95"
+            return text + "episodes last to their time limit: it may have learned to stand; try another --seed"
         if row["Entropy"] < (CERTAIN * self.components or 0.02):
             return text + "its actions hardly vary any more; try --ent_coef 0.01, or another --seed"
         return text + "try another --seed, --gamma 0.999 if rewards come late, --ent_coef 0.01 if it tries too little"

@@ -132,7 +132,7 @@ def test_standing_still_is_told_and_a_solved_task_is_not():
     falls = list(rows([20.0, 500.0] + [1000.0] * 20))
     falls[0]["EpLen"] = 20.0
     ((_, text),) = told("Hopper-v4", falls)
-    assert "it may stand still" in text
+    assert "it may have learned to stand" in text
     assert not told("CartPole-v1", rows([20.0, 200.0] + [480.0] * 20, length=480.0), 0)
     nothing_ended = [row | {"Episodes": 10, "AverageEpRet": row["AverageEpRet"] if i == 0 else math.nan}
                      for i, row in enumerate(rows([1.0] * 30))]  # fmt: skip
