@@ -53,8 +53,8 @@ def job(command: str, runs: Path) -> Job:
 
 def reached(command: str, folder: Path) -> list[str]:
     """The columns of a run that is complete; [] if it is not."""
-    steps = parse(shlex.split(command)).total_steps or 0
-    if not is_complete(folder, steps):
+    steps = (parse(shlex.split(command)).total_steps or 0) if checkpoints(folder) else 0
+    if not steps or not is_complete(folder, steps):
         return []
     curve = curves_of(record.progress(folder), 0)
     found = [f(curve, column) for column in CURVES.values() for f in (highest, lambda *of: last_part(*of, steps))]

@@ -84,5 +84,6 @@ def test_every_program_is_tried_or_is_left_out_on_purpose():
     others |= {"sb3_parallel", "torchrl_suite"}  # many minutes; the second needs a checkout of torchrl
     others |= {"peer_run", "sb3_humanoid", "envpool_humanoid"}  # parts of time_to_return
     others |= {"background", "learning_tasks", "learning_results", "learning_doc"}  # parts of learning
+    others |= {"tried"}  # in test_learning
     others |= {"spinup", "spinup_loop"}  # blocking MPI calls: minutes on a machine that has other work
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(PROGRAMS) | others

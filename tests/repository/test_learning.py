@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, run
 
-from benchmarks import learning, learning_doc, record
+from benchmarks import learning, learning_doc, record, tried
 from benchmarks import learning_results as results
 from benchmarks.learning_tasks import GROUPS, RANDOM, Task, tasks
 from trainer.config import parse
@@ -270,3 +270,27 @@ def test_killed_or_stopped_runs_continue_to_the_same_bits(tmp_path):
     done = run(command(disturbed, seeds), 30)
     assert done.status == 0 and "2 of 2 runs are complete" in done.out and "begins" not in done.out
     assert results.read(learning.curves_path(disturbed, TASK), TASK.command).keys() == set(seeds)
+
+
+@pytest.mark.slow
+def test_a_line_of_what_was_tried_is_made_and_filled_in(tmp_path):
+    path, known = tmp_path / "tried.csv", "Hopper-v4 --total_steps 9,1,2,3,4,5"
+    new, bad = "CartPole-v1 --total_steps 4000 --epochs 1 --seed 7", "CartPole-v1 --total_steps 4000 --lam 2"
+    path.write_text("\n".join([",".join(tried.COLUMNS), known, new, bad]))
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.tried",
+        "--jobs",
+        2,
+        "--runs",
+        tmp_path / "runs",
+        "--results",
+        tmp_path,
+    ]
+    done = run(command, 120)
+    assert done.status == 1 and "--lam is 2.0; it must be between 0 and 1" in done.out
+    found = tried.read(path)
+    assert found[known.partition(",")[0]] == ["1", "2", "3", "4", "5"] and found[bad] == []
+    evaluation, _, training, _, minutes = map(float, found[new])
+    assert 8 < evaluation <= 500 and 8 < training <= 500 and minutes < 2
