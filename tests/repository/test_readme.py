@@ -258,7 +258,7 @@ def test_the_options_of_commands_exist():
 
 def short(words: list[str]) -> list[str]:
     """A command of the documentation as a test runs it, from a folder of its own."""
-    swap = {"python": sys.executable, "train.py": str(ROOT / "train.py"), "60000": "2000", "120000": "3000"}
+    swap = {"python": sys.executable, "train.py": str(ROOT / "train.py"), "60000": "4000", "120000": "6000"}
     return [swap.get(word, word) for word in words]
 
 
@@ -266,7 +266,7 @@ def short(words: list[str]) -> list[str]:
 def test_the_quick_start(tmp_path):
     train, plot, play, resume = commands("docs/quickstart.md")
     done = run(short(train), 60, cwd=tmp_path)
-    assert done.status == 0 and "done: 2 iterations, 2,000 steps" in done.out, done.err
+    assert done.status == 0 and "done: 2 iterations, 4,000 steps" in done.out, done.err
     alone = [{"2": "1", "runs/first": "runs/second"}.get(word, word) for word in short(train)]
     assert run(alone, 60, cwd=tmp_path).status == 0
     first, second = ((tmp_path / "runs" / name / "policy.safetensors").read_bytes() for name in ("first", "second"))
@@ -276,13 +276,13 @@ def test_the_quick_start(tmp_path):
     done = run([*short(play), "--no_window"], 60, cwd=tmp_path)
     assert done.status == 0 and done.out.count("return") == 4, done.err
     done = run(short(resume), 60, cwd=tmp_path)
-    assert done.status == 0 and "done: 3 iterations, 3,000 steps" in done.out, done.err
+    assert done.status == 0 and "done: 3 iterations, 6,000 steps" in done.out, done.err
 
 
 @pytest.mark.slow
 def test_ones_own_environment(tmp_path):
     (tmp_path / "my_envs.py").write_text(SECTIONS["docs/environments.md"][0])
-    train = [{"20000": "2000"}.get(word, word) for word in short(commands("docs/environments.md")[0])]
+    train = [{"20000": "4000"}.get(word, word) for word in short(commands("docs/environments.md")[0])]
     done = run([*train, "--run_dir", "results"], 60, {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path)
     assert done.status == 0 and "done: 2 iterations" in done.out, done.err
 

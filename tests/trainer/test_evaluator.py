@@ -104,16 +104,8 @@ def started(tmp_path):
     processes = []
 
     def start(*arguments, mpi: str = "mpich") -> subprocess.Popen:
-        command = [
-            sys.executable,
-            "train.py",
-            *RUN[:-1],
-            600,
-            "--eval_async",
-            "--run_dir",
-            tmp_path / "run",
-            *arguments,
-        ]
+        command = [sys.executable, "train.py", *RUN, "--eval_episodes", 600, "--eval_async"]
+        command += ["--run_dir", tmp_path / "run", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         environment = {**os.environ, **mpi_environment(mpi)}
         processes.append(subprocess.Popen(list(map(str, command)), cwd=ROOT, env=environment, **pipes))
