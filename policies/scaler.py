@@ -10,6 +10,7 @@ from policies.actor import Spec
 from policies.data_parallel import ALONE, Array, LearnerGroup
 
 CLIP = 10.0  # in standard deviations: keeps a first contact force or a fall from saturating the networks
+BOUNDS = np.array(-CLIP, np.float32), np.array(CLIP, np.float32)  # which NumPy would make of numbers at each step
 VAR_FLOOR = 1e-8  # an observation that never changed scales to 0, not to infinity
 
 
@@ -64,7 +65,7 @@ class Scaler:
             out = np.empty(obs.shape, np.float32)
         np.subtract(obs, self.mean, out, casting="same_kind")
         np.multiply(out, self.factor, out)
-        return out.clip(-CLIP, CLIP, out=out)
+        return out.clip(*BOUNDS, out=out)
 
 
 class Pixels(Scaler):

@@ -28,6 +28,8 @@ FLAGS = {"mpich": [], "openmpi": ["--allow-run-as-root", "--bind-to", "core", "-
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 pytest_plugins = ["selection"]
+for size in "COLUMNS", "LINES":  # a process of pytest-xdist has them; a test that opens a terminal says its size
+    os.environ.pop(size, None)
 os.environ.setdefault("MPI_UTIL_CURVE", "0")  # a picture takes a second, of every run; test_run_tools draws some
 
 

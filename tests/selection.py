@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import OPEN_MPI, ROOT
+from conftest import OPEN_MPI, ROOT, usable_cores
 
 LIBRARIES = {
     "torch": ["torch"],
@@ -125,6 +125,11 @@ def declared() -> set[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-missing", action="store_true", help="fail if a test is skipped because a library is missing")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: programs of up to 4 ranks run beside each other, and some look at how long they take."""
+    return min(usable_cores(), 4)
 
 
 def pytest_configure(config: pytest.Config) -> None:

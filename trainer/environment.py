@@ -221,10 +221,11 @@ def action_map(space: Any) -> tuple[int, bool, Callable[[Any], Any]]:
     dtype = np.float32 if is_plain else np.float64  # in which all bounds are exact
     bounds = most / 2 + least / 2, most / 2 - least / 2, low, high
     middle, half, lowest, highest = (x.astype(dtype) for x in bounds)
+    is_scaled = bool((middle != 0.0).any() or (half != 1.0).any())
 
     def to_env(action: np.ndarray) -> Any:
-        scaled = action * half + middle
-        scaled.clip(lowest, highest, out=scaled)  # np.maximum and np.minimum use AVX-512, which slows what follows it
+        scaled = action * half + middle if is_scaled else action
+        scaled = scaled.clip(lowest, highest)  # np.maximum and np.minimum use AVX-512, which slows what follows it
         return scaled if is_plain else gym.spaces.unflatten(space, scaled)
 
     return low.size, False, to_env
