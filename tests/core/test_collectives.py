@@ -15,13 +15,13 @@ PROGRAMS = 5 if importlib.util.find_spec("torch") else 2  # that ranks/collectiv
 @pytest.mark.left_out(mpi="mpich", n=2)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_collectives(run_ranks, n):
-    assert run_ranks("collectives.py", n, timeout=200).out.count("checks on") == PROGRAMS
+    assert run_ranks("collectives.py", n, timeout=280).out.count("checks on") == PROGRAMS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "machines"), [("mpich", 4), ("openmpi", 2)], indirect=["mpi"])
 def test_ranks_on_several_machines(run_ranks, machines):
-    done = run_ranks("collectives.py", 4, timeout=200, env={"MPI_UTIL_MACHINES": str(machines)})
+    done = run_ranks("collectives.py", 4, timeout=280, env={"MPI_UTIL_MACHINES": str(machines)})
     assert done.out.count("checks on") == PROGRAMS
 
 
