@@ -105,7 +105,8 @@ def refuse_other_settings(task: Task, seed: int, folder: Path) -> None:
         return
     made, wanted = parse(["--resume", str(folder)]).effective, parse(task.arguments(seed)).effective
     free = {option.name for option in fields(Config) if option.metadata.get("group") == FREE} - {"total_steps"}
-    other = [name for name in wanted if made[name] != wanted[name] and name not in free | {"run_dir"}]
+    follow = {name for name in wanted if wanted[name] is None}  # lam: the environment decides it
+    other = [name for name in wanted if made[name] != wanted[name] and name not in free | follow | {"run_dir"}]
     if other:
         what = f"--{other[0]} {made[other[0]]}, not {wanted[other[0]]}"
         sys.exit(f"{folder} holds a run with {what}; remove it, or give another --runs")

@@ -140,8 +140,9 @@ def _first_failure(evidence: Evidence) -> Failure | None:
     """
     if recorded := failed_record(evidence.folder):
         return recorded
-    if evidence.forwarded and evidence.deaths.get(0) == -evidence.forwarded:  # others may crash as it goes (MPICH)
-        return Failure(-evidence.forwarded, who="rank 0")
+    if (signum := evidence.forwarded) and evidence.deaths.get(0) == -signum:  # others may crash as it goes (MPICH)
+        in_order = 128 + signum in evidence.deaths.values()  # then Open MPI, once one had ended so, killed the others
+        return Failure(128 + signum if in_order else -signum, who="rank 0")
     if (code := evidence.helper.code or 0) < 0:
         return Failure(code, who=_HELPER)
     killed = evidence.launcher_code < 0 and evidence.launcher_code not in _KILLED_CODES

@@ -706,6 +706,7 @@ job did. This can cause a job to hang indefinitely while it waits for
 all processes to call "init". By rule, if one process calls "init",
 then ALL processes must call "init" prior to termination.
 {DASHES}"""
+OPEN_MPI_LATE = "[vm:11318] PMIX ERROR: PMIX_ERR_UNREACH in file /src/server/pmix_server.c at line 3146\n"
 BANNERS = {
     name: text
     for name, text in globals().items()
@@ -798,9 +799,13 @@ def test_who_failed(tmp_path, evidence, status, line):
     assert bool(verdict.last_words) == (evidence.get("banners") == HYDRA_LOST_HELPER)
 
 
-def test_a_good_end_says_nothing(tmp_path):
-    verdict = judge(Evidence(2, tmp_path, deaths={1: 0, 0: 0}))
-    assert (verdict.status, verdict.line, verdict.last_words) == (0, "", "")
+@pytest.mark.parametrize(
+    ("evidence", "status"),
+    [({"deaths": {1: 0, 0: 0}}, 0), ({"deaths": {1: 143, 0: -15}, "launcher_code": 143, "forwarded": 15}, 143)],
+)
+def test_a_good_end_says_nothing(tmp_path, evidence, status):
+    verdict = judge(Evidence(2, tmp_path, **evidence))
+    assert (verdict.status, verdict.line, verdict.last_words) == (status, "", "")
 
 
 def test_earliest_record_counts(tmp_path):
