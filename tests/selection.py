@@ -128,8 +128,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: programs of up to 4 ranks run beside each other, and some look at how long they take."""
-    return min(usable_cores(), 4)
+    """Of `-n auto`: the tests, which start and stop programs, use half of the cores if there is one for each."""
+    return min(2 * usable_cores(), 4)
 
 
 def pytest_configure(config: pytest.Config) -> None:
