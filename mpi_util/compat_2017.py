@@ -36,6 +36,7 @@ rank0_bcast_wts = _with_keywords(_bcast.rank0_bcast_wts, sess="model")
 all_avg_wts = _with_keywords(_bcast.all_avg_wts, sess="model")
 chksum = _with_keywords(_bcast.chksum, sess="model")
 steps_sec = _with_keywords(console.steps_sec, stepcnt="n_steps")
+chksum_keras = _bcast.chksum
 pt_to_pt_bcast = _bcast.bcast
 set_global_seeds = _with_keywords(seeding.set_global_seeds, i="seed")
 
@@ -55,11 +56,6 @@ def accum_batches(segs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def rank0_bcast_wts_keras(model: Any, label: str = "") -> None:
     """Collective: `rank0_bcast_wts` of a Keras model, with all its weights. Args: label: not used."""
     _bcast.rank0_bcast_wts(model)
-
-
-def chksum_keras(model: Any, label: str = "") -> str:
-    """`chksum` of a Keras model. Not collective."""
-    return _bcast.chksum(model, label=label)
 
 
 def set_wt(sess: Any, graph: Any, var: Any, val: Any) -> None:

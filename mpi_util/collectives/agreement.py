@@ -114,7 +114,11 @@ class Agreement:
         except _UnreadableReply as error:  # the call has not failed: the others have their answers
             raise error.__cause__ or error from None
         except Exception as error:
-            self.fail_all(portable(op, 0, error), awaited)
+            shown = portable(op, 0, error)
+            shown.silent = True  # on the others: this rank reports it
+            self.messages.failed = dict.fromkeys(awaited, self.messages.calls)  # what they still send is dropped
+            if self.rank == 0:
+                self.messages.post_all(dict.fromkeys(range(1, self.size), packed(ERROR, shown)))
             raise own_error or error from None
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
@@ -146,7 +150,9 @@ class Agreement:
             if kind == ERROR:
                 raise error
         calls = [call for _, call in each.values()]
-        self.check_calls([call[:3] for call in calls], range(self.size))
+        if len({call[:2] for call in calls}) > 1:
+            what = "ranks are in different collective calls; all must make the same calls in the same order"
+            raise rank_mismatch(what, [f"{op} at {site}" for op, _, site, _ in calls])
         try:
             answers = decide([call[3] for call in calls])
         except RankMismatchError as error:
@@ -184,17 +190,3 @@ class Agreement:
     def call_id(self, op: str) -> tuple[str, int, str]:
         """Where this rank is: the call, its number, `file:line` of the program."""
         return op, self.messages.calls, failure.call_site()
-
-    def check_calls(self, calls: Sequence[tuple[str, int, str]], ranks: Sequence[int]) -> None:
-        """Raises RankMismatchError unless the ranks are in the same (call, its number, where in the program)."""
-        if len({call[:2] for call in calls}) > 1:
-            sites = [f"{op} at {site}" for op, _, site in calls]
-            what = "ranks are in different collective calls; all must make the same calls in the same order"
-            raise rank_mismatch(what, sites, ranks)
-
-    def fail_all(self, error: MpiUtilError, unread: set[int]) -> None:
-        """The call has failed here; on rank 0: for all. The messages of `unread`, which come later, are dropped."""
-        error.silent = True  # on the others: this rank reports it
-        self.messages.failed = dict.fromkeys(unread, self.messages.calls)
-        if self.rank == 0:
-            self.messages.post_all(dict.fromkeys(range(1, self.size), packed(ERROR, error)))

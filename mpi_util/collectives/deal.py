@@ -77,8 +77,7 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
             too, which each rank runs a different number of times, so numbers of that inner deal were lost.
         RankMismatchError: another rank deals another number. Raised when this rank asks for one.
     """
-    n = whole_number("deal: n", n)
-    return deal_on(channel_of(comm), n)
+    return deal_on(channel_of(comm), whole_number("deal: n", n))
 
 
 def deal_on(channel: Channel, n: int, by_rows: bool = False, mean: float = 0.0) -> "Deal":

@@ -107,7 +107,22 @@ def all_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -> 
     """
     if index is None and isinstance(batch, dict):
         batch = {key: tree.Objects(leaf) if isinstance(leaf, list) else leaf for key, leaf in batch.items()}
-    return _to_all(channel_of(comm), "all_accum_batches", batch, index)
+    channel, op = channel_of(comm), "all_accum_batches"
+    rows = Rows(op, channel.rank, batch, index)
+    gathered = _gather(channel, op, rows)
+    if channel.size == 1:
+        return gathered.batch()
+
+    def decide(_: list[None]) -> Sequence[Any]:
+        sources = channel.spread_sources(len(gathered.block), lambda block: np.copyto(block, gathered.block))
+        example = rows.example() if rows.segments else gathered.example
+        return paired(sources, gathered._replace(block=_NO_BYTES, example=example))
+
+    source, sent = channel.agree(op + SECOND, lambda: None, decide)
+    block = channel.spread(op, source)
+    if channel.rank == 0:
+        return gathered.batch()
+    return sent._replace(block=block.copy(), example=rows.segments[0] if rows.segments else sent.example).batch()
 
 
 def to_rank0(channel: Channel, op: str, batch: Any, index: Index) -> Any:
@@ -307,22 +322,3 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
         return Gathered()
     example = rows.segments[0] if rows.segments else channel.messages.receive(first, op) if first else {}
     return gathered._replace(block=target.block, example=example, own=channel.pool.is_crowded())
-
-
-def _to_all(channel: Channel, op: str, batch: Any, index: Index) -> Any:
-    """Collective. Returns: the joined batch on every rank, in the order of its own keys."""
-    rows = Rows(op, channel.rank, batch, index)
-    gathered = _gather(channel, op, rows)
-    if channel.size == 1:
-        return gathered.batch()
-
-    def decide(_: list[None]) -> Sequence[Any]:
-        sources = channel.spread_sources(len(gathered.block), lambda block: np.copyto(block, gathered.block))
-        example = rows.example() if rows.segments else gathered.example
-        return paired(sources, gathered._replace(block=_NO_BYTES, example=example))
-
-    source, sent = channel.agree(op + SECOND, lambda: None, decide)
-    block = channel.spread(op, source)
-    if channel.rank == 0:
-        return gathered.batch()
-    return sent._replace(block=block.copy(), example=rows.segments[0] if rows.segments else sent.example).batch()

@@ -5,7 +5,6 @@ none exits before it hears that all have: in MPI_Finalize it would take nothing 
 messages between others (MPICH). A rank that fails aborts the job instead (ranks/failure.py).
 """
 
-import io
 import math
 import os
 import pickle
@@ -36,13 +35,10 @@ Message = bytes  # its kind, and its payload, pickled
 
 def packed(kind: int, payload: Any) -> Message:
     """A message; equal ones have equal bytes. BatchError: something of the user's in it cannot be pickled."""
-    message = io.BytesIO()
-    message.write(bytes([kind]))
     try:
-        pickle.dump(payload, message, pickle.HIGHEST_PROTOCOL)
+        return bytes([kind]) + pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # of whatever object
         raise BatchError(f"pickle does not take this: {error}") from None
-    return message.getvalue()
 
 
 def opened(message: Message) -> tuple[int, Any]:

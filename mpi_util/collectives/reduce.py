@@ -128,8 +128,9 @@ class Reduction:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Of a row: the arrays of each dtype lie together."""
-        return _layout_of(self.description)
+        """Of a row: the arrays of each dtype lie together. float16 is added up as float32."""
+        there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in self.description)
+        return Layout.of((array for array in there if array[1]), packed=True)
 
     def write(self, row: np.ndarray) -> None:
         for array, view in self._pairs(row):
@@ -150,13 +151,6 @@ class Reduction:
                 np.add(out, row, out=out)
             if self.divisor:
                 np.divide(out, self.divisor, out)
-
-
-@functools.lru_cache(maxsize=256)
-def _layout_of(description: Description) -> Layout:
-    """Of the arrays. float16 is added up as float32."""
-    there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in description if dtype)
-    return Layout.of(there, packed=True)
 
 
 class Page:

@@ -38,7 +38,6 @@ _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a
 # `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
 SAME_SIGNAL_S = 0.3
 _WHERE = "_mpi_util_where"
-_UNKNOWN_STATUS = "only its launcher knows with which status"
 _REPORTING = threading.RLock()  # held by one of the threads that fail together, because `_traced` replaces sys.stderr
 # files of this package, and of those beside it whose names begin with its name
 OURS = re.compile(rf"{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/")
@@ -313,18 +312,15 @@ def _exit_of(error: SystemExit) -> Failure:
     return Failure(status, reason, _phase(error)) if status else Failure(0)
 
 
-def _end() -> Failure:
-    """How the program has ended: as runner.py saw it, or as far as an atexit function can know."""
-    if runner.NAME in sys.modules:
-        return state(FailureState).end or Failure(0)
-    if error := getattr(sys, "last_value", None):  # an uncaught exception, whatever hook the program has set
-        return _failure_of(error)
-    return Failure(0, _UNKNOWN_STATUS if under_launcher() else "")
-
-
 def _end_together() -> None:
     """An atexit function: all ranks end in order, or the job is aborted if this one failed and others still work."""
-    mpi, end, several = _running_mpi(), _end(), under_launcher()
+    mpi, end, several = _running_mpi(), Failure(0), under_launcher()
+    if runner.NAME in sys.modules:
+        end = state(FailureState).end or end
+    elif error := getattr(sys, "last_value", None):  # an uncaught exception, whatever hook the program has set
+        end = _failure_of(error)
+    elif several:
+        end = Failure(0, "only its launcher knows with which status")
     if state(FailureState).is_fork:
         if mpi:  # mpi4py would call MPI_Finalize, which waits for ever in a forked process
             _flush()

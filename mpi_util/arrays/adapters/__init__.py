@@ -58,8 +58,6 @@ def array_of(thing: Any, numbers: bool = False) -> np.ndarray:
         raise BatchError(not_rows(thing))
     try:
         return adapter_for(thing).to_array(thing, numbers=numbers)
-    except MpiUtilError:
-        raise
     except (TypeError, RuntimeError, ValueError, AttributeError) as error:
         raise BatchError(f"is a {type(thing).__name__} of which no array can be made: {first_line(error)}") from None
 
