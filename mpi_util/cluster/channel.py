@@ -7,7 +7,7 @@ machines:
 - An agreement: a leader sends rank 0 what all ranks of its machine contribute, and passes on the answers. Failures
   bypass the leaders: an exiting or failing rank notifies rank 0, which notifies every rank.
 - A gather: the rows of a machine come into a block of its leader's, which sends it to rank 0 (forwarding.py).
-- A broadcast comes to the leaders by MPI's own; a sum goes from leader to leader (chain.py); deal: dealing.py.
+- A broadcast comes to the leaders by MPI's own; a sum goes from leader to leader. deal: dealing.py.
 """
 
 import contextlib
@@ -19,9 +19,8 @@ import numpy as np
 
 from ..collectives.agreement import opened_reply
 from ..collectives.channel import Channel, Piece, Transfer
-from ..collectives.messages import CALL, REPLY, Message, opened, packed
-from ..collectives.peers import Peers
-from . import chain, forwarding
+from ..collectives.messages import CALL, REPLY, Message, Peers, opened, packed
+from . import forwarding
 from .dealing import ClusterCounter
 from .loaded import LoadedCode, Parts
 
@@ -36,7 +35,7 @@ class ClusterChannel(Channel):
     """Collective: a channel between machines; made by `channel_of`."""
 
     counter_kind = ClusterCounter
-    adds_up = chain.add_up
+    adds_up = forwarding.add_up
 
     def __init__(self, comm: Any, peers: Peers):
         from mpi4py import MPI

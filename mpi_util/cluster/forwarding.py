@@ -1,4 +1,4 @@
-"""Moves bytes between the leaders of machines, in the middle of a call; it runs in the processes of the leaders.
+"""Moves bytes between the leaders of machines, in the middle of a call, and adds them up; in the process of each rank.
 
 All is non-blocking MPI, tested and slept between, so a leader that waits takes no core. Meanwhile it looks for messages
 that say why the bytes will not come: an error of another rank in the same call, or the end of a rank.
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..collectives.agreement import SECOND
 from ..collectives.messages import DATA, LEAVE, opened
+from ..collectives.reduce import Reduction, add_in_messages
 from ..errors import MpiUtilError
+from ..host.segments import align
 from ..ranks import failure
 from ..ranks.state import state
 
@@ -28,6 +31,8 @@ _PART_BYTES = 1 << 22
 _AHEAD = 4  # parts for which rank 0 has memory at once
 _BROADCAST_BYTES = 1 << 30  # at once: MPI counts to 2**31
 _SPIN_S = 20e-3  # MPI moves what comes only while it is tested
+_ALONG, _TOGETHER = 1 << 18, 1 << 20  # bytes of a rank, of all, that go along with an agreement
+_SUM_PART_BYTES, _SUM_PARTS = 1 << 18, 64  # small: the last machine waits for one from each before it; but not many
 _FIRST_TAG, _TAGS = 8, 1 << 14  # their sum stays below the 32767 that every MPI has
 
 
@@ -133,3 +138,88 @@ def _in_parts(pieces: Sequence["Piece"]) -> list[list["Piece"]]:
             parts[-1].append((start, taken))
             start, n, at = start + taken, n - taken, at + taken
     return parts
+
+
+def add_up(channel: "ClusterChannel", reduction: Reduction) -> Any:
+    """Collective: `reduce.add_up` over machines, for the bits of one machine.
+
+    The ranks of a machine write their arrays into memory that they share. The sum then goes from machine to machine in
+    parts; each leader adds its ranks' arrays and sends it on. The last one broadcasts the results meanwhile, so a link
+    carries every byte once in each direction, however many ranks there are.
+    """
+    most = min(_ALONG, _TOGETHER // channel.size)
+    if (total := add_in_messages(channel, reduction, most=most)) is not None:
+        return total
+    here, size = channel.here, align(reduction.layout.nbytes)
+    nbytes = (len(here) + 1) * size
+    if channel.leads:
+        block, address = channel.lease(nbytes, channel.below)
+        for k in channel.below:
+            channel.messages.send(k, address)
+        shared = address is not None or not channel.below
+    else:
+        address = channel.messages.receive(channel.above, reduction.op)
+        shared = address is not None
+        block = np.frombuffer(channel.pool.map(address), np.uint8) if address else np.empty(nbytes, np.uint8)
+    *rows, result = block[:nbytes].reshape(-1, size)
+
+    def write() -> bool:
+        reduction.write(rows[here.index(channel.rank)])
+        return shared
+
+    if not channel.agree(reduction.op + SECOND, write, lambda shared: [all(shared)] * channel.size):
+        return add_in_messages(channel, reduction, 2 * SECOND)
+    if channel.leads:
+        with channel.reported(reduction.op):
+            _add_up(channel, reduction, dict(zip(here, rows)), result)
+        for k in channel.below:
+            channel.messages.send(k, None)
+    else:
+        channel.messages.receive(channel.above, reduction.op)
+    return result
+
+
+def _parts_of_sum(reduction: Reduction, row: np.ndarray) -> list[np.ndarray]:
+    """The arrays of a row, in which those of one dtype are one, in parts."""
+    found = []
+    for run in reduction.layout.runs(row):
+        step = max(1, max(_SUM_PART_BYTES, reduction.layout.nbytes // _SUM_PARTS) // run.itemsize)
+        found += [run[start : start + step] for start in range(0, len(run), step)]
+    return found
+
+
+def _add_up(channel: "ClusterChannel", reduction: Reduction, rows: dict[int, np.ndarray], result: np.ndarray) -> None:
+    """What one leader does. Args: rows: of each rank of this machine; they are overwritten. result: gets the sum."""
+    tag, requests = tag_of_call(channel), list[Any]()
+    parts_of = {k: _parts_of_sum(reduction, row) for k, row in rows.items()}
+    results = _parts_of_sum(reduction, result)
+    # the sum goes along these: ranks of one machine whose numbers follow each other, and their leader
+    neighbours = itertools.groupby(range(channel.size), channel.machine.__getitem__)
+    hops = [(leader, [*ranks]) for leader, ranks in neighbours]
+    own = [j for j, (leader, _) in enumerate(hops) if leader == channel.rank]
+    tasks = [*itertools.product(range(len(results)), own)]  # (part, hop), in the order of all leaders
+    last = hops[-1][0]
+    root = channel.leaders.index(last)
+
+    with kept_on_failure(channel, requests):
+        if channel.rank != last:
+            requests += [channel.between.Ibcast(part, root) for part in results]
+        so_far = {(p, j): np.empty_like(results[p]) for p, j in tasks if j}
+        coming = {(p, j): channel.comm.Irecv(part, hops[j - 1][0], tag) for (p, j), part in so_far.items()}
+        requests += coming.values()
+        for p, j in tasks:
+            total, *others = (parts_of[k][p] for k in hops[j][1])
+            if j:
+                wait_for(channel, [coming[p, j]])
+                np.add(so_far[p, j], total, out=total)
+            for row in others:
+                np.add(total, row, out=total)
+            if j + 1 < len(hops):
+                requests.append(channel.comm.Isend(total, hops[j + 1][0], tag))
+                continue
+            if reduction.divisor:
+                np.divide(total, reduction.divisor, results[p])
+            else:
+                np.copyto(results[p], total)
+            requests.append(channel.between.Ibcast(results[p], root))
+        wait_for(channel, requests)

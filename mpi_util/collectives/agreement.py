@@ -13,8 +13,7 @@ from ..ranks import failure
 from ..ranks.identity import nworkers
 from ..ranks.state import state
 from ..ranks.threads import Threads
-from .messages import CALL, ERROR, LEAVE, REPLY, Message, Messages, opened, packed, portable
-from .peers import Peers
+from .messages import CALL, ERROR, LEAVE, REPLY, Message, Messages, Peers, opened, packed, portable
 
 SECOND = " (second part)"  # in the name of a call that agrees twice: who was interrupted in the first is not in it
 Contribution = TypeVar("Contribution")

@@ -29,8 +29,7 @@ from ..ranks.state import States, state
 from ..ranks.threads import Threads
 from ..ranks.watchdog import FIRST_CALL, Watchdog
 from .agreement import Agreement, Answer, Before
-from .messages import Background
-from .peers import Peers, all_of, members_of
+from .messages import Background, Peers, all_of, members_of
 
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory
 WRITTEN = "written"
