@@ -6,21 +6,11 @@ All ranks collect rollouts, and rank 0 alone updates, with the whole machine, be
 Importing this starts no MPI and loads no framework. Of the folders below it loads only host/ and ranks/, which tell a
 process who it is and let it fail well; all else is loaded when one of its names is first read.
 
-The folders, lowest layer first: each may import those listed before it. (Where several machines are found, collectives/
-and launch/ load cluster/.) A folder's `__init__` says in whose process it runs and which file to read first.
-
-    errors.py        the errors of the package
-    host/            one Linux machine: shared memory, waiting and waking, cores, processes
-    arrays/          nested batches and models as named arrays; adapters/: one file for each framework; knows no ranks
-    ranks/           what a rank is, and what it calls alone: failure, watchdog, threads, seeding, printing
-    collectives/     what ranks do together: collect rollouts, gather, broadcast, reduce, deal
-    launch/          the process that starts the ranks, waits for them, and says which one failed and why
-    cluster/ *       several machines: their hosts and agents, and how collectives reach from one to another
-    doctor/ *        checks a machine (python -m mpi_util doctor) and an environment (check_replay)
-    compat_2017 *    names and keywords of the mpi_util of 2017; with arrays/adapters/tf1.py * for tf.compat.v1
-
-A project that copies this folder may delete what is marked *. docs/architecture.md of the repository has the drawing,
-the way of one iteration's data, and where to change what.
+Lowest layer first: errors.py, host/, arrays/, ranks/, collectives/, launch/, cluster/, doctor/, compat_2017.py. Each
+may import those before it. (Where several machines are found, collectives/ and launch/ load cluster/.) The `__init__`
+of a folder says what it does, in whose process it runs and which file to read first. A project that copies this folder
+may delete the last three, and of arrays/adapters/ the files of frameworks that it does not use. docs/architecture.md of
+the repository has the drawing, the way of one iteration's data, and where to change what.
 """
 
 import importlib.util

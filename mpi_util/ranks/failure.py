@@ -1,11 +1,8 @@
 """How a rank fails, in the rank's process: one report, all ranks stop at once, no rank is left waiting.
 
 `install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an uncaught
-exception ends the whole job, so does an exit with a non-zero status, and a rank whose launcher dies dies too.
-
-An exception that nobody catches reaches sys.excepthook, or threading.excepthook. The status of `sys.exit(3)` reaches
-runner.py, in ranks that mpi_fork has started; under a plain mpiexec only the launcher learns it: there the other ranks
-hear that this one has ended, and RankLeftError ends those that wait for it.
+exception, which reaches sys.excepthook or threading.excepthook, ends the whole job; so does an exit with a non-zero
+status, which runner.py sees; and a rank whose launcher dies dies too.
 """
 
 import atexit

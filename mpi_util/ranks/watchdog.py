@@ -3,9 +3,6 @@
 Each rank keeps a note in shared memory: its phase and, once it has waited for a second, its call. So others can read it
 even of a rank that is stopped, or hangs in a library. No thread and no timer runs beside the program. A signal makes a
 rank's faulthandler write its stack into a memory file, even while a library computes.
-
-The notes also say for which ranks each one waits. A circle of them, on different communicators, ends the job once each
-has looked for messages several times since all of them were seen to wait: what they had sent before has come by then.
 """
 
 import contextlib
@@ -144,7 +141,10 @@ class Watchdog:
         return [_RankView(self.tickets.get(k)) for k in range(nworkers())]
 
     def _check_circle(self) -> None:
-        """Ends the job if this rank waits for one that waits, directly or through others, for this one."""
+        """Ends the job if this rank waits for one that waits, directly or through others, for this one.
+
+        Each has looked for messages several times since all were seen to wait: what they had sent before has come.
+        """
         note = functools.cache(lambda k: _RankView(self.tickets.get(k)).note)
         circle, before = {k: note(k) for k in _circle(rank(), note)}, self._circle
         if circle.keys() != before.keys() or any(circle[k]["wait"] != before[k]["wait"] for k in circle):

@@ -116,7 +116,7 @@ def test_another_machine_asks_seldom_and_hears_of_the_end(tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, time, mpi_util\nif mpi_util.mpi_fork(4) == 'parent': sys.exit()\n"
-        "from mpi_util.cluster.dealing import ClusterCounter\n"
+        "from mpi_util.cluster.channel import ClusterCounter\n"
         "asked, ask = [], ClusterCounter._request\n"
         "ClusterCounter._request = lambda *question: asked.append(1) or ask(*question)\n"
         "mine = []\n"
