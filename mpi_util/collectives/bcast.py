@@ -233,10 +233,8 @@ def _note_alignment(copier: ModelCopier, rank_0s: bytes, rank_1s: bytes = b"") -
     if rank_1s and rank_0s != rank_1s:
         differ = np.frombuffer(rank_0s, np.int64) != np.frombuffer(rank_1s, np.int64)
         name = copier.layout.entries[int(np.flatnonzero(differ)[0])].name
-        print0_once(
-            f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, so products "
-            "with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
-        )
+        so = "so products with it may have other last bits; write new values into it: w[:] = ..., tensor.copy_(...)"
+        print0_once(f"mpi_util: '{name}' has another layout or alignment in memory on rank 0 than on rank 1, {so}")
 
 
 def _note_unsent(copier: ModelCopier, of_ranks: list[list[tuple[str, str]]]) -> list[None]:
@@ -247,8 +245,7 @@ def _note_unsent(copier: ModelCopier, of_ranks: list[list[tuple[str, str]]]) -> 
     differ = (name for name, text in first.items() if any(other.get(name, text) != text for other in others))
     if names := [name for name in differ if first[name] not in sent]:
         state(_Unsent).extend(names)
-        failure.print_line(
-            f"mpi_util: '{', '.join(names[:5])}' of the model differs between ranks and is not sent; if the policy "
-            'uses it make it a buffer (register_buffer), send it too, [model, {"epsilon": ...}], or set it on all ranks'
-        )
+        fix = 'make it a buffer (register_buffer), send it too, [model, {"epsilon": ...}], or set it on all ranks'
+        what = f"mpi_util: '{', '.join(names[:5])}' of the model differs between ranks and is not sent"
+        failure.print_line(f"{what}; if the policy uses it {fix}")
     return [None] * len(of_ranks)

@@ -275,10 +275,8 @@ class _Iteration:
         if loop.weights is not None:
             send_weights(loop.call, channel, loop.weights)
         elif loop.goes_on() and loop.version == channel.version and channel.size > 1:
-            print0_once(
-                f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: the other ranks play "
-                "with the weights that they had then"
-            )
+            so = "the other ranks play with the weights that they had then"
+            print0_once(f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: {so}")
         loop.version = channel.version
         self._following = self._following if is_root else next(self._numbers, None)
         self._put_back = keep_random_states(seed_of(*loop.stream_key, self.number))
@@ -310,10 +308,8 @@ class _Iteration:
             items = leaf if isinstance(leaf, list) else [leaf]
             n = max(n, len(leaf) if items is leaf or getattr(leaf, "shape", None) else 1)
             if any(getattr(item, "requires_grad", False) for item in items):
-                print0_once(
-                    f"mpi_util: {self.loop.call}: '{path}' comes to rank 0 without its gradient; if the loss needs it, "
-                    "compute it again in the update, from what it was made of"
-                )
+                fix = "if the loss needs it, compute it again in the update, from what it was made of"
+                print0_once(f"mpi_util: {self.loop.call}: '{path}' comes to rank 0 without its gradient; {fix}")
             if items is leaf:  # pickled, a tensor would be a leaf of its own, through which no gradient comes
                 leaf[:] = [item.detach() if hasattr(item, "detach") else item for item in leaf]
         if self._deal and self.loop.kind == "steps":
@@ -368,10 +364,8 @@ def _names_asked(play: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(play).parameters
     for name, parameter in parameters.items():
         if name not in _GIVEN and parameter.default is parameter.empty and parameter.kind.name[:3] != "VAR":
-            raise UsageError(
-                f"collect: play asks for '{name}', but is given {', '.join(_GIVEN)}; give it the rest by a function: "
-                f"lambda seed: play({name}, seed)"
-            )
+            fix = f"give it the rest by a function: lambda seed: play({name}, seed)"
+            raise UsageError(f"collect: play asks for '{name}', but is given {', '.join(_GIVEN)}; {fix}")
     bound = getattr(play, "keywords", {})  # of a functools.partial
     return [name for name in parameters if name in _GIVEN and name not in bound]
 

@@ -279,10 +279,9 @@ class Messages:
     def check_thread(self, op: str) -> None:
         """UsageError: another thread of this rank is in a call."""
         if self.waiting and self.waiting[0] is not (here := threading.current_thread()):
-            raise UsageError(
-                f"{op}, in thread {here.name!r}: thread {self.waiting[0].name!r} of this rank is in {self.waiting[1]}; "
-                "the collective calls of a rank come from one thread (only `deal` may be shared)"
-            )
+            other = f"thread {self.waiting[0].name!r} of this rank is in {self.waiting[1]}"
+            fix = "the collective calls of a rank come from one thread (only `deal` may be shared)"
+            raise UsageError(f"{op}, in thread {here.name!r}: {other}; {fix}")
 
     def announce_end(self, status: int, reason: str, end: float) -> None:
         """Tells the ranks whose ends `wait_for_ends` awaits. Args: end: when to stop trying, of time.perf_counter."""
@@ -298,10 +297,8 @@ class Messages:
             while k not in self.ended:
                 source, message = self.next([k], end=until)
                 if source < 0 and op:
-                    failure.fail(
-                        f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; all ranks must leave a loop "
-                        "together, such as by `if mpi_util.all_sum(stop): break`"
-                    )
+                    fix = "all ranks must leave a loop together, such as by `if mpi_util.all_sum(stop): break`"
+                    failure.fail(f"mpi_util: rank 0 has ended while rank {k} waits for it in {op}; {fix}")
                 if source < 0:
                     return False
                 kind, payload = opened(message)

@@ -154,10 +154,8 @@ def _command_of_rank() -> list[str]:
     if script and os.path.abspath(sys.argv[0]) == os.path.abspath(script):  # %run, in a notebook too
         return [sys.executable, runner.__file__, *sys.argv]
     if in_ipython or hasattr(sys, "ps1") or not sys.executable or sys.argv[0] in ("", "-"):
-        raise LaunchError(
-            "mpi_fork starts the program again, so it needs a script (or -m, -c): save it to a file; in a notebook "
-            "begin its cell with %%writefile program.py, then %run program.py"
-        )
+        fix = "save it to a file; in a notebook begin its cell with %%writefile program.py, then %run program.py"
+        raise LaunchError(f"mpi_fork starts the program again, so it needs a script (or -m, -c): {fix}")
     flags, program = _split(sys.orig_argv[1:])
     if os.path.basename(program[0]) == os.path.basename(_script()):  # not so with -m, -c, or a folder
         # where the program has called os.chdir since, its path

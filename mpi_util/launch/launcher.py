@@ -98,10 +98,9 @@ def find_launcher(loaded: tuple[str, str] | None = None) -> tuple[Family, str]:
             return family, path
         seen.append(f"{path} ({(output.splitlines() or ['no output'])[0][:60]})")
     found = "; found only " + ", ".join(seen) if seen else ""
-    raise LaunchError(
-        f"no mpiexec of {family.name} beside {sys.executable}, near {library or 'the MPI library'} or on PATH{found}. "
-        f"mpi4py loads {version.split(',')[0].splitlines()[0]}; `pip install {family.package}` brings its mpiexec"
-    )
+    where = f"beside {sys.executable}, near {library or 'the MPI library'} or on PATH{found}"
+    fix = f"mpi4py loads {version.split(',')[0].splitlines()[0]}; `pip install {family.package}` brings its mpiexec"
+    raise LaunchError(f"no mpiexec of {family.name} {where}. {fix}")
 
 
 def ask_library() -> tuple[str, str]:

@@ -148,10 +148,8 @@ class ProcessMonitor:
         self._guarded_until = now + _GUARD_PAUSE_S
         if self._guard and self._guard.returncode > 0 and not self._guardless:
             self._guardless = True
-            print_line(
-                f"mpi_util: what ends the ranks if this process is killed cannot run ({sys.executable} -I -S ends with "
-                f"status {self._guard.returncode})"
-            )
+            why = f"{sys.executable} -I -S ends with status {self._guard.returncode}"
+            print_line(f"mpi_util: what ends the ranks if this process is killed cannot run ({why})")
         with contextlib.suppress(OSError):
             self._guard = subprocess.Popen(  # noqa: S603  # this interpreter, nothing of the user's folder or environment
                 [sys.executable, "-I", "-S", reap.__file__, str(self.folder)],

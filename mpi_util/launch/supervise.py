@@ -232,10 +232,8 @@ class Job:
         elif not (self._noticed or 0 in evidence.deaths or any(output.stalls for output in self._outputs)):
             self._noticed = True
             again = "a second signal ends" if self._signalled_at > -math.inf else "SIGTERM twice ends"
-            print_line(
-                f"mpi_util: rank 0 (process {pid}) has got {describe_signal(evidence.forwarded)} and works on; "
-                f"{again} everything now"
-            )
+            what = f"has got {describe_signal(evidence.forwarded)} and works on"
+            print_line(f"mpi_util: rank 0 (process {pid}) {what}; {again} everything now")
 
     def _look_at_others(self) -> None:
         """Some seconds after the last rank's end: says which processes, with its pipes open, the launcher waits for."""

@@ -130,10 +130,8 @@ class _OnRank0:
         return self
 
     def __iter__(self) -> NoReturn:
-        raise UsageError(
-            "a loop over what on_rank0 has made would end at once on this rank; loop over range(n), or over "
-            "tqdm(range(n), disable=mpi_util.rank > 0)"
-        )
+        fix = "loop over range(n), or over tqdm(range(n), disable=mpi_util.rank > 0)"
+        raise UsageError(f"a loop over what on_rank0 has made would end at once on this rank; {fix}")
 
     def __repr__(self, *_: Any) -> str:
         return "<on rank 0 alone>"

@@ -103,10 +103,9 @@ def _close_range(close: Callable[[int, int], None], low: int, high: int) -> None
 def enter(op: str) -> None:
     """Notes that this rank begins a collective call. UsageError in a process that a rank has forked."""
     if in_child_of_rank() and under_launcher():
-        raise UsageError(
-            f"{op}: this process was forked by rank {state(Role).rank}, or started by its multiprocessing, and is "
-            "no rank itself: it cannot take part in collective calls; let the rank make them"
-        )
+        what = f"was forked by rank {state(Role).rank}, or started by its multiprocessing, and is no rank itself"
+        fix = "it cannot take part in collective calls; let the rank make them"
+        raise UsageError(f"{op}: this process {what}: {fix}")
     state(FailureState).call = op
 
 

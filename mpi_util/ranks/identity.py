@@ -175,10 +175,8 @@ def check_no_parent() -> None:
     """Raises LaunchError in the process that started ranks: a program that continues there would run once more."""
     check_variables()
     if state(Role).is_parent:
-        raise LaunchError(
-            "this process has started the ranks, which have ended, and has nothing to compute; "
-            "write `mpi_fork(n, exit=True)`, or `if mpi_fork(n) == 'parent': sys.exit()`"
-        )
+        fix = "write `mpi_fork(n, exit=True)`, or `if mpi_fork(n) == 'parent': sys.exit()`"
+        raise LaunchError(f"this process has started the ranks, which have ended, and has nothing to compute; {fix}")
 
 
 def check_launcher(library: str, size: int = 0) -> None:
@@ -197,9 +195,8 @@ def check_launcher(library: str, size: int = 0) -> None:
     why = f"variables that were left behind (`unset {' '.join(rank_variables())}`), or a rank started in another way"
     if role.job:
         why = "above mpi_fork the program has closed files that it did not open (os.closerange)"
-    error = LaunchError(
-        f"by its environment this is rank {role.rank} of {role.size} of {role.launcher}, which it cannot reach: {why}"
-    )
+    who = f"rank {role.rank} of {role.size} of {role.launcher}"
+    error = LaunchError(f"by its environment this is {who}, which it cannot reach: {why}")
     if reachable:
         name = " ".join(library.replace("Version:", "").splitlines()[0].partition(",")[0].split())
         use = "the mpiexec of that library, or mpi_fork without mpiexec"

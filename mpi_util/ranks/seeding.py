@@ -54,9 +54,8 @@ def stream(seed: int, *key: int) -> np.random.SeedSequence:
 
     Args: seed: of the run. key: what the stream is for, e.g. a purpose and the number of an episode.
     """
-    return np.random.SeedSequence(
-        whole_number("stream: a seed", seed), spawn_key=[whole_number("stream: a key", k) for k in key]
-    )
+    numbers = [whole_number("stream: a key", k) for k in key]
+    return np.random.SeedSequence(whole_number("stream: a seed", seed), spawn_key=numbers)
 
 
 def keep_random_states(then: int) -> Callable[[], None]:
