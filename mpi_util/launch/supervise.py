@@ -288,23 +288,22 @@ class Arrivals:
         what = "; ".join([f"{names}: {_STAGES[min(stages.values())]}", *stopped])
         if state(Watchdog).kill:
             return f"the watchdog ends the job after {waited:.3g} s: {what}"
-        stacks = [f"stack of rank {rank}:\n{text}" for rank, text in self._stacks(missing).items() if text]
         print_line("\n".join([
             f"mpi_util: after {waited:.3g} s not all ranks have come: {what}. This is a report, not an error. The "
-            f"next one is due after {self._due:.3g} s (MPI_UTIL_WATCHDOG; 0: never)", *stacks,
+            f"next one is due after {self._due:.3g} s (MPI_UTIL_WATCHDOG; 0: never)", *self._stacks(missing),
         ]))  # fmt: skip
         return ""
 
-    def _stacks(self, records: dict[int, dict[str, Any]]) -> dict[int, str]:
+    def _stacks(self, records: dict[int, dict[str, Any]]) -> list[str]:
         """What Python is doing in these ranks, where it answers."""
         for record in filter(None, records.values()):
             if reap.belongs(record["pid"], self._job) and reap.catches(record["pid"], STACK_SIGNAL):
                 reap.send(record["pid"], STACK_SIGNAL)
         time.sleep(_ANSWER_S)
-        found = {}
+        found = []
         for rank in records:
             path = self._folder / f"stack-{rank}"
-            found[rank] = path.read_text(errors="replace").rstrip() if path.exists() else ""
-            if found[rank]:
+            if path.exists() and (text := path.read_text(errors="replace").rstrip()):
+                found.append(f"stack of rank {rank}:\n{text}")
                 os.truncate(path, 0)
         return found
