@@ -34,9 +34,10 @@ _LINES = {  # how a line of a banner begins, and what must follow
     b"Abort(": rb"-?\d+\)(?: on node \d+ .*)?: (?:application called MPI_Abort\(|Fatal error in )",
     b"application called MPI_Abort(": b"",
     b"*** An error occurred in MPI_": b"",
-    # Open MPI's ranks on other hosts, when one has gone; its launcher, of a rank that has just ended
+    # Open MPI's ranks on other hosts, when one has gone; its launcher, which writes to a rank that has just ended
     b"[": rb"[\w.-]+:\d+\] (?:\*\*\* (?:An error occurred in Socket closed|reported by process|on a NULL communicator|"
-    rb"Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI will try)|plm:[rs]sh: Warning: setpgid\(|PMIX ERROR: )",
+    rb"Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI will try)|plm:[rs]sh: Warning: setpgid\(|"
+    rb"PMIX ERROR: PMIX_ERR_UNREACH )",
     b"[warn] Epoll MOD(": b"",
 }
 _ALSO_PASSED = (b"Fatal error in ", b"*** An error occurred in MPI_")  # errors of MPI: the lines that follow explain
