@@ -140,8 +140,8 @@ def test_standing_still_is_told_and_a_solved_task_is_not():
 
 
 def test_it_is_silent_in_the_runs_that_are_kept():
-    """But for those that ended below what was published, and those that recovered from a fall after long."""
-    found = {}
+    """But for those of two tasks, which ended below what was published or recovered from a fall after long."""
+    found = set()
     for path in sorted((ROOT / "benchmarks" / "results" / "learning").glob("PPO*.csv")):
         curves = np.loadtxt(path, delimiter=",", skiprows=2, ndmin=2)
         env = "-".join(path.stem.split("-")[-2:])
@@ -150,5 +150,5 @@ def test_it_is_silent_in_the_runs_that_are_kept():
             names = ("TotalEnvInteracts", "AverageEpRet", "Episodes", "EpLen", "Entropy")
             values = zip(at[:, 1], at[:, 3], at[:, 4].cumsum(), 0 * at[:, 0], 0 * at[:, 0])
             if told(env, (dict(zip(names, row)) for row in values)):
-                found[env] = found.get(env, 0) + 1
-    assert sum(found.values()) <= 5 and set(found) <= {"Swimmer-v4", "InvertedDoublePendulum-v4"}, found
+                found.add(env)
+    assert found <= {"Swimmer-v4", "InvertedDoublePendulum-v4"}
