@@ -18,13 +18,14 @@ from conftest import OPEN_MPI, ROOT, usable_cores
 LIBRARIES = {
     "torch": ["torch"],
     "tensorflow": ["tensorflow"],
+    "jax": ["jax", "flax", "optax"],
     "torchrl": ["torchrl", "tensordict"],
     "sb3": ["stable_baselines3", "sb3_contrib"],
     "atari": ["ale_py"],
     "optuna": ["optuna"],
     "hydra": ["hydra"],
 }
-NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "torchrl", "sb3", "atari", "optuna", "hydra")
+NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "jax", "torchrl", "sb3", "atari", "optuna", "hydra")
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],

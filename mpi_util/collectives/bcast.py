@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..arrays import tree
-from ..arrays.adapters import modes, sample, slots, unsent
+from ..arrays.adapters import modes, opened, sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _SMALL = 1024  # numbers in an array that may be sent in place of an attribute
 
 
-def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> int:
+def rank0_bcast_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm = None) -> T:
     """Collective: every rank's model gets rank 0's weights. A rank that does not call it is waited for.
 
     Everything moves as one block, whatever the number of arrays. The values are written in place, on the device where
@@ -50,7 +50,7 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
         comm: communicator; None: all ranks.
 
     Returns:
-        The version of these weights, on every rank: 1 for the first broadcast on this communicator, then 2, ...
+        The model. Use what is returned: a tree with JAX arrays, which cannot be written, is a new one.
 
     Raises:
         RankMismatchError: on every rank, with the first name that differs, if the models differ.
@@ -59,18 +59,18 @@ def rank0_bcast_wts(model: Any, graph: Any = None, label: str = "", *, comm: Com
     return send_weights("rank0_bcast_wts", channel_of(comm), model, graph)
 
 
-def send_weights(op: str, channel: Channel, model: Any, graph: Any = None) -> int:
-    """`rank0_bcast_wts`, for a call with another name."""
-    channel.version = _send(op, channel, _Models(model, graph))
-    return channel.version
+def send_weights(op: str, channel: Channel, model: T, graph: Any = None, in_place: bool = False) -> T:
+    """`rank0_bcast_wts`, for a call with another name. Args: in_place: one that does not give back the model."""
+    sent: T = _send(op, channel, _Models(model, graph, in_place=in_place))
+    return sent
 
 
-def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = None) -> None:
+def all_avg_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm = None) -> T:
     """Collective: every rank's model gets the mean of all ranks' weights, which is the same bits on every rank.
 
     Integers and booleans (step counters, masks) are not averaged: all get rank 0's. For normalisers: `merge_moments`.
 
-    Args, Raises: as `rank0_bcast_wts`.
+    Args, Returns, Raises: as `rank0_bcast_wts`.
     """
     channel = channel_of(comm)
     own = _Models(model, graph, only_all=True)
@@ -85,7 +85,8 @@ def all_avg_wts(model: Any, graph: Any = None, label: str = "", *, comm: Comm = 
                 wide = np.result_type(numbers.dtype, np.float64)
                 slot.write(slot.to_bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
         copier.flush(copier.pairs)
-    _send("all_avg_wts", channel, own)
+    averaged: T = _send("all_avg_wts", channel, own)
+    return averaged
 
 
 def chksum(model: Any, graph: Any = None, label: str = "") -> str:
@@ -99,7 +100,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """
     if isinstance(graph, str):
         graph, label = None, graph
-    copier = derived(slots(model, graph), ModelCopier.of)
+    copier = derived(slots(opened(model)[0], graph), ModelCopier.of)
     total = tree.digest(copier.layout.signature, *(slot.copy().tobytes() for _, slot in copier.pairs)).hex()
     if label:
         msg(f"{label} chksum {total}")
@@ -151,15 +152,19 @@ class _Models:
     The copiers are made when they are first asked for, within the agreement, so that an error reaches all ranks.
     """
 
-    def __init__(self, model: Any, graph: Any, only_all: bool = False):
-        """Args: only_all: a session's trainable variables are no choice."""
-        self._model, self._graph, self._only_all = model, graph, only_all
+    def __init__(self, model: Any, graph: Any, only_all: bool = False, in_place: bool = False):
+        """Args: only_all: a session's trainable variables are no choice. in_place: a new tree would be lost."""
+        self._model, self._graph, self._only_all, self._in_place = model, graph, only_all, in_place
         self.held: list[tuple[str, Any]] = []
 
     @functools.cached_property
     def copiers(self) -> list[ModelCopier]:
         """Of all weights; of a session with a graph also of the trainable variables."""
-        copiers = [derived(slots(self._model, self._graph, held=self.held), _writable)]
+        model, self.give = opened(self._model)
+        if self._in_place and model is not self._model and self.give() is not self._model:
+            wrong = "is not written in place; give an object that holds it, or call rank0_bcast_wts before"
+            raise WeightsError(f"weights: a {type(self._model).__name__} of JAX arrays {wrong}")
+        copiers = [derived(slots(model, self._graph, held=self.held), _writable)]
         if self._graph is not None and not self._only_all:
             with contextlib.suppress(WeightsError):  # it has none
                 copiers.append(derived(slots(self._model, self._graph, trainable=True), _writable))
@@ -175,8 +180,8 @@ class _Models:
         return tree.digest(self.unsent), choices
 
 
-def _send(op: str, channel: Channel, models: _Models) -> int:
-    """Collective: all ranks get rank 0's values if their models are the same. Returns the version."""
+def _send(op: str, channel: Channel, models: _Models) -> Any:
+    """Collective: all ranks get rank 0's values if their models are the same. Returns the model."""
 
     def decide(contributed: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> Sequence[Any]:
         digests, choices = zip(*contributed)
@@ -202,7 +207,8 @@ def _send(op: str, channel: Channel, models: _Models) -> int:
             part["training"] = value
     if ask:
         channel.agree(op + SECOND, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
-    return int(version)
+    channel.version = version
+    return models.give()
 
 
 def _compare(op: str, channel: Channel, models: _Models) -> None:

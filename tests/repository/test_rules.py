@@ -20,7 +20,8 @@ ROOT = PACKAGE.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import rooms  # noqa: E402
 
-FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "safetensors", "scipy", "torchrl", "stable_baselines3"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "gymnasium", "safetensors", "scipy", "torchrl"}
+FRAMEWORKS |= {"stable_baselines3"}
 # Each room of mpi_util, and the rooms that it may import, lowest first.
 BELOW_CLUSTER = "errors host arrays ranks collectives launch"
 ROOMS = {
@@ -36,7 +37,7 @@ ROOMS = {
     "": f"{BELOW_CLUSTER} compat_2017 doctor",  # `import mpi_util`
 }
 FOR_SEVERAL_MACHINES = {"collectives", "launch"}  # may load cluster/ inside functions
-ADAPTERS = "arrays/adapters/keras.py arrays/adapters/pytorch.py arrays/adapters/tensorflow.py arrays/adapters/tf1.py"
+ADAPTERS = " ".join(f"arrays/adapters/{name}.py" for name in ("jax", "keras", "pytorch", "tensorflow", "tf1"))
 DELETABLE = ["cluster", "doctor", "compat_2017.py", ADAPTERS]
 # Modules that a function of a module which they import loads: where there are several machines, or torchrl is loaded.
 # And the adapters of frameworks, each where an object of its framework is met.

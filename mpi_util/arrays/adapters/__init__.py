@@ -8,6 +8,7 @@ before the program has loaded it. May import `arrays` and `errors`, and a framew
 import functools
 import importlib
 import re
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from ..layout import Slot
 
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
 # those of the framework below it
-_ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow"}
+_ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax", "jaxlib": "jax"}
 # attributes that may differ between ranks, and how the names of those begin that are the frameworks' own
 _OF_A_RANK = {"rank", "seed", "training", "stop_training", "stop_predicting"}
 _OF_FRAMEWORKS = ("_self_", "_torch", "_is_")
@@ -30,8 +31,9 @@ _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 class Adapter(Protocol):
     """What each adapter module has; with tensors that can be written in place also `tensor_slot` (see `slot_maker`).
 
-    A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose `write` changes the tensor: immutable
-    arrays (JAX's) have none, and are refused. An object that can replace them, as a Keras variable, needs only `slots`.
+    A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose `write` changes the tensor. Of immutable
+    arrays (JAX's) an adapter has `item_slot`, which replaces them in what holds them, and `opened`. An object that can
+    replace them itself, as a Keras variable, needs only `slots`.
 
     A tensor's values come in host memory, as a view where possible, in a dtype that travels (bits of one that NumPy
     lacks) or as `numbers` that NumPy can calculate with; and go back to a tensor of the same kind as `like`: over the
@@ -145,6 +147,12 @@ def slots(
     if not found:
         raise WeightsError(f"{type(model).__name__} holds no weights")
     return found
+
+
+def opened(model: Any) -> tuple[Any, Callable[[], Any]]:
+    """What is written in place of the model, and a function that then gives the model: the same, or a new tree."""
+    found: tuple[Any, Callable[[], Any]] = (model, lambda: model)
+    return _load("jax").opened(model) or found if sys.modules.get("jax") else found
 
 
 def modes(held: list[tuple[str, Any]]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """NumPy arrays in every rank; dicts, lists, tuples and plain objects of them, of numbers, tensors and models."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot, alignment_key
-from . import adapter_for, as_bits, as_numbers, is_extension, is_of_framework, slot_maker, value_slot, with_bits
+from . import adapter_for, as_bits, as_numbers, is_extension, is_of_framework, opened, slot_maker, value_slot, with_bits
 
 _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  # as which Python's numbers travel
 _LONG, _DEEP = 1000, 5  # a longer list is data; so deep in an object nothing is looked for
@@ -81,6 +82,8 @@ class _Search:
                 self.add(f"{path}/{k}" if path else str(k), thing[k], owner, k)
         elif owner is not None and _is_number(thing):
             self.found.append(_number_slot(path, thing, owner, key))
+        elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
+            self.found.append(item_slot(path, owner, key))
         elif _is_model(thing):
             self.found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(thing).slots(thing)]
             self.held.append((path, thing))
@@ -97,10 +100,19 @@ class _Search:
         for key, item in _items(thing):
             owner = None if isinstance(thing, tuple) else thing if isinstance(thing, (dict, list)) else vars(thing)
             place = f"{path}/{key}" if path else str(key)
-            if _is_network(item) or (values and _is_value(item) and (owner is not None or not _is_number(item))):
+            if values and owner is not None and (box := opened(item))[0] is not item:
+                n_found = len(self.found)
+                self.add(place, box[0])
+                put = partial(_put, owner, key, box[1])
+                self.found[n_found:] = [slot._replace(flush=put) for slot in self.found[n_found:]]
+            elif _is_network(item) or (values and _is_value(item) and (owner is not None or not _is_number(item))):
                 self.add(place, item, owner, key)
             elif id(item) not in around and len(around) < _DEEP:
                 self._add_inside(place, item, _is_state(item), [*around, id(item)])
+
+
+def _put(owner: Any, key: Any, give: Callable[[], Any]) -> None:
+    owner[key] = give()
 
 
 def _slot(path: str, leaf: Any, read_only: bool) -> Slot:

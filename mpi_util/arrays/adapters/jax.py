@@ -1,0 +1,140 @@
+"""JAX in every rank: arrays, typed keys, registered pytrees (Flax, optax, Equinox), and Flax's nnx modules.
+
+Its arrays cannot be written, so a tree of them is opened: its leaves lie in a dict, are replaced there, and make a new
+tree. `jax` is imported inside functions; the program has imported it, or it would have no such object.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...errors import BatchError, WeightsError
+from .. import tree
+from ..frameworks import framework
+from ..layout import Slot
+from . import as_bits, as_numbers, value_slot
+
+
+def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
+    """The values in host memory, a view where possible; a key is one value: see `_key_dtype`."""
+    values = _values(leaf)
+    return as_numbers(values) if numbers else as_bits(values)
+
+
+def from_array(array: np.ndarray, like: Any) -> Any:
+    """An array on `like`'s device; on the CPU over `array`'s memory if XLA can use it as it lies, else a copy."""
+    return _put(array if _is_key(like) else array.view(like.dtype), like)
+
+
+def from_numbers(array: np.ndarray, like: Any) -> Any:
+    """An array with these values on `like`'s device, of its dtype where NumPy lacks that."""
+    array = np.asarray(array)
+    return _put(array.astype(like.dtype) if like.dtype.isbuiltin == 2 else array, like)
+
+
+def token(leaf: Any) -> Any:
+    return leaf.reshape(-1)[:0]
+
+
+def parts(model: Any) -> list[tuple[str, Any, Any]]:
+    return []
+
+
+def slots(model: Any) -> list[Slot]:
+    raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
+
+
+def item_slot(name: str, owner: Any, key: Any) -> Slot:
+    """The slot of the array `owner[key]`, which is replaced at a write."""
+    try:
+        like, values = owner[key], _values(owner[key])
+    except BatchError as error:
+        raise WeightsError(f"'{name}' {error}") from None
+
+    def write(new: np.ndarray) -> None:
+        put = _put(new.copy(), like)  # a copy: the memory of a broadcast is used again
+        is_weak = getattr(like, "weak_type", False)  # which decides the dtype of a product
+        owner[key] = like.at[...].set(put) if is_weak else put
+
+    return value_slot(name, values.dtype, values.shape, lambda: _values(owner[key]), write)
+
+
+def opened(model: Any) -> tuple[Any, Callable[[], Any]] | None:
+    """What can be written in place of the model, and a function that then gives the model. None: the model itself.
+
+    Of a tree with jax arrays, or of an nnx module, that is a dict of its leaves without functions and texts, which
+    stay each rank's own. An nnx module is the same one afterwards, a tree is a new one.
+    """
+    try:
+        found, build = _flattened(model, _is_nnx)
+    except (TypeError, ValueError):  # its keys cannot be sorted: no tree for JAX
+        return None
+    if not any(isinstance(leaf, framework("jax").Array) or _is_nnx(leaf) for _, leaf in found):
+        return None
+    box: dict[str, Any] = {}
+    closers = [_open(path, leaf, box) for path, leaf in found]
+    return box, lambda: build([close() for close in closers])
+
+
+def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
+    """Puts a leaf into the box, if it is sent; gives a function that says what it has become there."""
+    if _is_nnx(leaf):
+        nnx = sys.modules["flax.nnx"]
+        inside, build = _flattened(nnx.state(leaf))
+        closers = [_open(f"{path}/{name}".strip("/"), value, box) for name, value in inside]
+        return lambda: (nnx.update(leaf, build([close() for close in closers])), leaf)[1]
+    is_model = hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables")
+    if isinstance(leaf, (str, bytes)) or (callable(leaf) and not is_model):
+        return lambda: leaf
+    tree.check_paths([*box, path])
+    box[path] = leaf
+    if type(leaf) not in (int, float, complex):
+        return lambda: box[path]
+    try:  # jit makes an array of a number: rank 0's counter may be one when the others' is not yet
+        box[path] = first = framework("jax.numpy").asarray(leaf)
+    except OverflowError:
+        raise WeightsError(f"'{path}' is an int beyond 32 bits; make it a float, or send it by bcast") from None
+    return lambda: leaf if box[path] is first else type(leaf)(box[path].item())
+
+
+def _flattened(model: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[tuple[str, Any]], Any]:
+    """(path, leaf) of each leaf, and what makes the tree of other leaves."""
+    jax = framework("jax")
+    found, structure = jax.tree_util.tree_flatten_with_path(model, is_leaf)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in found], structure.unflatten
+
+
+def _is_nnx(node: Any) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(node, (nnx.Module, nnx.Optimizer))
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(framework("jax").dtypes.issubdtype(leaf.dtype, framework("jax").dtypes.prng_key))
+
+
+def _values(leaf: Any) -> np.ndarray:
+    jax = framework("jax")
+    if isinstance(leaf, jax.core.Tracer):
+        raise BatchError("is traced and has no values yet; call this outside of jax.jit, grad, vmap and scan")
+    if not isinstance(leaf, jax.Array):
+        raise BatchError(f"is a {type(leaf).__name__}; make it a jax array")
+    if leaf.is_deleted():
+        raise BatchError("is a deleted array, such as one given to a function that donates it; give what that returned")
+    if len(leaf.sharding.device_set) > 1:
+        raise BatchError("lies on several devices; give jax.device_put(x, jax.devices()[0])")
+    if not _is_key(leaf):
+        return np.asarray(leaf)
+    data = np.asarray(jax.random.key_data(leaf))
+    dtype = np.dtype([(str(jax.random.key_impl(leaf)), data.dtype, data.shape[-1:])])
+    return np.ndarray(leaf.shape, dtype, np.ascontiguousarray(data))
+
+
+def _put(array: np.ndarray, like: Any) -> Any:
+    jax, device = framework("jax"), next(iter(like.sharding.device_set))
+    if not _is_key(like):
+        return jax.device_put(array, device)
+    impl = str(jax.random.key_impl(like))
+    return jax.random.wrap_key_data(jax.device_put(np.ascontiguousarray(array[impl]), device), impl=impl)

@@ -1,0 +1,194 @@
+"""JAX: trees of weights, Flax's TrainState and nnx modules, gathered arrays and keys, sums; at any number of ranks."""
+
+from functools import partial
+from typing import NamedTuple
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.training.train_state import TrainState
+from harness import fork, raises, run_checks
+
+import mpi_util
+
+DTYPES = ["bfloat16", "float8_e4m3fn", "float16", "float32", "int8", "int32", "uint16", "bool", "complex64"]
+
+
+class Pair(NamedTuple):
+    left: jax.Array
+    right: jax.Array
+
+
+@jax.tree_util.register_pytree_node_class
+class Registered:
+    def __init__(self, w, name):
+        self.w, self.name = w, name
+
+    def tree_flatten(self):
+        return (self.w,), self.name
+
+    @classmethod
+    def tree_unflatten(cls, name, children):
+        return cls(*children, name)
+
+
+def tree(rank):
+    return {
+        "pair": Pair(jnp.full(3, rank), jnp.arange(2.0) + rank),
+        "list": [jnp.full((2, 0), rank, jnp.bfloat16), (jnp.float32(rank), None)],
+        "key": jax.random.split(jax.random.key(rank), 2),
+        "of the class": Registered(jnp.full(2, rank, jnp.bfloat16), f"rank {rank}"),
+        "function": lambda: rank,
+        "count": rank,
+    }
+
+
+def check_trees(comm, rank, size):
+    given = tree(rank)
+    before = mpi_util.chksum(given)
+    got = mpi_util.rank0_bcast_wts(given, comm=comm)
+    assert mpi_util.chksum(got) == mpi_util.chksum(tree(0)) and mpi_util.chksum(given) == before
+    assert isinstance(got["pair"], Pair) and isinstance(got["list"][1], tuple) and type(got["count"]) is int
+    assert got["pair"].left.weak_type == given["pair"].left.weak_type  # decides the dtype of a product
+    assert got["function"]() == rank and got["of the class"].name == f"rank {rank}"  # each rank's own
+    kept = np.array(got["pair"].right)
+    for other in range(3):  # the memory that it came through is used again
+        mpi_util.rank0_bcast_wts(tree(other + 7), comm=comm)
+    assert np.array_equal(got["pair"].right, kept) and np.array_equal(kept, [0, 1])
+    mean = mpi_util.all_avg_wts(tree(rank), comm=comm)
+    assert mean["pair"].right.tolist() == [(size - 1) / 2, (size - 1) / 2 + 1] and mean["count"] == 0
+    bare = mpi_util.rank0_bcast_wts(jnp.full(2, float(rank)), comm=comm)
+    assert bare.tolist() == [0, 0] and isinstance(bare, jax.Array)
+
+
+def check_arrays_beside_it(comm, rank, size):
+    table, model = np.full(2, rank), {"w": jnp.full(2, rank)}
+    got = mpi_util.rank0_bcast_wts([model, table], comm=comm)
+    assert got[1] is table and table.tolist() == [0, 0]  # in place, as everywhere
+    assert got[0]["w"].tolist() == [0, 0] and model["w"].tolist() == [rank, rank]
+    alone = {"w": np.full(2, rank), 1: np.full(2, rank)}  # keys that JAX cannot sort
+    assert mpi_util.rank0_bcast_wts(alone, comm=comm) is alone and alone[1].tolist() == [0, 0]
+
+
+def check_train_state(comm, rank, size):
+    def step(state):
+        return state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params))
+
+    params = flax.core.freeze({"w": jnp.full(2, float(rank))})
+    state = TrainState.create(apply_fn=None, params=params, tx=optax.adam(0.1))
+    state = mpi_util.rank0_bcast_wts(state, comm=comm)
+    for _ in range(2):
+        if rank == 0:
+            state = jax.jit(step)(state)  # its counter becomes an array; the others' is a number
+        state = mpi_util.rank0_bcast_wts(state, comm=comm)
+    assert state.step == 2 and isinstance(state.params, flax.core.FrozenDict)
+    digests = mpi_util.rank0_gather(mpi_util.chksum(state), comm=comm)
+    assert len({*digests}) == 1 and abs(float(state.params["w"][0]) + 0.2) < 1e-4
+
+
+def net(seed):
+    rngs, shared = nnx.Rngs(seed), nnx.Linear(3, 3, rngs=nnx.Rngs(seed))
+    return nnx.Sequential(shared, nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs), shared)
+
+
+def check_nnx(comm, rank, size):
+    model = net(rank)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    model(jnp.full((4, 3), float(rank)))  # statistics, and the counter of the dropout's rngs
+    weights = model.layers[0].kernel
+    assert mpi_util.rank0_bcast_wts(model, comm=comm) is model and model.layers[0].kernel is weights
+    assert model.layers[3] is model.layers[0]
+    both = mpi_util.rank0_bcast_wts([model, optimizer], comm=comm)
+    assert both[0] is model and both[1] is optimizer
+    reference = net(0)
+    reference(jnp.zeros((4, 3)))
+    assert mpi_util.chksum(model) == mpi_util.chksum(reference)
+    model.eval(), reference.eval()
+    assert np.array_equal(model(jnp.ones((1, 3))), reference(jnp.ones((1, 3))))
+
+
+def check_objects(comm, rank, size):
+    params = flax.core.freeze({"w": jnp.full(2, float(rank))})
+    agent = type("Agent", (), {})()
+    agent.params, agent.opt = params, optax.adam(0.1).init(params)
+    agent.scale = np.full(2, rank)
+    assert mpi_util.rank0_bcast_wts(agent, comm=comm) is agent
+    assert agent.params["w"].tolist() == [0, 0] and agent.scale.tolist() == [0, 0]
+    assert type(agent.opt) is tuple and mpi_util.chksum(agent.opt)
+
+
+def check_gather(comm, rank, size):
+    batch = {name: jnp.full((rank + 1, 2), rank, name) for name in DTYPES}
+    batch |= {"key": jax.random.split(jax.random.key(rank), 2), "one key": jax.random.key(rank, impl="rbg")}
+    batch |= {"large": jnp.full((30_000, 2), float(rank)), "one": jnp.float32(rank)}
+    for call in (mpi_util.rank0_accum_batches, mpi_util.all_accum_batches):
+        got = call(batch, comm=comm)
+        if rank and call is mpi_util.rank0_accum_batches:
+            assert got is batch
+            continue
+        assert all(isinstance(leaf, jax.Array) for leaf in got.values())
+        for name in DTYPES:
+            assert got[name].dtype == name and got[name].shape == (size * (size + 1) // 2, 2)
+            assert np.array_equal(got[name], np.concatenate([jnp.full((k + 1, 2), k, name) for k in range(size)]))
+        keys = jnp.concatenate([jax.random.split(jax.random.key(k), 2) for k in range(size)])
+        assert jnp.array_equal(jax.random.key_data(got["key"]), jax.random.key_data(keys))
+        assert jax.random.key_impl(got["one key"]) == "rbg" and got["one key"].shape == (size,)
+        assert got["one"].tolist() == list(range(size))
+    kept = mpi_util.rank0_accum_batches(batch, comm=comm)["large"]
+    for other in range(5):  # kept, while the memory of others is used again
+        mpi_util.rank0_accum_batches({"large": jnp.full((30_000, 2), other + 7.0)}, comm=comm)
+    assert rank or np.array_equal(np.unique(kept), np.arange(size))
+    listed = mpi_util.rank0_gather((jax.random.key(rank), jnp.full(2, rank, jnp.bfloat16)), comm=comm)
+    if rank == 0:
+        assert [int(x[0]) for _, x in listed] == list(range(size)) and listed[-1][1].dtype == jnp.bfloat16
+    got = mpi_util.bcast({"key": jax.random.key(rank), "x": jnp.full(2, rank)}, comm=comm)
+    assert got["x"].tolist() == [0, 0] and jnp.array_equal(jax.random.key_data(got["key"]), [0, 0])
+
+
+def check_sums(comm, rank, size):
+    got = mpi_util.all_sum({"x": jnp.full((2,), rank + 1), "half": jnp.full(1, 1, jnp.bfloat16)}, comm=comm)
+    assert got["x"].tolist() == [size * (size + 1) // 2] * 2 and got["half"].dtype == jnp.bfloat16
+    mean = mpi_util.all_mean(jnp.full(2, float(rank)), comm=comm)
+    assert isinstance(mean, jax.Array) and mean.tolist() == [(size - 1) / 2] * 2
+    rms = type("Rms", (), {})()
+    rms.mean, rms.var, rms.count = jnp.full(2, float(rank)), jnp.ones(2), jnp.float32(2)
+    mpi_util.merge_moments(rms, comm=comm)
+    assert isinstance(rms.mean, jax.Array) and (size == 1 or abs(float(rms.mean[0]) - (size - 1) / 2) < 1e-6)
+
+
+def check_bad_input(comm, rank, size):
+    def traced(call):
+        return lambda: jax.jit(lambda x: (call(x), x)[1])(jnp.ones(2))
+
+    raises(mpi_util.WeightsError, "outside of jax.jit", traced(lambda x: mpi_util.rank0_bcast_wts({"w": x}, comm=comm)))
+    raises(mpi_util.BatchError, "outside of jax.jit", traced(lambda x: mpi_util.all_mean({"w": x}, comm=comm)))
+    raises(mpi_util.BatchError, "outside of jax.jit", traced(lambda x: mpi_util.rank0_accum_batches(x, comm=comm)))
+    gone = jnp.ones(2)
+    gone.delete()
+    raises(mpi_util.WeightsError, "'w' is a deleted", lambda: mpi_util.rank0_bcast_wts({"w": gone}, comm=comm))
+    raises(mpi_util.BatchError, "'w' is a deleted", lambda: mpi_util.rank0_accum_batches({"w": gone}, comm=comm))
+    raises(mpi_util.BatchError, "'k'", lambda: mpi_util.all_sum({"k": jax.random.key(0)}, comm=comm))
+    last = rank == size - 1
+    one_more = {"w": jnp.ones(2)} | ({"b": jnp.ones(1)} if last else {})
+    with jax.enable_x64(last):
+        wide = {"w": jnp.ones(2, float)}
+    alone = size == 1
+    alone or raises(mpi_util.BatchError, "deleted", lambda: mpi_util.bcast(gone, comm=comm))
+    for model, text in ((one_more, "'b' is not the same"), (wide, "float64 (2,)")):
+        for call in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts):
+            assert not alone or call(model, comm=comm)
+            alone or raises(mpi_util.RankMismatchError, text, partial(call, model, comm=comm))
+    raises(
+        mpi_util.WeightsError,
+        "call rank0_bcast_wts before",
+        lambda: mpi_util.collect(
+            lambda *_: {"x": np.ones(1)}, episodes=1, seed=0, weights={"w": jnp.ones(2)}, comm=comm
+        ),
+    )
+
+
+fork()
+run_checks(globals())
