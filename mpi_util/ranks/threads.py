@@ -3,8 +3,8 @@
 From a gather to its next collective call rank 0 may use every core, as the others sleep. A single rank does the same,
 because the number of threads can change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. With `comm=` rank
 0 of that communicator gets the part of the cores that its ranks are of the job's: the other ranks may work or sleep,
-and a number that followed them would give other bits each time. TensorFlow keeps its number once it runs: on each rank
-as many threads for one operation as rank 0 has cores.
+and a number that followed them would give other bits each time. TensorFlow and JAX keep their number once they run: on
+each rank as many threads for one operation as rank 0 has cores.
 
 What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
 threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
@@ -27,6 +27,7 @@ from .state import state
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_XLA = "NPROC"  # read by JAX at its first operation
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 # How long torch's threads spin for each other. With the default, a step on 125 rows of a 2x64 network took 50 ms on two
 # cores that had other work too; with this number it takes 3 ms there, and 0.8 instead of 0.6 ms on idle cores.
@@ -95,7 +96,7 @@ class Threads:
         launched = OURS in os.environ
         mine = environment(os.environ)
         self._variables = mine[OURS].split()
-        pools = dict(zip(TENSORFLOW, (str(most or self._most), str(self._most if is_root else 1))))
+        pools = dict(zip((_XLA, *TENSORFLOW), map(str, (n := most or self._most, n, self._most if is_root else 1))))
         os.environ.update(mine | {name: pools[name] for name in pools if name not in os.environ})
         # by itself a library starts with a thread for each processor, or for each core without its hyperthreads
         counts = {usable_cores(), os.cpu_count() or 1, len(os.sched_getaffinity(0))}
