@@ -51,6 +51,7 @@ restarts: int  # how often mpi_fork has started this program again after a failu
 last_saved: Any  # what `saved` was given last before that, or None
 collected: "Collected"  # what collect and rollouts have brought to rank 0 so far
 tf_config: Any  # a tf.compat.v1.ConfigProto
+weights_version: int  # how often weights have been sent to all ranks: by rank0_bcast_wts, all_avg_wts, collect
 
 __all__ = [
     "BatchError", "Collected", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases",
@@ -59,7 +60,7 @@ __all__ = [
     "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
     "mpi_fork", "msg", "nslots", "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts",
     "rank0_gather", "rank_seed", "restarts", "rollouts", "saved", "seed_of", "set_global_seeds",
-    "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog",
+    "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog", "weights_version",
 ]  # fmt: skip
 if importlib.util.find_spec(".doctor", __name__):  # a copy may lack it
     __all__ += ["check_replay"]
@@ -87,6 +88,7 @@ _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for na
 _CALLED_WHEN_READ = {
     "rank": "ranks.identity", "nworkers": "ranks.identity", "restarts": "ranks.records", "last_saved": "ranks.records",
     "collected": "collectives.collecting", "tf_config": "arrays.adapters.tensorflow_setup",
+    "weights_version": "collectives.bcast",
 }  # fmt: skip
 
 

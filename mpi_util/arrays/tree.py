@@ -1,12 +1,14 @@
 """Nested dict/list/tuple of arrays: walk it, rebuild it, describe its leaves. Runs in every rank.
 
-A tree is a dict or other mapping, list or tuple (named tuples too) whose items are trees or leaves: arrays, tensors,
-numbers, None. A list that holds only plain values (numbers, strings, bytes, None, and lists or tuples of them) or
-nothing is a leaf too: data whose rows are Python objects, such as episode returns. So is a bare str or bytes: one row.
+A tree is a dict or other mapping, list or tuple (named tuples too), or what JAX knows as a container (FrozenDict, a
+dataclass of Flax), whose items are trees or leaves: arrays, tensors, numbers, None. A list that holds only plain values
+(numbers, strings, bytes, None, and lists or tuples of them) or nothing is a leaf too: data whose rows are Python
+objects, such as episode returns. So is a bare str or bytes: one row.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,19 @@ def is_mapping(node: Any) -> bool:
     return isinstance(node, dict) or (type(node) is not np.ndarray and isinstance(node, Mapping))
 
 
+def _registered(node: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]] | None:
+    """(key, item) of each item of a container that the program has made known to JAX, and what makes one of others."""
+    jax = sys.modules.get("jax.tree_util")
+    if jax is None or isinstance(node, (dict, list, tuple, np.ndarray, *PLAIN)) or jax.all_leaves([node]):
+        return None
+    items, structure = jax.tree_flatten_with_path(node, lambda inside: inside is not node)
+    return [(jax.keystr(path, simple=True, separator="/"), item) for path, item in items], structure.unflatten
+
+
 def children(node: Any) -> Iterable[tuple[Any, Any]] | None:
     """(key, item) of each item of a container, in its own order; None: it is a leaf."""
+    if known := _registered(node):
+        return known[0]
     if is_mapping(node):
         return [(key, node[key]) for key in node]
     is_leaf = not isinstance(node, (list, tuple)) or isinstance(node, Objects)
@@ -38,7 +51,9 @@ def children(node: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def with_items(node: Any, items: list[Any]) -> Any:
-    """A container of the same kind with other items, in the same order; for a mapping that is no dict a dict."""
+    """A container of the same kind with other items, in the same order; for other mappings than dicts a dict."""
+    if known := _registered(node):
+        return known[1](items)
     if is_mapping(node):
         copy = node.copy() if isinstance(node, dict) else {}  # of its own class, such as OrderedDict or defaultdict
         for key, item in zip(node, items):  # `update` of a Counter adds

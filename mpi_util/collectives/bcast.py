@@ -1,10 +1,12 @@
 """Sends, averages and compares weights; `bcast` sends any object. In the process of each rank."""
 
 import contextlib
+import dis
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, TypeVar
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from ..ranks.identity import Comm
 from ..ranks.state import state
 from ..ranks.threads import Threads
 from .agreement import SECOND
-from .channel import Channel, channel_of, paired, write_rows
+from .channel import Channel, Kept, channel_of, paired, write_rows
 from .gather import rank0_accum_batches
 from .mismatch import check_same
 
@@ -38,8 +40,9 @@ def rank0_bcast_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm 
 
     Args:
         model: torch module (parameters, buffers, and its mode of training or evaluation), torch optimizer (its state),
-            Keras model (all weights) or optimizer, tf.Module, tf.compat.v1 session, or a nested dict/list/tuple of
-            such, of NumPy arrays, tensors, variables, numbers (not in a tuple) and plain objects; the same names,
+            Keras model (all weights) or optimizer, tf.Module, tf.compat.v1 session, module or optimizer of Flax's nnx,
+            tree of JAX arrays of any class that JAX knows (a function or text in it stays), or a nested dict, list or
+            tuple of such, of NumPy arrays, tensors, variables, numbers (not in a tuple) and plain objects; same names,
             dtypes and shapes on every rank, but for the numbers in automatic layer names (`dense_3`). Of an object
             those attributes are sent that are numbers, arrays, tensors or models, or hold nothing but such (no lists
             of numbers: data), and all models.
@@ -61,8 +64,7 @@ def rank0_bcast_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm 
 
 def send_weights(op: str, channel: Channel, model: T, graph: Any = None, in_place: bool = False) -> T:
     """`rank0_bcast_wts`, for a call with another name. Args: in_place: one that does not give back the model."""
-    sent: T = _send(op, channel, _Models(model, graph, in_place=in_place))
-    return sent
+    return _send(op, channel, _Models(model, graph, in_place=in_place))
 
 
 def all_avg_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm = None) -> T:
@@ -85,8 +87,13 @@ def all_avg_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm = No
                 wide = np.result_type(numbers.dtype, np.float64)
                 slot.write(slot.to_bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
         copier.flush(copier.pairs)
-    averaged: T = _send("all_avg_wts", channel, own)
-    return averaged
+    return _send("all_avg_wts", channel, own)
+
+
+def weights_version() -> int:
+    """How often weights have been sent to all ranks. Not collective."""
+    kept = state(Kept)
+    return max(channel.version for channel in (kept.world, kept.alone, Channel) if channel)
 
 
 def chksum(model: Any, graph: Any = None, label: str = "") -> str:
@@ -146,13 +153,15 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     return x
 
 
-class _Models:
+class _Models(Generic[T]):
     """What a rank sends or gets: its model, with a copier for each choice of weights.
 
     The copiers are made when they are first asked for, within the agreement, so that an error reaches all ranks.
     """
 
-    def __init__(self, model: Any, graph: Any, only_all: bool = False, in_place: bool = False):
+    give: Callable[[], T]  # the model with what was written; the same object, or a new one
+
+    def __init__(self, model: T, graph: Any, only_all: bool = False, in_place: bool = False):
         """Args: only_all: a session's trainable variables are no choice. in_place: a new tree would be lost."""
         self._model, self._graph, self._only_all, self._in_place = model, graph, only_all, in_place
         self.held: list[tuple[str, Any]] = []
@@ -160,10 +169,10 @@ class _Models:
     @functools.cached_property
     def copiers(self) -> list[ModelCopier]:
         """Of all weights; of a session with a graph also of the trainable variables."""
-        model, self.give = opened(self._model)
-        if self._in_place and model is not self._model and self.give() is not self._model:
+        model, self.give, self.is_new = opened(self._model)
+        if self._in_place and self.is_new:
             wrong = "is not written in place; give an object that holds it, or call rank0_bcast_wts before"
-            raise WeightsError(f"weights: a {type(self._model).__name__} of JAX arrays {wrong}")
+            raise WeightsError(f"weights: a {type(self._model).__name__} with JAX arrays {wrong}")
         copiers = [derived(slots(model, self._graph, held=self.held), _writable)]
         if self._graph is not None and not self._only_all:
             with contextlib.suppress(WeightsError):  # it has none
@@ -180,7 +189,7 @@ class _Models:
         return tree.digest(self.unsent), choices
 
 
-def _send(op: str, channel: Channel, models: _Models) -> Any:
+def _send(op: str, channel: Channel, models: _Models[T]) -> T:
     """Collective: all ranks get rank 0's values if their models are the same. Returns the model."""
 
     def decide(contributed: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> Sequence[Any]:
@@ -202,6 +211,8 @@ def _send(op: str, channel: Channel, models: _Models) -> Any:
         _compare(op, channel, models)  # raises the error that names the first array that differs
     block = channel.spread(op, source)
     if channel.rank:
+        if channel.rank == 1 and models.is_new:
+            _note_dropped(op, models.copiers[chosen], block)
         models.copiers[chosen].write(block)
         for part, value in zip(modes(models.held), training):
             part["training"] = value
@@ -211,7 +222,31 @@ def _send(op: str, channel: Channel, models: _Models) -> Any:
     return models.give()
 
 
-def _compare(op: str, channel: Channel, models: _Models) -> None:
+def _note_dropped(op: str, copier: ModelCopier, block: Any) -> None:
+    """Rank 1 prints, once, that the program makes nothing of a tree with other values, which it gets in place of its.
+
+    It looks at the instruction that follows the call, or the call of a function that returns what it returns.
+    """
+    frame: Any = sys._getframe(2)
+    while frame:
+        code, at = frame.f_code.co_code, frame.f_lasti + 2
+        while (following := dis.opname[code[at]]) == "CACHE":
+            at += 2
+        frame = frame.f_back if following == "RETURN_VALUE" else None
+    differ = following == "POP_TOP" and any(
+        slot.copy().tobytes() != entry.view(block, slot.dtype).tobytes() for entry, slot in copier.pairs
+    )
+    if differ and not state(_Dropped):
+        state(_Dropped).append(op)
+        fix = f"use what it returns: params = mpi_util.{op}(params)"
+        failure.print_line(f"mpi_util: {op}: JAX's arrays cannot be written, so the model here stays as it was; {fix}")
+
+
+class _Dropped(list[str]):
+    """The call whose result was not used, once that was printed."""
+
+
+def _compare(op: str, channel: Channel, models: _Models[T]) -> None:
     """Collective: raises RankMismatchError if the models differ."""
 
     def decide(kinds: list[list[Any]]) -> list[None]:

@@ -40,12 +40,13 @@ def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -
     """Collective: joins the batches of all ranks, row after row, on rank 0. Waits until all ranks call it.
 
     Args:
-        batch: nested dict, or other mapping, or tuple of arrays whose first axis is rows. Leaves: NumPy arrays of any
-            dtype but object, any shape and memory order; tensors of torch and TensorFlow, variables too; numbers and
-            0-d arrays (one row each); lists of plain Python values, which are joined. Structure, keys, dtypes and
-            shapes must be the same on all ranks. The number of rows may differ between ranks and between leaves, and
-            may be 0. A list that holds arrays or dicts is refused: it could be a structure (make it a tuple) or
-            trajectories (give `index`, or use `rank0_gather`). So is what is not known to be rows, such as a DataFrame.
+        batch: nested dict, or other mapping, tuple or pytree that JAX knows, of arrays whose first axis is rows.
+            Leaves: NumPy arrays of any dtype but object, any shape and memory order; tensors of torch, TensorFlow and
+            JAX, variables too; numbers and 0-d arrays (one row each); lists of plain Python values, which are joined.
+            Structure, keys, dtypes and shapes must be the same on all ranks. The number of rows may differ between
+            ranks and between leaves, and may be 0. A list that holds arrays or dicts is refused: it could be a
+            structure (make it a tuple) or trajectories (give `index`, or use `rank0_gather`). So is what is not known
+            to be rows, such as a DataFrame.
         index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", such
             as episodes) and `index` holds a number for each: they are joined in the order of these numbers. A rank may
             have none; if no rank has any, the result is an empty dict.
@@ -173,7 +174,7 @@ def _pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndar
             fields = tree.field_names(node)
             if fields and is_of_framework(node):
                 raise BatchError(f"{op}: '{path}' {not_rows(node)}")
-            name = f"{type(node).__name__}({', '.join(fields)})" if fields else "tuple"
+            name = "tuple" if type(node) is tuple else f"{type(node).__name__}({', '.join(fields)})"
             containers.append((path, "dict" if tree.is_mapping(node) else name))
             continue
         if _is_plain(node):

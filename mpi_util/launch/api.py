@@ -42,7 +42,7 @@ def mpi_fork(
     Args:
         n: number of ranks; 1 runs in this process, without MPI. None: one for each slot of the hosts, or without hosts
             one for each usable core.
-        gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session; 0: as much as it needs.
+        gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session and JAX; 0: as much as they need.
         bind_to_core: bind each rank to a core (shared where there are more ranks than cores); rank 0 then has one core
             for its update.
         threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: chosen as above, by cores. Sums that are
@@ -88,6 +88,10 @@ def mpi_fork(
             failure.show_only_errors(keeps_stdout=bool(state(Role).job and log_dir))
         if threads:
             os.environ[UPDATE_THREADS] = str(threads)
+        if not any(name.startswith(("XLA_CLIENT_", "XLA_PYTHON_CLIENT_")) for name in os.environ):
+            # else JAX takes three quarters of the GPU's memory in each process that opens it
+            share = ("XLA_CLIENT_MEM_FRACTION", str(gpu_pct)) if gpu_pct else ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+            os.environ.update([share])
         channel_of()  # from here on each rank knows when another ends, however early
         state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):

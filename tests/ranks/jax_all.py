@@ -1,5 +1,7 @@
 """JAX: trees of weights, Flax's TrainState and nnx modules, gathered arrays and keys, sums; at any number of ranks."""
 
+import contextlib
+import io
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ from harness import fork, raises, run_checks
 
 import mpi_util
 
+fork()
+jax.config.update("jax_num_cpu_devices", 2)
 DTYPES = ["bfloat16", "float8_e4m3fn", "float16", "float32", "int8", "int32", "uint16", "bool", "complex64"]
 
 
@@ -101,8 +105,9 @@ def check_nnx(comm, rank, size):
     weights = model.layers[0].kernel
     assert mpi_util.rank0_bcast_wts(model, comm=comm) is model and model.layers[0].kernel is weights
     assert model.layers[3] is model.layers[0]
-    both = mpi_util.rank0_bcast_wts([model, optimizer], comm=comm)
-    assert both[0] is model and both[1] is optimizer
+    both = [model, optimizer]
+    assert mpi_util.rank0_bcast_wts(both, comm=comm) is both and both[0] is model
+    mpi_util.collect(lambda: {"x": np.ones(1)}, episodes=1, seed=0, weights=both, comm=comm)
     reference = net(0)
     reference(jnp.zeros((4, 3)))
     assert mpi_util.chksum(model) == mpi_util.chksum(reference)
@@ -118,6 +123,42 @@ def check_objects(comm, rank, size):
     assert mpi_util.rank0_bcast_wts(agent, comm=comm) is agent
     assert agent.params["w"].tolist() == [0, 0] and agent.scale.tolist() == [0, 0]
     assert type(agent.opt) is tuple and mpi_util.chksum(agent.opt)
+
+
+def check_a_dropped_result_is_told_once(comm, rank, size):
+    from mpi_util.collectives.bcast import _Dropped
+    from mpi_util.ranks.state import state
+
+    def told(call) -> str:
+        state(_Dropped).clear()
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            call(lambda model, of=mpi_util.rank0_bcast_wts: of(model, comm=comm))
+        return err.getvalue()
+
+    mine, same, module = {"w": jnp.full(2, rank)}, {"w": jnp.ones(2)}, nnx.Linear(1, 1, rngs=nnx.Rngs(rank))
+
+    def dropped(send):
+        for _ in range(3):
+            send(mine)
+
+    def averaged(send):
+        send(mine, mpi_util.all_avg_wts)
+
+    def used(send):
+        first, second = send(mine), send({"v": jnp.full(3, rank)})  # the template stays
+        return send(mine), [send(mine)], first, second
+
+    def as_they_were(send):
+        send(same)
+        send(module)
+        send([module, np.full(1, rank)])
+
+    if rank == 1:
+        assert told(dropped).count("\n") == 1 == told(averaged).count("\n")
+        assert "params = mpi_util.rank0_bcast_wts(params)" in told(dropped)
+    else:
+        assert told(dropped) + told(averaged) + told(dropped) == ""
+    assert told(used) + told(as_they_were) == ""
 
 
 def check_gather(comm, rank, size):
@@ -148,6 +189,40 @@ def check_gather(comm, rank, size):
     assert got["x"].tolist() == [0, 0] and jnp.array_equal(jax.random.key_data(got["key"]), [0, 0])
 
 
+@flax.struct.dataclass
+class Transition:
+    obs: jax.Array
+    act: jax.Array
+    extra: dict
+    name: str = flax.struct.field(pytree_node=False)
+
+
+def check_containers_that_jax_knows(comm, rank, size):
+    rows = Transition(jnp.full((rank, 2), rank), jnp.full(rank, rank, jnp.bfloat16), {"z": jnp.ones(1)}, f"rank {rank}")
+    for batch, inside in ((rows, lambda x: x), ({"t": (rows, 1.5)}, lambda x: x["t"][0])):
+        got = inside(mpi_util.all_accum_batches(batch, comm=comm))
+        assert isinstance(got, Transition) and got.obs[:, 0].tolist() == [k for k in range(size) for _ in range(k)]
+        assert got.act.dtype == jnp.bfloat16 and got.extra["z"].shape == (size,) and got.name == f"rank {rank}"
+    frozen = flax.core.freeze({"w": jnp.full(2, float(rank)), "n": 1})
+    for call, w in ((mpi_util.all_sum, size * (size - 1) / 2), (mpi_util.all_mean, (size - 1) / 2)):
+        got = call(frozen, comm=comm)
+        assert isinstance(got, flax.core.FrozenDict) and got["w"].tolist() == [w, w]
+        assert got["n"] == (size if call is mpi_util.all_sum else 1)
+        pair = call(Pair(frozen["w"], [frozen["w"]]), comm=comm)
+        assert isinstance(pair, Pair) and pair.right[0].tolist() == [w, w]
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(rank))
+    model.bias[...] = jnp.full(1, float(rank))
+    gradient = mpi_util.all_mean(nnx.grad(lambda m: (m.bias[...] ** 2).sum())(model), comm=comm)
+    assert isinstance(gradient, nnx.State) and gradient["bias"][...].tolist() == [size - 1]
+    nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param).update(model, gradient)
+    state = TrainState.create(apply_fn=None, params=frozen, tx=optax.sgd(0.1))
+    mean = mpi_util.all_mean(state, comm=comm)
+    assert isinstance(mean, TrainState) and mean.params["w"].tolist() == [(size - 1) / 2] * 2
+    if comm is None or size > 1:
+        listed = mpi_util.rank0_gather(rows, comm=comm)
+        assert rank or [one.name for one in listed] == [f"rank {k}" for k in range(size)]
+
+
 def check_sums(comm, rank, size):
     got = mpi_util.all_sum({"x": jnp.full((2,), rank + 1), "half": jnp.full(1, 1, jnp.bfloat16)}, comm=comm)
     assert got["x"].tolist() == [size * (size + 1) // 2] * 2 and got["half"].dtype == jnp.bfloat16
@@ -170,6 +245,18 @@ def check_bad_input(comm, rank, size):
     gone.delete()
     raises(mpi_util.WeightsError, "'w' is a deleted", lambda: mpi_util.rank0_bcast_wts({"w": gone}, comm=comm))
     raises(mpi_util.BatchError, "'w' is a deleted", lambda: mpi_util.rank0_accum_batches({"w": gone}, comm=comm))
+    donated = jnp.ones(2)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(donated)
+    raises(mpi_util.WeightsError, "give what that returned", lambda: mpi_util.rank0_bcast_wts([donated], comm=comm))
+    devices = jax.sharding.Mesh(np.array(jax.devices()), "x")
+    on_two = jax.device_put(jnp.ones(2), jax.NamedSharding(devices, jax.P("x")))
+    for kind, call in (
+        (mpi_util.WeightsError, mpi_util.rank0_bcast_wts),
+        (mpi_util.WeightsError, mpi_util.all_avg_wts),
+        (mpi_util.BatchError, mpi_util.rank0_accum_batches),
+        (mpi_util.BatchError, mpi_util.all_sum),
+    ):
+        raises(kind, "'w' lies on several devices; give jax.device_put", partial(call, {"w": on_two}, comm=comm))
     raises(mpi_util.BatchError, "'k'", lambda: mpi_util.all_sum({"k": jax.random.key(0)}, comm=comm))
     last = rank == size - 1
     one_more = {"w": jnp.ones(2)} | ({"b": jnp.ones(1)} if last else {})
@@ -190,5 +277,4 @@ def check_bad_input(comm, rank, size):
     )
 
 
-fork()
 run_checks(globals())

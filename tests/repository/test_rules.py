@@ -278,7 +278,9 @@ def test_a_copy_works_without_what_may_be_deleted(tmp_path, deleted):
         "from vendored import mpi_util\n"
         "from vendored.mpi_util import *\n"
         "if mpi_util.mpi_fork(3) == 'parent': sys.exit()\n"
-        "weights = {'w': np.full(3, mpi_util.rank + 1.0)}\n"
+        + "sys.modules['jax'] = sys\n"
+        * ("jax.py" in deleted)  # loaded, but not used with mpi_util
+        + "weights = {'w': np.full(3, mpi_util.rank + 1.0)}\n"
         "rank0_bcast_wts(weights)\n"
         "d = mpi_util.rank0_accum_batches({'x': np.full(2, mpi_util.rank), 'w': weights['w'][:1]})\n"
         "mpi_util.print0(d['x'].tolist(), d['w'].tolist(), all_sum(1))\n"

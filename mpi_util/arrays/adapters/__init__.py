@@ -6,18 +6,20 @@ before the program has loaded it. May import `arrays` and `errors`, and a framew
 """
 
 import functools
-import importlib
+import importlib.util
 import re
 import sys
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from ...errors import BatchError, MpiUtilError, WeightsError, first_line
 from .. import tree
 from ..layout import Slot
+
+T = TypeVar("T")
 
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
 # those of the framework below it
@@ -116,6 +118,12 @@ def _is_session(kind: type) -> bool:
     return "tensorflow" in _packages(kind) and hasattr(kind, "run") and hasattr(kind, "graph")
 
 
+@functools.cache
+def _is_there(name: str) -> bool:
+    """Whether the adapter has not been deleted."""
+    return importlib.util.find_spec(f".{name}", __name__) is not None
+
+
 def _load(name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
@@ -149,10 +157,10 @@ def slots(
     return found
 
 
-def opened(model: Any) -> tuple[Any, Callable[[], Any]]:
-    """What is written in place of the model, and a function that then gives the model: the same, or a new tree."""
-    found: tuple[Any, Callable[[], Any]] = (model, lambda: model)
-    return _load("jax").opened(model) or found if sys.modules.get("jax") else found
+def opened(model: T) -> tuple[Any, Callable[[], T], bool]:
+    """What is written in place of the model, what then gives the model, and whether that is a new tree once written."""
+    box = _load("jax").opened(model) if sys.modules.get("jax") and _is_there("jax") else None
+    return box or (model, lambda: model, False)
 
 
 def modes(held: list[tuple[str, Any]]) -> list[dict[str, Any]]:

@@ -61,11 +61,11 @@ def item_slot(name: str, owner: Any, key: Any) -> Slot:
     return value_slot(name, values.dtype, values.shape, lambda: _values(owner[key]), write)
 
 
-def opened(model: Any) -> tuple[Any, Callable[[], Any]] | None:
-    """What can be written in place of the model, and a function that then gives the model. None: the model itself.
+def opened(model: Any) -> tuple[Any, Callable[[], Any], bool] | None:
+    """What can be written in place of the model, and the rest of `adapters.opened`. None: the model itself.
 
     Of a tree with jax arrays, or of an nnx module, that is a dict of its leaves without functions and texts, which
-    stay each rank's own. An nnx module is the same one afterwards, a tree is a new one.
+    stay each rank's own. An nnx module is the same one afterwards, and so is a tree in which nothing was replaced.
     """
     try:
         found, build = _flattened(model, _is_nnx)
@@ -75,7 +75,13 @@ def opened(model: Any) -> tuple[Any, Callable[[], Any]] | None:
         return None
     box: dict[str, Any] = {}
     closers = [_open(path, leaf, box) for path, leaf in found]
-    return box, lambda: build([close() for close in closers])
+
+    def give() -> Any:
+        items = [close() for close in closers]
+        return model if all(new is old for new, (_, old) in zip(items, found)) else build(items)
+
+    numbers = (framework("jax").Array, int, float, complex, np.generic)
+    return box, give, any(isinstance(leaf, numbers) for _, leaf in found)
 
 
 def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
