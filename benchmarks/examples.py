@@ -56,6 +56,12 @@ PROGRAMS = {
         "--episodes 50 --minibatch_size 500 --epochs 2",
         "--total_steps",
     ),
+    "gather_ppo_jax": Program(
+        "the same in JAX: Flax's nnx and optax; only rank 0 opens a GPU",
+        "yes",
+        "--episodes 8 --minibatch_size 500",
+        "--episodes 50 --minibatch_size 500 --epochs 2",
+    ),
     "cross_entropy": Program(
         "NumPy alone; `collect`; only seeds and returns are sent, rank 0 draws the weights again",
         "yes",

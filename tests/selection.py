@@ -19,13 +19,14 @@ LIBRARIES = {
     "torch": ["torch"],
     "tensorflow": ["tensorflow"],
     "jax": ["jax", "flax", "optax"],
+    "keras": ["keras"],
     "torchrl": ["torchrl", "tensordict"],
     "sb3": ["stable_baselines3", "sb3_contrib"],
     "atari": ["ale_py"],
     "optuna": ["optuna"],
     "hydra": ["hydra"],
 }
-NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "jax", "torchrl", "sb3", "atari", "optuna", "hydra")
+NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "jax", "keras", "torchrl", "sb3", "atari", "optuna", "hydra")
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],

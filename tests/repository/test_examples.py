@@ -107,6 +107,7 @@ def test_program_of_2017(env, n):
 TEACHING = {
     "same_bits": "--iterations 5",
     "gather_ppo_torch": "--episodes 12 --stop_at 40",
+    "gather_ppo_jax": "--episodes 12 --iterations 5",
     "cross_entropy": "--candidates 30 --iterations 12",
     "keras_reinforce": "--episodes 20 --iterations 5",
     "vector_envs": "--iterations 5",
@@ -121,7 +122,9 @@ def read(out: str) -> tuple[list[float], str]:
 
 
 @pytest.mark.slow_unless(name="same_bits")
-@pytest.mark.parametrize("name", TEACHING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.jax) if "jax" in name else name for name in TEACHING]
+)
 def test_it_learns_with_the_same_bits_on_one_and_three_ranks(name):
     alone, three = (start(name, "--nprocs", n, *TEACHING[name].split()) for n in (1, 3))
     returns, weights = read(alone)

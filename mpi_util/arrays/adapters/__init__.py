@@ -71,6 +71,12 @@ def is_of_framework(thing: Any) -> bool:
     return hasattr(adapter_for(thing), "parts")
 
 
+def is_model(thing: Any) -> bool:
+    """True for what has weights or a state of its own: modules and optimizers of torch, TensorFlow and Keras."""
+    stateful = any(hasattr(thing, name) for name in ("state_dict", "trainable_variables", "variables"))
+    return stateful and is_of_framework(thing)
+
+
 def is_array(thing: Any) -> bool:
     """True for a number, an array or a tensor, of any package. What else has a method __array__ may be a table."""
     kind: type = type(thing)

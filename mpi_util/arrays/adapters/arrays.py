@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot, alignment_key
-from . import adapter_for, as_bits, as_numbers, is_extension, is_of_framework, opened, slot_maker, value_slot, with_bits
+from . import adapter_for, as_bits, as_numbers, is_extension, is_model, opened, slot_maker, value_slot, with_bits
 
 _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  # as which Python's numbers travel
 _LONG, _DEEP = 1000, 5  # a longer list is data; so deep in an object nothing is looked for
@@ -84,7 +84,7 @@ class _Search:
             self.found.append(_number_slot(path, thing, owner, key))
         elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
             self.found.append(item_slot(path, owner, key))
-        elif _is_model(thing):
+        elif is_model(thing):
             self.found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(thing).slots(thing)]
             self.held.append((path, thing))
         elif not self.read_only and _is_plain(thing):
@@ -175,14 +175,9 @@ def _is_value(thing: Any) -> bool:
     return _is_number(thing) or tensor
 
 
-def _is_model(thing: Any) -> bool:
-    stateful = hasattr(thing, "state_dict") or hasattr(thing, "trainable_variables")
-    return stateful and is_of_framework(thing)
-
-
 def _is_network(thing: Any) -> bool:
     """A model, and no optimizer."""
-    return _is_model(thing) and bool(adapter_for(thing).parts(thing))
+    return is_model(thing) and bool(adapter_for(thing).parts(thing))
 
 
 def _items(thing: Any) -> list[tuple[Any, Any]]:
@@ -208,7 +203,7 @@ def _is_state(thing: Any, depth: int = 1) -> bool:
 def _is_plain(thing: Any) -> bool:
     """An object of the program's own, not frozen, and no environment."""
     kind: Any = type(thing)
-    other = isinstance(thing, (np.ndarray, Mapping)) or is_of_framework(thing)
+    other = isinstance(thing, (np.ndarray, Mapping)) or hasattr(adapter_for(thing), "parts")
     other = other or (hasattr(kind, "reset") and hasattr(kind, "step"))
     return not other and type(getattr(thing, "__dict__", None)) is dict and kind.__setattr__ is object.__setattr__
 

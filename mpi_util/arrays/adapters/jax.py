@@ -14,7 +14,7 @@ from ...errors import BatchError, WeightsError
 from .. import tree
 from ..frameworks import framework
 from ..layout import Slot
-from . import as_bits, as_numbers, value_slot
+from . import as_bits, as_numbers, is_model, value_slot
 
 
 def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
@@ -91,8 +91,7 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
         inside, build = _flattened(nnx.state(leaf))
         closers = [_open(f"{path}/{name}".strip("/"), value, box) for name, value in inside]
         return lambda: (nnx.update(leaf, build([close() for close in closers])), leaf)[1]
-    is_model = hasattr(leaf, "state_dict") or hasattr(leaf, "trainable_variables")
-    if isinstance(leaf, (str, bytes)) or (callable(leaf) and not is_model):
+    if isinstance(leaf, (str, bytes)) or (callable(leaf) and not is_model(leaf)):
         return lambda: leaf
     tree.check_paths([*box, path])
     box[path] = leaf
