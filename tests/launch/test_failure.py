@@ -74,12 +74,12 @@ def interpreter():
     return sys.excepthook, threading.excepthook, sys.meta_path[:], dict(os.environ)
 
 before, kept = interpreter(), (sys.exit, SystemExit.__dict__["code"])
-for _ in range(2):
+for version in 1, 2:
     assert mpi_util.mpi_fork(1) == "child" and mpi_util.all_sum(1) == 1
     assert all(new != old for new, old in zip(interpreter(), before))
     assert kept == (sys.exit, SystemExit.__dict__["code"])
     with mpi_util.during("rollout"):
-        assert mpi_util.rank0_bcast_wts(np.ones(3)).sum() == 3
+        assert mpi_util.rank0_bcast_wts(np.ones(3)).sum() == 3 and mpi_util.weights_version == version
     print0_once("once")
 sys.exit(3)
 """)

@@ -83,7 +83,9 @@ def check_train_state(comm, rank, size):
 
     params = flax.core.freeze({"w": jnp.full(2, float(rank))})
     state = TrainState.create(apply_fn=None, params=params, tx=optax.adam(0.1))
+    before = mpi_util.weights_version
     state = mpi_util.rank0_bcast_wts(state, comm=comm)
+    assert comm or mpi_util.weights_version == before + 1
     for _ in range(2):
         if rank == 0:
             state = jax.jit(step)(state)  # its counter becomes an array; the others' is a number
