@@ -1,10 +1,10 @@
 """Sends, averages and compares weights; `bcast` sends any object. In the process of each rank."""
 
+import ast
 import contextlib
-import dis
 import functools
+import linecache
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +15,7 @@ from ..arrays.adapters import modes, opened, sample, slots, unsent
 from ..arrays.layout import ModelCopier, Slot, derived
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
-from ..ranks.console import msg, print0_once
+from ..ranks.console import msg, print0_once, print_once
 from ..ranks.identity import Comm
 from ..ranks.state import state
 from ..ranks.threads import Threads
@@ -59,12 +59,7 @@ def rank0_bcast_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm 
         RankMismatchError: on every rank, with the first name that differs, if the models differ.
         WeightsError: on every rank, if the model of one has no weights (yet), or what cannot be written.
     """
-    return send_weights("rank0_bcast_wts", channel_of(comm), model, graph)
-
-
-def send_weights(op: str, channel: Channel, model: T, graph: Any = None, in_place: bool = False) -> T:
-    """`rank0_bcast_wts`, for a call with another name. Args: in_place: one that does not give back the model."""
-    return _send(op, channel, _Models(model, graph, in_place=in_place))
+    return send("rank0_bcast_wts", channel_of(comm), Models(model, graph))
 
 
 def all_avg_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm = None) -> T:
@@ -75,7 +70,7 @@ def all_avg_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm = No
     Args, Returns, Raises: as `rank0_bcast_wts`.
     """
     channel = channel_of(comm)
-    own = _Models(model, graph, only_all=True)
+    own = Models(model, graph, only_all=True)
     _compare("all_avg_wts", channel, own)
     (copier,) = own.copiers
     found = [slot for _, slot in copier.pairs]
@@ -87,7 +82,7 @@ def all_avg_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm = No
                 wide = np.result_type(numbers.dtype, np.float64)
                 slot.write(slot.to_bits(np.asarray(numbers.mean(axis=0, dtype=wide), numbers.dtype)))
         copier.flush(copier.pairs)
-    return _send("all_avg_wts", channel, own)
+    return send("all_avg_wts", channel, own)
 
 
 def weights_version() -> int:
@@ -153,7 +148,7 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     return x
 
 
-class _Models(Generic[T]):
+class Models(Generic[T]):
     """What a rank sends or gets: its model, with a copier for each choice of weights.
 
     The copiers are made when they are first asked for, within the agreement, so that an error reaches all ranks.
@@ -161,7 +156,7 @@ class _Models(Generic[T]):
 
     give: Callable[[], T]  # the model with what was written; the same object, or a new one
 
-    def __init__(self, model: T, graph: Any, only_all: bool = False, in_place: bool = False):
+    def __init__(self, model: T, graph: Any = None, only_all: bool = False, in_place: bool = False):
         """Args: only_all: a session's trainable variables are no choice. in_place: a new tree would be lost."""
         self._model, self._graph, self._only_all, self._in_place = model, graph, only_all, in_place
         self.held: list[tuple[str, Any]] = []
@@ -189,7 +184,7 @@ class _Models(Generic[T]):
         return tree.digest(self.unsent), choices
 
 
-def _send(op: str, channel: Channel, models: _Models[T]) -> T:
+def send(op: str, channel: Channel, models: Models[T]) -> T:
     """Collective: all ranks get rank 0's values if their models are the same. Returns the model."""
 
     def decide(contributed: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> Sequence[Any]:
@@ -223,30 +218,27 @@ def _send(op: str, channel: Channel, models: _Models[T]) -> T:
 
 
 def _note_dropped(op: str, copier: ModelCopier, block: Any) -> None:
-    """Rank 1 prints, once, that the program makes nothing of a tree with other values, which it gets in place of its.
-
-    It looks at the instruction that follows the call, or the call of a function that returns what it returns.
-    """
-    frame: Any = sys._getframe(2)
-    while frame:
-        code, at = frame.f_code.co_code, frame.f_lasti + 2
-        while (following := dis.opname[code[at]]) == "CACHE":
-            at += 2
-        frame = frame.f_back if following == "RETURN_VALUE" else None
-    differ = following == "POP_TOP" and any(
+    """Rank 1 prints, once, that the program makes nothing of the tree with other values that it gets."""
+    frame = failure.program_frame()
+    if _is_statement(op, frame.f_code.co_filename, frame.f_lineno) and any(
         slot.copy().tobytes() != entry.view(block, slot.dtype).tobytes() for entry, slot in copier.pairs
-    )
-    if differ and not state(_Dropped):
-        state(_Dropped).append(op)
+    ):
         fix = f"use what it returns: params = mpi_util.{op}(params)"
-        failure.print_line(f"mpi_util: {op}: JAX's arrays cannot be written, so the model here stays as it was; {fix}")
+        print_once(f"mpi_util: {op}: JAX's arrays cannot be written, so the model here stays as it was; {fix}")
 
 
-class _Dropped(list[str]):
-    """The call whose result was not used, once that was printed."""
+@functools.cache  # asked at each call
+def _is_statement(op: str, file: str, line: int) -> bool:
+    """True where the source says for sure that what the call returns is dropped: the call is a statement of its own."""
+    with contextlib.suppress(SyntaxError):  # the file was changed meanwhile
+        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
+        calls = (node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+        here = (call for call in calls if call.lineno <= line <= (call.end_lineno or 0))
+        return any(ast.unparse(call.func).endswith(op) for call in here)
+    return False
 
 
-def _compare(op: str, channel: Channel, models: _Models[T]) -> None:
+def _compare(op: str, channel: Channel, models: Models[T]) -> None:
     """Collective: raises RankMismatchError if the models differ."""
 
     def decide(kinds: list[list[Any]]) -> list[None]:

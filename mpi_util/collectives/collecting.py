@@ -27,7 +27,7 @@ from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
 from ..ranks.state import state
 from .agreement import Before
-from .bcast import send_weights
+from .bcast import Models, send
 from .channel import Channel, channel_of
 from .deal import deal_on, share_of
 from .gather import to_rank0
@@ -273,7 +273,7 @@ class _Iteration:
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
         if loop.weights is not None:
-            send_weights(loop.call, channel, loop.weights, in_place=True)
+            send(loop.call, channel, Models(loop.weights, in_place=True))
         elif loop.goes_on() and loop.version == channel.version and channel.size > 1:
             so = "the other ranks play with the weights that they had then"
             print0_once(f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: {so}")

@@ -24,12 +24,17 @@ def print0(*args: Any, **kwargs: Any) -> None:
         print(*args, **kwargs)
 
 
-def print0_once(text: str) -> None:
-    """Prints a line to stderr on rank 0, once for each text. Not collective."""
-    printed = state(_Printed)
-    if rank() == 0 and text not in printed:
+def print_once(text: str) -> None:
+    """Prints a line to stderr, once for each text. Not collective."""
+    if text not in (printed := state(_Printed)):
         printed.add(text)
-        print(text, file=sys.stderr, flush=True)
+        failure.print_line(text)
+
+
+def print0_once(text: str) -> None:
+    """`print_once` on rank 0, nothing elsewhere."""
+    if rank() == 0:
+        print_once(text)
 
 
 def msg(*args: Any, sep: str = " ") -> None:

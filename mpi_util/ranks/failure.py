@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, TextIO
 
 from ..errors import MpiUtilError, UsageError, first_line
@@ -235,11 +235,17 @@ def _shorten(text: str, longest: int) -> str:
     return f"{text[:part]} ... ({left_out:,} characters left out) ... {text[-part:]}" if left_out > 0 else text
 
 
-def call_site() -> str:
-    """`file:line` from which the program has called this package."""
+def program_frame() -> FrameType:
+    """That of the program which has called this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (OURS.match(name := frame.f_code.co_filename) or name == contextlib.__file__):
         frame = frame.f_back
+    return frame
+
+
+def call_site() -> str:
+    """`file:line` from which the program has called this package."""
+    frame = program_frame()
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 

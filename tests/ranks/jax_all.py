@@ -128,38 +128,55 @@ def check_objects(comm, rank, size):
 
 
 def check_a_dropped_result_is_told_once(comm, rank, size):
-    from mpi_util.collectives.bcast import _Dropped
+    from mpi_util.ranks.console import _Printed
     from mpi_util.ranks.state import state
 
     def told(call) -> str:
-        state(_Dropped).clear()
+        state(_Printed).clear()
         with contextlib.redirect_stderr(io.StringIO()) as err:
-            call(lambda model, of=mpi_util.rank0_bcast_wts: of(model, comm=comm))
+            call()
         return err.getvalue()
 
     mine, same, module = {"w": jnp.full(2, rank)}, {"w": jnp.ones(2)}, nnx.Linear(1, 1, rngs=nnx.Rngs(rank))
 
-    def dropped(send):
+    def dropped():
         for _ in range(3):
-            send(mine)
+            mpi_util.rank0_bcast_wts(mine, comm=comm)
 
-    def averaged(send):
-        send(mine, mpi_util.all_avg_wts)
+    def dropped_on_several_lines():
+        mpi_util.rank0_bcast_wts(
+            mine,  # a comment
+            comm=comm,
+        )
 
-    def used(send):
-        first, second = send(mine), send({"v": jnp.full(3, rank)})  # the template stays
-        return send(mine), [send(mine)], first, second
+    def averaged():
+        mpi_util.all_avg_wts(mine, comm=comm)
 
-    def as_they_were(send):
-        send(same)
-        send(module)
-        send([module, np.full(1, rank)])
+    def played(params):
+        params = mpi_util.rank0_bcast_wts(params, comm=comm)
+        return params["w"].tolist()
+
+    def used():
+        first = mpi_util.rank0_bcast_wts(mine, comm=comm)  # the template stays
+        played(mine)
+        played(mine)
+        print(
+            mpi_util.rank0_bcast_wts(mine, comm=comm), file=io.StringIO()
+        )  # fmt: skip
+        return [mpi_util.rank0_bcast_wts(mine, comm=comm)], first
+
+    def as_they_were():
+        mpi_util.rank0_bcast_wts(same, comm=comm)
+        mpi_util.rank0_bcast_wts(module, comm=comm)
+        mpi_util.rank0_bcast_wts([module, np.full(1, rank)], comm=comm)
 
     if rank == 1:
-        assert told(dropped).count("\n") == 1 == told(averaged).count("\n")
+        assert (
+            told(dropped).count("\n") == 1 == told(averaged).count("\n") == told(dropped_on_several_lines).count("\n")
+        )
         assert "params = mpi_util.rank0_bcast_wts(params)" in told(dropped)
     else:
-        assert told(dropped) + told(averaged) + told(dropped) == ""
+        assert told(dropped) + told(averaged) + told(dropped_on_several_lines) + told(dropped) == ""
     assert told(used) + told(as_they_were) == ""
 
 
