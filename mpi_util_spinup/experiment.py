@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters import framework
 from mpi_util.errors import whole_number
 from mpi_util.host import reap
 from mpi_util.ranks import failure

@@ -13,7 +13,7 @@ All raise MissingFrameworkError if there is no torch. `comm` is a communicator; 
 import os
 from typing import Any
 
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters import framework
 from mpi_util.collectives.bcast import rank0_bcast_wts
 from mpi_util.collectives.reduce import Arrays, average
 from mpi_util.errors import BatchError

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_util.arrays.adapters import adapter_for, as_numbers, weight_name
+from mpi_util.arrays.adapters import adapter_for, as_numbers, framework, weight_name
 from mpi_util.arrays.adapters.tensorflow import check_dtype
-from mpi_util.arrays.frameworks import framework
 from mpi_util.collectives.bcast import rank0_bcast_wts
 from mpi_util.collectives.reduce import average
 from mpi_util.errors import UsageError, WeightsError

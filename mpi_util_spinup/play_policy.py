@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters import framework
 from mpi_util.errors import MpiUtilError, UsageError
 
 from .logx import EpochLogger, restore_tf_graph

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters import framework
 from mpi_util.errors import MissingFrameworkError, UsageError
 
 from .files import read, replace_file

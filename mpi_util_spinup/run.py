@@ -16,7 +16,7 @@ import re
 import sys
 from typing import Any
 
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters import framework
 from mpi_util.errors import MpiUtilError
 
 from .run_utils import ExperimentError, ExperimentGrid

@@ -15,8 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from mpi_util.arrays import tree
-from mpi_util.arrays.adapters import adapter_for
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters import adapter_for, framework
 from mpi_util.errors import UsageError
 
 from .files import replace_file, replace_folder

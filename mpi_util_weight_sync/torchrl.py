@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mpi_util.arrays.frameworks import framework
+from mpi_util.arrays.adapters import framework
 from mpi_util.errors import UsageError
 
 from .scheme import MultiProcessWeightSyncScheme, WeightSyncScheme

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ...errors import BatchError, MpiUtilError, WeightsError, first_line
+from ...errors import BatchError, MissingFrameworkError, MpiUtilError, WeightsError, first_line
 from .. import tree
 from ..layout import Slot
 
@@ -28,6 +28,22 @@ _ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow", "
 _OF_A_RANK = {"rank", "seed", "training", "stop_training", "stop_predicting"}
 _OF_FRAMEWORKS = ("_self_", "_torch", "_is_")
 _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
+_NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "gymnasium": "Gymnasium"}
+_PACKAGES = {"keras": "tensorflow", "gymnasium": "'gymnasium[mujoco]'"}
+
+
+def framework(module: str) -> Any:
+    """The module: "torch", "tensorflow", "keras", "jax", "tensordict", "torchrl", "gymnasium" or "matplotlib".
+
+    Raises MissingFrameworkError: it is not installed; the message says what to install.
+    """
+    try:
+        return sys.modules.get(module) or importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        name, package = _NAMES.get(module, module), _PACKAGES.get(module, module)
+        raise MissingFrameworkError(f"this needs {name}, which is not installed: pip install {package}") from None
 
 
 class Adapter(Protocol):

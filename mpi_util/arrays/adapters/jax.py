@@ -12,9 +12,8 @@ import numpy as np
 
 from ...errors import BatchError, WeightsError
 from .. import tree
-from ..frameworks import framework
 from ..layout import Slot
-from . import as_bits, as_numbers, is_model, value_slot
+from . import as_bits, as_numbers, framework, is_model, value_slot
 
 
 def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:

@@ -5,9 +5,8 @@ from functools import cache, partial
 from typing import Any
 
 from ...errors import BatchError, WeightsError
-from ..frameworks import framework
 from ..layout import Slot
-from . import adapter_for, slot_maker, value_slot, weight_name
+from . import adapter_for, framework, slot_maker, value_slot, weight_name
 
 
 def _of_backend(name: str) -> Callable[..., Any]:

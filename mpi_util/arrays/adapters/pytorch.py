@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import WeightsError, first_line
-from ..frameworks import framework
 from ..layout import KeptSlots, Slot, alignment_key
+from . import framework
 
 _NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 

@@ -6,9 +6,8 @@ import numpy as np
 
 from ...errors import BatchError, WeightsError
 from ...host.segments import ALIGN
-from ..frameworks import framework
 from ..layout import Slot
-from . import as_bits, as_numbers, is_extension, value_slot, weight_name
+from . import as_bits, as_numbers, framework, is_extension, value_slot, weight_name
 
 
 def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:

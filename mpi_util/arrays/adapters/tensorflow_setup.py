@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from ...errors import MpiUtilError, UsageError
-from ..frameworks import framework
+from . import framework
 
 _POOLS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")  # set by the user, or when the ranks start
 _LOCAL_NUMBERS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # of hydra, Open MPI, Slurm

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import WeightsError
-from ..frameworks import framework
 from ..layout import Slot
-from . import value_slot
+from . import framework, value_slot
 from .tensorflow import check_dtype
 
 
