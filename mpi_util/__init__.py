@@ -6,11 +6,8 @@ All ranks collect rollouts, and rank 0 alone updates, with the whole machine, be
 Importing this starts no MPI and loads no framework. Of the folders below it loads only host/ and ranks/, which tell a
 process who it is and let it fail well; all else is loaded when one of its names is first read.
 
-Lowest layer first: errors.py, host/, arrays/, ranks/, collectives/, launch/, cluster/, doctor/, compat_2017.py. Each
-may import those before it. (Where several machines are found, collectives/ and launch/ load cluster/.) The `__init__`
-of a folder says what it does, in whose process it runs and which file to read first. A project that copies this folder
-may delete the last three, and of arrays/adapters/ the files of frameworks that it does not use. docs/architecture.md of
-the repository has the drawing, the way of one iteration's data, and where to change what.
+The `__init__` of a folder says what it does, in whose process it runs and which file to read first. The repository's
+docs/architecture.md says what imports what, what a copy may leave out, and where to change what.
 """
 
 import importlib.util

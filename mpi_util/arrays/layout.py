@@ -1,8 +1,4 @@
-"""Where named arrays lie in one block of bytes, and how a model's values get into the block and out of it.
-
-Runs in every rank. Adapters make a `Slot` for each array of a model. A `Layout` says where the arrays lie; it is small,
-and is sent. A `ModelCopier` joins the two: it copies a model's values into memory and back.
-"""
+"""Where arrays lie in one block of bytes, and how a model's values get into it and out of it. Runs in every rank."""
 
 import functools
 import math

@@ -1,9 +1,7 @@
 """The channel of a communicator whose ranks lie on several machines; it runs in the process of each rank.
 
-Each machine has a leader, the lowest rank there; rank 0 leads its own. The ranks of a machine exchange messages with
-their leader, and share memory with it, as they do with rank 0 where there is one machine. Only leaders send to other
-machines: to rank 0 what their ranks contribute to an agreement, or to a gather in one block. But failures bypass them:
-an exiting or failing rank notifies rank 0, which notifies every rank. forwarding.py moves the bytes.
+What leaders are is in docs/architecture.md; rank 0 leads its own machine. Failures bypass them: an exiting or failing
+rank notifies rank 0, which notifies every rank. forwarding.py moves the bytes.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""How the ranks of a communicator agree on a call before they make it; in the process of each rank.
-
-Each rank sends rank 0 what it contributes; rank 0 checks it, decides, and answers each one. Differences between ranks
-are found here, so that all of them raise the error and none is left waiting.
-"""
+"""How the ranks of a communicator agree on a call before they make it; in the process of each rank."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """`collect` and `rollouts`: an iteration's rollouts, divided among the ranks and gathered; in each rank's process.
 
-Both do the same for each iteration (`_Iteration`): send the weights, deal the numbers of the rollouts, seed each one by
-its number, gather the rows in the order of the numbers, and put the random states back. Rank 0 then continues exactly
-as a single process would, whichever ranks played.
+Both make an `_Iteration`, after which rank 0 continues exactly as a single process would, whichever ranks played.
 """
 
 import bisect

@@ -1,8 +1,4 @@
-"""Gathers batches of all ranks to rank 0; large arrays are copied once, to their final place. In each rank's process.
-
-Each rank describes its rows (`Header`), rank 0 checks that they fit together and plans where each goes (`_plan`), and
-`Channel.collect` takes them there. Rank 0 gets views of that memory.
-"""
+"""Gathers batches of all ranks to rank 0; large arrays are copied once, to their final place. In each rank."""
 
 import functools
 import itertools

@@ -1,8 +1,6 @@
 """Sums and means over the ranks, of numbers, arrays and gradients; in the process of each rank.
 
-They are added up in rank order, so that all ranks get the same bits, in every run and on any number of machines. The
-ranks of one machine write their arrays into a page of memory that they share, on which rank 0 adds them up within the
-agreement. Where they share none, the arrays go along with the agreement.
+Rank 0 adds them up in rank order, on a page of shared memory; where there is none they go along with the agreement.
 """
 
 import functools

@@ -1,8 +1,4 @@
-"""Shared memory of one machine: segments that one process owns and others map, lent out while arrays refer to them.
-
-A segment is an anonymous memory file (memfd). Others open it as /proc/<pid>/fd/<n>: no name that could be left behind
-by a killed process, and not bounded by the size of /dev/shm, which many containers limit to 64 MB.
-"""
+"""Shared memory of one machine: segments that one process owns and others map, lent out while arrays refer to them."""
 
 import mmap
 import os

@@ -1,13 +1,9 @@
 """How many threads BLAS and torch have, in each rank's process: one; for rank 0's update of a large model, all cores.
 
-From a gather to its next collective call rank 0 may use every core, as the others sleep. A single rank does the same,
-because the number of threads can change the last bit of a product; `mpi_fork(n, threads=4)` fixes it. With `comm=` rank
-0 of that communicator gets the part of the cores that its ranks are of the job's: the other ranks may work or sleep,
-and a number that followed them would give other bits each time. TensorFlow and JAX keep their number once they run: on
-each rank as many threads for one operation as rank 0 has cores.
-
-What the user has set stays: OMP_NUM_THREADS and the other variables, or a number given to torch.set_num_threads or
-threadpoolctl. A value of 1 that the user set before mpi_fork, or by threadpoolctl, cannot be told from ours.
+docs/architecture.md says when, and docs/pitfalls.md why. A single rank does the same, because the number of threads can
+change the last bit of a product. With `comm=` the part of the cores is fixed: the other ranks may work or sleep, and a
+number that followed them would give other bits each time. What the user has set stays, also by torch.set_num_threads or
+threadpoolctl; a value of 1 that was set before mpi_fork, or by threadpoolctl, cannot be told from ours.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """The watchdog, in each rank's process: after a long wait one rank prints who waits, who is missing, and all stacks.
 
-Each rank keeps a note in shared memory: its phase and, once it has waited for a second, its call. So others can read it
-even of a rank that is stopped, or hangs in a library. No thread and no timer runs beside the program. A signal makes a
-rank's faulthandler write its stack into a memory file, even while a library computes.
+It reads the notes of all ranks (docs/architecture.md), even of one that is stopped, or hangs in a library. No thread
+and no timer runs beside the program.
 """
 
 import contextlib

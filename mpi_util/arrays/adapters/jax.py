@@ -1,8 +1,4 @@
-"""JAX in every rank: arrays, typed keys, registered pytrees (Flax, optax, Equinox), and Flax's nnx modules.
-
-Its arrays cannot be written, so a tree of them is opened: its leaves lie in a dict, are replaced there, and make a new
-tree. `jax` is imported inside functions; the program has imported it, or it would have no such object.
-"""
+"""JAX in every rank: arrays, typed keys, registered pytrees (Flax, optax, Equinox), and Flax's nnx modules."""
 
 import sys
 from collections.abc import Callable
