@@ -26,7 +26,8 @@ from stable_baselines3.common.utils import get_device
 import mpi_util
 from mpi_util.collectives.pickles import pack, unpack
 from mpi_util.errors import BatchError, UsageError
-from mpi_util.ranks import threads
+from mpi_util.ranks.state import state
+from mpi_util.ranks.threads import Threads
 
 Model = TypeVar("Model", bound=OnPolicyAlgorithm)
 Model_co = TypeVar("Model_co", covariant=True)
@@ -104,7 +105,7 @@ class _Parallel(OnPolicyAlgorithm):
             raise UsageError(f"n_steps={self.n_steps} is less than a step for each of {mpi_util.nworkers} ranks")
         if mpi_util.rank == 0:
             # as SB3: with another number of threads the first weights differ in the last bit
-            threads.use_all_cores(of_any_size=True)
+            state(Threads).switch(True, of_any_size=True)
         super()._setup_model()
         if mpi_util.nworkers > 1:
             self._own_buffer = copy.copy(self.rollout_buffer)
@@ -165,7 +166,7 @@ class _Parallel(OnPolicyAlgorithm):
     def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: Any, n_rollout_steps: int, *more: Any) -> bool:
         """Collective: runs this rank's steps; rank 0 then has all ranks' rows. False if rank 0's callback stops all."""
         if mpi_util.nworkers == 1:
-            threads.use_all_cores(of_any_size=True)
+            state(Threads).switch(True, of_any_size=True)
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, *more)
         callback.on_rollout_start()
         self._send()  # after the callback, which may have changed the weights
@@ -190,8 +191,8 @@ class _Parallel(OnPolicyAlgorithm):
         rows = mpi_util.rank0_accum_batches(_rows(own))  # the last call: rank 0 has all cores until the next one
         if mpi_util.rank == 0:
             size = len(rows["advantages"])
-            state = {"buffer_size": size, "n_envs": 1, "pos": size, "full": True, "generator_ready": False}
-            vars(rollout_buffer).update(rows | state)
+            fields = {"buffer_size": size, "n_envs": 1, "pos": size, "full": True, "generator_ready": False}
+            vars(rollout_buffer).update(rows | fields)
             callback.update_locals({"rollout_buffer": rollout_buffer})
         callback.on_rollout_end()
         return True

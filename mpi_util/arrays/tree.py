@@ -36,7 +36,13 @@ def _registered(node: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]],
     jax = sys.modules.get("jax.tree_util")
     if jax is None or isinstance(node, (dict, list, tuple, np.ndarray, *PLAIN)) or jax.all_leaves([node]):
         return None
-    items, structure = jax.tree_flatten_with_path(node, lambda inside: inside is not node)
+    return jax_items(node, lambda inside: inside is not node)
+
+
+def jax_items(node: Any, is_item: Callable[[Any], bool] | None = None) -> tuple[list[tuple[str, Any]], Any]:
+    """(path, item) of each leaf of a tree, as JAX sees it, and what makes the tree of others."""
+    jax = sys.modules["jax.tree_util"]
+    items, structure = jax.tree_flatten_with_path(node, is_item)
     return [(jax.keystr(path, simple=True, separator="/"), item) for path, item in items], structure.unflatten
 
 

@@ -97,9 +97,7 @@ class Agreement:
                 raise MpiUtilError(f"{op}: {self.unusable}")
             mine = packed(CALL, (*self.call_id(op), contribute()))
         except Exception as error:
-            own_error, shown = error, portable(op, self.rank, error, name_rank=True)
-            shown.silent = True  # this rank reports it
-            mine = packed(ERROR, shown)
+            own_error, mine = error, packed(ERROR, portable(op, self.rank, error, name_rank=True))
         awaited = set(self.below)  # those whose message has not been read
         try:
             if self.rank:
@@ -109,11 +107,9 @@ class Agreement:
         except _UnreadableReply as error:  # the call has not failed: the others have their answers
             raise error.__cause__ or error from None
         except Exception as error:
-            shown = portable(op, 0, error)
-            shown.silent = True  # on the others: this rank reports it
             self.messages.failed = dict.fromkeys(awaited, self.messages.calls)  # what they still send is dropped
             if self.rank == 0:
-                self.messages.post_all(dict.fromkeys(range(1, self.size), packed(ERROR, shown)))
+                self.messages.post_all(dict.fromkeys(range(1, self.size), packed(ERROR, portable(op, 0, error))))
             raise own_error or error from None
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:

@@ -168,10 +168,8 @@ class Messages:
         """This rank cannot do its part of the call: those ranks raise the error too, unless they are done with it."""
         if not isinstance(error, Exception):
             return  # an interrupt, which all get
-        shown = portable(op, self.rank, error)
-        shown.silent = True  # this rank reports it
         for k in {*ranks} - {self.rank}:
-            self.send(k, shown)
+            self.send(k, portable(op, self.rank, error))
 
     def post_all(self, messages: Mapping[int, Message], end: float = math.inf) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
@@ -314,13 +312,12 @@ class Messages:
 
 
 def portable(op: str, rank: int, error: Exception, name_rank: bool = False) -> MpiUtilError:
-    """An error as the other ranks get it: a copy if it is one of this package's, else its text."""
+    """An error as the other ranks get it: a copy if it is one of this package's, else its text; this one reports it."""
+    copy = MpiUtilError(f"{op}: rank {rank} failed with {failure.describe(error)}")
     if isinstance(error, MpiUtilError):
-        text = f"rank {rank}: {error}" if name_rank else str(error)
-        try:
+        copy = MpiUtilError(text := f"rank {rank}: {error}" if name_rank else str(error))
+        with contextlib.suppress(TypeError):  # a class that is made from something else
             copy = type(error)(text)
-        except TypeError:  # a class that is made from something else
-            copy = MpiUtilError(text)
         copy.status = error.status
-        return copy
-    return MpiUtilError(f"{op}: rank {rank} failed with {failure.describe(error)}")
+    copy.silent = True
+    return copy

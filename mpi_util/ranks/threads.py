@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from ..host.cores import UPDATE_THREADS, update_threads, usable_cores
-from .state import state
 
 _OMP = "OMP_NUM_THREADS"  # read by all the libraries that have no variable of their own set
 _VARIABLES = (_OMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -175,8 +174,3 @@ class Threads:
 
             loader.exec_module = exec_module
         return spec
-
-
-def use_all_cores(of_any_size: bool = False) -> None:
-    """Gives rank 0 a thread for each core: it has gathered, and the others sleep. Args: of_any_size: of a model."""
-    state(Threads).switch(True, of_any_size)

@@ -27,7 +27,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: 
 
 import mpi_util  # noqa: E402
 from mpi_util import UsageError  # noqa: E402
-from mpi_util.ranks import threads  # noqa: E402
+from mpi_util.ranks.state import state  # noqa: E402
+from mpi_util.ranks.threads import Threads  # noqa: E402
 from mpi_util_sb3 import parallel  # noqa: E402
 
 RANK, SIZE = mpi_util.rank, mpi_util.nworkers
@@ -134,7 +135,7 @@ def check_algorithms():
             count = model.get_vec_normalize_env().obs_rms.count
             assert abs(count - 3 * 62 - 2 * SIZE) < 0.1, count
         if RANK == 0:
-            threads.use_all_cores(of_any_size=True)  # as in a process without mpi_util
+            state(Threads).switch(True, of_any_size=True)  # as in a process without mpi_util
         plain = algorithm("MlpPolicy", env if isinstance(env, str) else env(), seed=3, **settings)
         assert RANK or first == weights(plain), algorithm
         if SIZE == 1:

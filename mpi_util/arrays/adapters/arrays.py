@@ -63,9 +63,7 @@ def slots(model: Any, read_only: bool, held: list[tuple[str, Any]]) -> list[Slot
 class _Search:
     """Finds slots. What the program gives is sent, or is an error.
 
-    Of a plain object those attributes are sent that are numbers, arrays, tensors or models, and what holds nothing but
-    such: dicts, lists, tuples and objects, as a normaliser's. The others stay as they are, as a list of numbers or an
-    object without an array, which may be data, a buffer, a logger or a configuration; but models in them are sent.
+    What of an object is sent says `rank0_bcast_wts`: the rest may be data, a buffer, a logger or a configuration.
     """
 
     def __init__(self, read_only: bool, held: list[tuple[str, Any]]):

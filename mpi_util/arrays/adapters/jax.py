@@ -63,7 +63,7 @@ def opened(model: Any) -> tuple[Any, Callable[[], Any], bool] | None:
     stay each rank's own. An nnx module is the same one afterwards, and so is a tree in which nothing was replaced.
     """
     try:
-        found, build = _flattened(model, _is_nnx)
+        found, build = tree.jax_items(model, _is_nnx)
     except (TypeError, ValueError):  # its keys cannot be sorted: no tree for JAX
         return None
     if not any(isinstance(leaf, framework("jax").Array) or _is_nnx(leaf) for _, leaf in found):
@@ -83,7 +83,7 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
     """Puts a leaf into the box, if it is sent; gives a function that says what it has become there."""
     if _is_nnx(leaf):
         nnx = sys.modules["flax.nnx"]
-        inside, build = _flattened(nnx.state(leaf))
+        inside, build = tree.jax_items(nnx.state(leaf))
         closers = [_open(f"{path}/{name}".strip("/"), value, box) for name, value in inside]
         return lambda: (nnx.update(leaf, build([close() for close in closers])), leaf)[1]
     if isinstance(leaf, (str, bytes)) or (callable(leaf) and not is_model(leaf)):
@@ -97,13 +97,6 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
     except OverflowError:
         raise WeightsError(f"'{path}' is an int beyond 32 bits; make it a float, or send it by bcast") from None
     return lambda: leaf if box[path] is first else type(leaf)(box[path].item())
-
-
-def _flattened(model: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[tuple[str, Any]], Any]:
-    """(path, leaf) of each leaf, and what makes the tree of other leaves."""
-    jax = framework("jax")
-    found, structure = jax.tree_util.tree_flatten_with_path(model, is_leaf)
-    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in found], structure.unflatten
 
 
 def _is_nnx(node: Any) -> bool:
