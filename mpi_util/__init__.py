@@ -3,9 +3,7 @@
 All ranks collect rollouts, and rank 0 alone updates, with the whole machine, because the others sleep. `collect` (or
 `rollouts`) sends the weights, plays and gathers; it is made of `rank0_bcast_wts`, `deal` and `rank0_accum_batches`.
 
-Importing this starts no MPI and loads no framework. Of the folders below it loads only host/ and ranks/, which tell a
-process who it is and let it fail well; all else is loaded when one of its names is first read.
-
+Importing this starts no MPI and loads no framework; most of its names are loaded when they are first read.
 The `__init__` of a folder says what it does, in whose process it runs and which file to read first. The repository's
 docs/architecture.md says what imports what, what a copy may leave out, and where to change what.
 """

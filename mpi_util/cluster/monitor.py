@@ -1,8 +1,7 @@
 """The processes of a job on several hosts, as launch/supervise.py sees them. Runs in the waiting parent.
 
-This machine's ranks are watched as without other hosts. Those of each other host are watched by an agent there; what it
-reports is handled as what happens here, and the records of its ranks are copied into the job's folder. See agent.py for
-the messages.
+An agent (agent.py) watches the ranks of each other host; what it reports is handled as what happens here, and the
+records of its ranks are copied into the job's folder.
 """
 
 import contextlib

@@ -189,7 +189,7 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
 
     def decide(contributed: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> Sequence[Any]:
         digests, choices = zip(*contributed)
-        ask = len({*digests}) > 1 and not state(_Unsent)
+        ask = len({*digests}) > 1 and not state(Kept).told_unsent
         for i, of_ranks in enumerate(zip(*choices)):
             if len({signature for signature, _ in of_ranks}) == 1:
                 copier = models.copiers[i]
@@ -257,10 +257,6 @@ def _writable(found: list[Slot]) -> ModelCopier:
     return ModelCopier.of(found)
 
 
-class _Unsent(list[str]):
-    """The attributes that differ and are not sent, once they were printed."""
-
-
 def _note_alignment(copier: ModelCopier, rank_0s: bytes, rank_1s: bytes = b"") -> None:
     """Prints once which array has other strides or alignment on rank 1: products with it have other last bits."""
     if rank_1s and rank_0s != rank_1s:
@@ -277,7 +273,7 @@ def _note_unsent(copier: ModelCopier, of_ranks: list[list[tuple[str, str]]]) -> 
     first, *others = map(dict, of_ranks)
     differ = (name for name, text in first.items() if any(other.get(name, text) != text for other in others))
     if names := [name for name in differ if first[name] not in sent]:
-        state(_Unsent).extend(names)
+        state(Kept).told_unsent = True
         fix = 'make it a buffer (register_buffer), send it too, [model, {"epsilon": ...}], or set it on all ranks'
         what = f"mpi_util: '{', '.join(names[:5])}' of the model differs between ranks and is not sent"
         failure.print_line(f"{what}; if the policy uses it {fix}")

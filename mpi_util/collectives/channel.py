@@ -167,6 +167,7 @@ class Kept:
 
     alone: Channel | None = None
     world: Channel | None = None
+    told_unsent = False  # it was printed which attributes of models differ and are not sent
     keyval: int | None = None  # the attribute under which a user's communicator keeps its channel until it is freed
 
     def __init__(self) -> None:

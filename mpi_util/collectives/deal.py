@@ -109,11 +109,9 @@ class Deal:
         while True:
             here = threading.get_ident()
             if n_made and n_made != (here, made[here]) and n_made[0] == here:
-                raise UsageError(
-                    "deal: the body of a loop over dealt numbers has dealt too; each rank runs it a different number "
-                    "of times, so numbers were lost. Deal pairs as one range: "
-                    "for i, j in (divmod(k, m) for k in deal(n * m))"
-                )
+                why = "each rank runs it a different number of times, so numbers were lost"
+                fix = "Deal pairs as one range: for i, j in (divmod(k, m) for k in deal(n * m))"
+                raise UsageError(f"deal: the body of a loop over dealt numbers has dealt too; {why}. {fix}")
             state(Threads).switch(False)  # each time, as there may have been a gather
             self.serve()
             if (number := self._counter.take(self._dealt)) is None:
@@ -197,9 +195,8 @@ class Counter:
                 here = 0 if dealt.by_rows or not self.guesses else dealt.n
                 n, number, end, ended, rows = dealt.n, 0, here, 0, 0
             if n != dealt.n:
-                raise RankMismatchError(
-                    f"deal: this rank deals {dealt.n} numbers and another one {n}; give the same on every rank"
-                )
+                differ = f"this rank deals {dealt.n} numbers and another one {n}"
+                raise RankMismatchError(f"deal: {differ}; give the same on every rank")
             if number == end != ALL_DEALT.stop:
                 more = self._more(dealt, number, ended, rows)
                 if more is None:

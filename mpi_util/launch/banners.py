@@ -161,7 +161,9 @@ class RankLines:
             return lines
         if self._folder:
             try:
-                with open(os.path.join(self._folder, f"rank-{rank}.txt"), "ab", opener=_through_no_link) as file:
+                path = os.path.join(self._folder, f"rank-{rank}.txt")
+                flags = os.O_NOFOLLOW | os.O_NONBLOCK  # the last: a FIFO that no one reads is refused
+                with open(path, "ab", opener=lambda name, mode: os.open(name, mode | flags, 0o666)) as file:
                     file.write(lines)
             except OSError as error:  # a full disk: the job continues, and its output has to be read
                 print_line(f"mpi_util: log_dir: {error}; nothing more is written there")
@@ -173,10 +175,6 @@ class RankLines:
         host = self._hosts.get(rank)
         tag = (f"[{rank}@{host}] " if host else f"[{rank}] ").encode()
         return b"".join(tag + line for line in lines.splitlines(True))
-
-
-def _through_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # the last: a FIFO that no one reads is refused
 
 
 class OutputThread(threading.Thread):

@@ -13,9 +13,8 @@ looks for itself. In the job's folder each rank k
 - writes ended-<k> when it ends in order: hydra sometimes overlooks a rank that exits with status 0 before MPI_Finalize;
 - writes saved-<k>: what the next start gets (fork.py).
 
-The FIFOs show which rank died first. The kernel closes a dying process's files before it reports its death, and hydra,
-which sees a socket close, may kill the others in between: on a busy 2-core machine the order of pidfd events was wrong
-in 25 of 80 kills, that of the FIFOs in none.
+The FIFOs show which rank died first (see runner.py): on a busy 2-core machine the order of pidfd events was wrong in 25
+of 80 kills, that of the FIFOs in none.
 """
 
 import contextlib

@@ -288,10 +288,9 @@ class Arrivals:
         what = "; ".join([f"{names}: {_STAGES[min(stages.values())]}", *stopped])
         if state(Watchdog).kill:
             return f"the watchdog ends the job after {waited:.3g} s: {what}"
-        print_line("\n".join([
-            f"mpi_util: after {waited:.3g} s not all ranks have come: {what}. This is a report, not an error. The "
-            f"next one is due after {self._due:.3g} s (MPI_UTIL_WATCHDOG; 0: never)", *self._stacks(missing),
-        ]))  # fmt: skip
+        head = f"mpi_util: after {waited:.3g} s not all ranks have come: {what}. This is a report, not an error."
+        then = f"The next one is due after {self._due:.3g} s (MPI_UTIL_WATCHDOG; 0: never)"
+        print_line("\n".join([f"{head} {then}", *self._stacks(missing)]))
         return ""
 
     def _stacks(self, records: dict[int, dict[str, Any]]) -> list[str]:

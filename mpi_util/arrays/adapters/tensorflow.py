@@ -45,10 +45,8 @@ def slots(model: Any) -> list[Slot]:
         return [tensor_slot("variable", model)]
     if isinstance(model, tf.Module):
         return [tensor_slot(weight_name(i, v.name), v) for i, v in enumerate(model.variables)]
-    raise WeightsError(
-        f"no weights found in a {type(model).__name__}; give a Keras model or optimizer, a tf.Module, a dict or list "
-        "of tf.Variable, or a tf.compat.v1 session and its graph"
-    )
+    known = "a Keras model or optimizer, a tf.Module, a dict or list of tf.Variable, or a tf.compat.v1 session"
+    raise WeightsError(f"no weights found in a {type(model).__name__}; give {known} and its graph")
 
 
 def parts(model: Any) -> list[tuple[str, Any, Any]]:

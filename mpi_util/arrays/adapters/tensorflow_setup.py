@@ -54,9 +54,8 @@ def setup_tensorflow_for_mpi(gpu_pct: float = 0.0) -> None:
             else:
                 tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError as error:
-        raise UsageError(
-            f"setup_tensorflow_for_mpi: TensorFlow has started already; call this before its first operation ({error})"
-        ) from None
+        wrong = f"TensorFlow has started already; call this before its first operation ({error})"
+        raise UsageError(f"setup_tensorflow_for_mpi: {wrong}") from None
 
 
 def gpu_share(gpu_pct: float = 0.0) -> float:
