@@ -19,7 +19,7 @@ from mpi_util.collectives.reduce import Arrays, average
 from mpi_util.errors import BatchError
 from mpi_util.host.cores import update_threads
 from mpi_util.ranks import threads
-from mpi_util.ranks.identity import Comm, first_number, nworkers
+from mpi_util.ranks.identity import Comm, number_in, nworkers
 
 
 def setup_pytorch_for_mpi() -> None:
@@ -29,7 +29,7 @@ def setup_pytorch_for_mpi() -> None:
     a rank has one thread, and rank 0 has all cores after a gather.
     """
     torch = framework("torch")
-    on_this_machine = first_number(("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), nworkers())
+    on_this_machine = number_in("MPI_LOCALNRANKS", number_in("OMPI_COMM_WORLD_LOCAL_SIZE", nworkers()))
     ours = os.environ.get(threads.OURS, "").split()
     limits = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in ours]
     n = max(1, update_threads() // on_this_machine)

@@ -1,8 +1,7 @@
 """The agent: a process of its own on each other host. It watches the ranks there, and ends them if the parent is lost.
 
-mpi_fork's parent starts it over ssh or srun (monitor.py), and the two write each other lines of JSON. The agent starts
-the launcher's own process on its host, which starts the ranks. Both sides send a heartbeat each second; a side that
-receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
+mpi_fork's parent starts it over ssh or srun (monitor.py); it starts the launcher's process there, which starts the
+ranks. A side that receives nothing for `SILENCE_S` treats the other as lost, and ends its part of the job.
 """
 
 import contextlib

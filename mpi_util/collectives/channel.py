@@ -2,7 +2,6 @@
 
 It runs in the process of each rank. A call begins with an agreement (`agree`, agreement.py); then the bytes move, by
 `collect`, `spread` or `add_up`. `Channel` is for ranks that share one machine, and so memory that all of them map.
-`channel_of` opens the channel of a communicator at its first collective call; at the end of the program all are closed.
 
 Where ranks lie on several machines, or cannot share memory, a subclass is loaded instead, cluster/channel.py. It
 overrides the methods that move bytes, and how contributions reach rank 0 and answers the ranks (`_receive_calls`,

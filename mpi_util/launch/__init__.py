@@ -1,8 +1,7 @@
 """Starts the ranks of a job, watches them, ends them together, and says which one failed and why.
 
 api.py is `mpi_fork`, which each rank calls too. The other files run in the waiting parent, which never starts MPI
-(launcher.py also in the doctor; it, monitor.py and verdict.py also in agents of other hosts). What a rank does when it
-fails is in ranks/failure.py. Several machines are in cluster/, which api.py loads only if hosts are named.
+(launcher.py also in the doctor; it, monitor.py and verdict.py also in agents of other hosts).
 
 May import `collectives`, `ranks`, `arrays`, `host` and `errors`. Read first: api.py, fork.py, supervise.py.
 """

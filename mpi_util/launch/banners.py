@@ -181,8 +181,7 @@ class OutputThread(threading.Thread):
     """Passes one output of the launcher on to this process's, without the launcher's banners, from when it is made.
 
     A thread, so that a reader that stalls (`program.py | less`) does not keep signals from the ranks; `stalls` says so.
-    Output that is no longer read (`| head`, a closed terminal) is dropped, and the ranks go on. It ends by itself
-    at `deadline`, of time.monotonic(), even if a process that left the job still holds its pipe open.
+    It ends at `deadline`, of time.monotonic(), even if a process that left the job still holds its pipe open.
     """
 
     def __init__(self, source: IO[bytes], target: int, lines: RankLines | None = None):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from ..ranks.identity import alone, first_number, srun_option
+from ..ranks.identity import alone, number_in, srun_option
 from .banners import MARK
 
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
@@ -137,9 +137,9 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def check_tasks() -> None:
     """Raises LaunchError in each of several processes that srun or torchrun has started, and that have no MPI."""
-    if (tasks := first_number(("SLURM_STEP_NUM_TASKS",), 1)) > 1:
+    if (tasks := number_in("SLURM_STEP_NUM_TASKS", 1)) > 1:
         use = f"srun {srun_option(ask_library()[0])}, or start it once: mpi_fork starts ranks on all its hosts"
-        raise alone(f"srun has started this program {tasks} times, and", use, first_number(("SLURM_PROCID",), 0))
-    if "MASTER_ADDR" in os.environ and (tasks := first_number(("WORLD_SIZE",), 1)) > 1:
+        raise alone(f"srun has started this program {tasks} times, and", use, number_in("SLURM_PROCID"))
+    if "MASTER_ADDR" in os.environ and (tasks := number_in("WORLD_SIZE", 1)) > 1:
         what = f"torchrun, accelerate or deepspeed has started this program {tasks} times (WORLD_SIZE), and"
-        raise alone(what, "`python program.py`: mpi_fork starts the ranks", first_number(("RANK",), 0))
+        raise alone(what, "`python program.py`: mpi_fork starts the ranks", number_in("RANK"))

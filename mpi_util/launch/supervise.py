@@ -207,10 +207,7 @@ class Job:
         return [signum for signum in new if signum in _SIGNALS]
 
     def _on_signals(self) -> None:
-        """The first signal goes to rank 0, which ends the program in order; a second one ends everything now.
-
-        A terminal that closes sends SIGHUP, sometimes twice: it is neither a first nor a second one.
-        """
+        """The first signal goes to rank 0, which ends the program in order; a second one (see StopRequest) ends all."""
         for signum in self._new_signals():
             now, evidence = time.monotonic(), self._evidence
             if (signum == signal.SIGHUP and evidence.forwarded) or now - self._signalled_at < SAME_SIGNAL_S:

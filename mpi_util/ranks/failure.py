@@ -174,7 +174,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     elif isinstance(error, MpiUtilError):
         text = f"{tag}: {_line_of(trace)}{kind.__name__}: {error}"
     else:
-        where = _named(getattr(error, _WHERE, state(FailureState).where))
+        where = named(getattr(error, _WHERE, state(FailureState).where))
         text = f"{tag}{f' ({where})' if where else ''}: uncaught exception"
         hook = None if is_fork else state(FailureState).hook
         text += "" if hook else f"\n{_traced(kind, error, trace)}"
@@ -210,7 +210,7 @@ def _traced(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     return text.getvalue().rstrip()
 
 
-def _named(where: dict[str, Any]) -> str:
+def named(where: dict[str, Any]) -> str:
     """A phase and its details, such as `phase rollout, episode 17`."""
     return ", ".join(f"{key} {value}" for key, value in where.items())
 
@@ -309,7 +309,7 @@ def _note_end(error: BaseException) -> None:
 def _exit_of(error: SystemExit) -> Failure:
     code, text = error.code, error.code is not None and not isinstance(error.code, int)
     said = [describe(error).removeprefix("SystemExit: ")] if text else []
-    reason = "; ".join(filter(None, (*said, _named(getattr(error, _WHERE, {})))))
+    reason = "; ".join(filter(None, (*said, named(getattr(error, _WHERE, {})))))
     status = 1 if text else int(code or 0) & 0xFF
     return Failure(status, reason, _phase(error)) if status else Failure(0)
 

@@ -64,7 +64,7 @@ class Role:
         job = os.environ.get(JOB_VARIABLE, "")
         self.job = job if os.path.isdir(job) else ""  # else left behind
         try:
-            numbers = {name: first_number((name,), 0) for name in _NUMBERS if name in os.environ}
+            numbers = {name: number_in(name) for name in _NUMBERS if name in os.environ}
         except LaunchError as error:
             self.error = error
             return
@@ -231,10 +231,9 @@ def in_child_of_rank() -> bool:
     return bool(role.launcher or role.job) and role.owner != os.getpid()
 
 
-def first_number(names: tuple[str, ...], otherwise: int) -> int:
-    """The value of the first of these variables that is set. LaunchError: it is not a whole number of at least 0."""
-    name = next((name for name in names if name in os.environ), "")
-    if name and not re.fullmatch(r"[0-9]{1,18}", os.environ[name]):
+def number_in(name: str, otherwise: int = 0) -> int:
+    """The value of a variable, if it is set. LaunchError: it is not a whole number of at least 0."""
+    if name in os.environ and not re.fullmatch(r"[0-9]{1,18}", os.environ[name]):
         wrong = f"{name} is {os.environ[name]!r}, as no launcher sets it for a rank"
         raise LaunchError(f"{wrong}; where it was left behind: `unset {name}`")
-    return int(os.environ[name]) if name else otherwise
+    return int(os.environ.get(name, otherwise))

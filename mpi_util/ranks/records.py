@@ -8,7 +8,7 @@ import tempfile
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
-from .identity import Role, first_number
+from .identity import Role, number_in
 from .state import state
 
 # Variables that the parent sets for the ranks; DEPTH: of jobs within jobs; STDIN: what rank 0 opens as its own
@@ -40,7 +40,7 @@ def write_record(kind: str, content: Any) -> None:
 
 def restarts() -> int:
     """How often mpi_fork has started this program again after a failure."""
-    return first_number((RESTARTS,), 0)
+    return number_in(RESTARTS)
 
 
 def last_saved() -> Any:

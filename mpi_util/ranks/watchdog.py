@@ -45,10 +45,9 @@ _INSIDE = re.compile(rf"(?<=call first\):\n)(?:  File .*\n)*?{_OURS}(?:(?:{_PYTH
 def watchdog(seconds: float | None, kill: bool = False) -> None:
     """Sets after how long a wait is reported. Not collective; call it on every rank.
 
-    Once a rank has waited that long in a call of this package, the lowest rank that waits prints a roll-call to stderr:
-    who waits where and since when, who is missing, in which phase and episode (`during`), and the stacks; of ranks on
-    other machines only that they exist. It does so again after twice the time, and so on. A report is no error: rank 0
-    may well update for an hour.
+    Once a rank has waited that long in a call of this package, the lowest rank that waits prints a roll-call to stderr
+    (docs/failures.md; of ranks on other machines only that they exist), and again after twice the time, and so on. A
+    report is no error: rank 0 may well update for an hour.
 
     Args:
         seconds: 0: never; None: as it is, at first MPI_UTIL_WATCHDOG or 300.
@@ -119,7 +118,7 @@ class Watchdog:
 
     def over(self) -> None:
         """Notes that a wait that was `due` is over, or that a phase begins or ends."""
-        where = ", ".join(f"{key} {value}" for key, value in state(failure.FailureState).where.items())
+        where = failure.named(state(failure.FailureState).where)
         self._note["where"] = where[:200] or "outside of `mpi_util.during`"
         self._note["wait"] += 1
         self._report_at = 0
