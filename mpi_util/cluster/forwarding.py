@@ -1,8 +1,6 @@
 """Moves bytes between the leaders of machines, in the middle of a call, and adds them up; in the process of each rank.
 
-All is non-blocking MPI, tested and slept between, so a leader that waits takes no core. Meanwhile it looks for messages
-that say why the bytes will not come: an error of another rank in the same call, or the end of a rank.
-
+All is non-blocking MPI, tested and slept between (`wait_for`), so a leader that waits takes no core.
 benchmarks/leaders.py measures why broadcasts are MPI's own, and why rows come in parts that rank 0 copies.
 """
 
@@ -57,8 +55,7 @@ def tag_of_call(channel: "ClusterChannel") -> int:
 
 
 def wait_for(channel: "ClusterChannel", requests: Sequence[Any]) -> None:
-    """Waits until these are done. Raises what another rank, which would have to do its part, reports meanwhile."""
-
+    """Waits until these are done. Raises why the bytes will not come: another rank's error in this call, or its end."""
     messages = channel.messages
 
     def look_and_sleep(seconds: float) -> bool:

@@ -1,7 +1,6 @@
 """Merges the running means and deviations (normalisers) that environments update; in the process of each rank.
 
-Each rank sends the count, the mean and the sum of squared differences of each environment's samples. Unlike sums of
-squares this loses no digits if the mean is far from 0.
+Ranks send `Moments` of each environment's samples, and no sums of squares: these lose digits if the mean is far from 0.
 """
 
 from typing import Any, NamedTuple

@@ -3,8 +3,7 @@
 A process belongs to the job when its environment names the job's folder, so a process that got the id of another one
 is never touched; or when its session does, as processes that set their title (Ray, Redis) show no environment.
 
-Run as a program, with the folder as its argument, this file is the job's guard: a process that sleeps on its standard
-input, and does what the parent would have done if the parent is killed (kill -9).
+Run as a program, with the folder as its argument, this file is the job's guard, which sleeps on its standard input.
 """
 
 import contextlib

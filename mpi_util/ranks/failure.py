@@ -1,8 +1,7 @@
 """How a rank fails, in the rank's process: one report, all ranks stop at once, no rank is left waiting.
 
-`install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on an uncaught
-exception, which reaches sys.excepthook or threading.excepthook, ends the whole job; so does an exit with a non-zero
-status, which runner.py sees; and a rank whose launcher dies dies too.
+`install` is called when a rank starts its part (mpi_fork, or the first collective call). From then on each way to end,
+of which runner.py sees the status, has the effect that docs/architecture.md says.
 """
 
 import atexit

@@ -27,8 +27,8 @@ _WAIT_POLICY = "OMP_WAIT_POLICY"
 # How long torch's threads spin for each other. With the default, a step on 125 rows of a 2x64 network took 50 ms on two
 # cores that had other work too; with this number it takes 3 ms there, and 0.8 instead of 0.6 ms on idle cores.
 _SPIN_COUNT = "10000"
-# Numbers in the largest array of a model that is worth several threads: a layer of 256 x 256. Smaller models gain
-# little, and take 2 to 8 times as long beside a process that keeps a core busy (benchmarks/results/threads.json).
+# Numbers in the largest array of a model that is worth several threads: a layer of 256 x 256. Smaller ones take 2 to 8
+# times as long beside a process that keeps a core busy (benchmarks/results/threads.json).
 _LARGE = 256 * 256
 OURS = "MPI_UTIL_THREADS"  # lists the variables that this package has set; all others are the user's
 # start of a library's file name -> start of its variable's name, and the names of its functions to get and set
@@ -142,8 +142,7 @@ class Threads:
         """Makes torch's threads one of the pools, until the program calls torch.set_num_threads."""
         if not all(hasattr(torch, name) for name in ("get_num_threads", "set_num_threads", "zeros")):  # not (yet) torch
             return
-        # MKL's vector functions note the kind of processor at their first call, in two stores: another thread that
-        # calls one between them computes with 4 correct digits (github.com/pytorch/pytorch/issues/188792).
+        # the first call of MKL's vector functions, which two threads must not make at once: docs/pitfalls.md
         torch.zeros(1, dtype=torch.float32, device="cpu").exp_()
         get, put = torch.get_num_threads, torch.set_num_threads
         free = {_OMP, "MKL_NUM_THREADS"} <= set(self._variables)
