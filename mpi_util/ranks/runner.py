@@ -9,7 +9,7 @@ the order in which the process ends. It imports nothing of this package and noth
 
 import os
 import sys
-from _frozen_importlib_external import PathFinder, SourceFileLoader, SourcelessFileLoader  # it is loaded already
+from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader  # the interpreter has loaded it
 
 TYPE_CHECKING = False  # of `typing`, which takes time to import
 if TYPE_CHECKING:
@@ -78,6 +78,16 @@ def become_program() -> tuple[str, str]:
     return option, sys.argv.pop(1) if option else os.path.join(os.getcwd(), sys.argv[0])
 
 
+def is_package(path: str) -> bool:
+    """True for a folder or zip file, which holds a `__main__`."""
+    for hook in sys.path_hooks:
+        try:
+            return hook(path) is not None
+        except ImportError:
+            continue
+    return False
+
+
 def set_first_path(path: str, always: bool = False) -> None:
     """Sets what `python` puts before its path for a program; `always`: with -I and -P too."""
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
@@ -134,7 +144,7 @@ if __name__ == "__main__":
         if _option == "-c":
             set_first_path("")
             exec(code_of_command(_what), vars(sys.modules["__main__"]))  # noqa: S102
-        elif _option == "-m" or PathFinder._path_hooks(_what):  # type: ignore[attr-defined]  # a folder or zip
+        elif _option == "-m" or is_package(_what):
             set_first_path(os.getcwd() if _option else _what, always=not _option)
             from runpy import _run_module_as_main  # type: ignore[attr-defined]
 

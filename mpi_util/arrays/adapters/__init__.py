@@ -246,9 +246,9 @@ def as_bits(array: np.ndarray) -> np.ndarray:
     return array.view(f"u{array.dtype.itemsize}") if is_extension(array.dtype) else array
 
 
-def is_extension(dtype: np.dtype) -> bool:
-    """True for a dtype that a package other than NumPy has registered."""
-    return dtype.isbuiltin == 2
+def is_extension(dtype: Any) -> bool:
+    """True for a dtype of NumPy's that another package has registered."""
+    return getattr(dtype, "isbuiltin", None) == 2
 
 
 def as_numbers(array: np.ndarray) -> np.ndarray:
@@ -264,8 +264,7 @@ def value_slot(
     def read_into(out: np.ndarray) -> None:
         np.copyto(out, as_bits(np.asarray(read())))
 
-    bits = as_bits(np.empty(0, dtype)).dtype
-    slot = Slot(name, bits, shape, read_into, lambda values: write(values.view(dtype)))
+    slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, read_into, lambda values: write(values.view(dtype)))
     return with_bits(slot, dtype) if is_extension(dtype) else slot
 
 

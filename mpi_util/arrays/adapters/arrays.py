@@ -33,23 +33,18 @@ def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
 
 def from_array(array: np.ndarray, like: Any) -> np.ndarray:
     """`array` itself; of `like`'s dtype where its values came as bits."""
-    return array.view(like.dtype) if _has_bits(like) else array
+    return array.view(like.dtype) if is_extension(getattr(like, "dtype", None)) else array
 
 
 def from_numbers(array: np.ndarray, like: Any) -> np.ndarray:
     """`array`, of `like`'s dtype where that is an extension to NumPy's; for a number a NumPy scalar."""
-    array = array.astype(like.dtype) if _has_bits(like) else array
+    array = array.astype(like.dtype) if is_extension(getattr(like, "dtype", None)) else array
     return array if isinstance(like, np.ndarray) else array[()]
 
 
 def token(leaf: Any) -> Any:
     """An int stands for every array and number, but for those whose bits travel."""
-    return np.empty(0, leaf.dtype) if _has_bits(leaf) else 0
-
-
-def _has_bits(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return isinstance(dtype, np.dtype) and is_extension(dtype)
+    return np.empty(0, leaf.dtype) if is_extension(getattr(leaf, "dtype", None)) else 0
 
 
 def slots(model: Any, read_only: bool, held: list[tuple[str, Any]]) -> list[Slot]:
@@ -71,8 +66,9 @@ class _Search:
 
     def add(self, path: str, thing: Any, owner: Any = None, key: Any = None) -> None:
         """Adds what is sent of `thing`. Args: owner: thing is `owner[key]`, which can be replaced."""
-        if type(thing) is np.ndarray and thing.flags.writeable and not (thing.dtype.hasobject or _has_bits(thing)):
-            self.found.append(_array_slot(path, thing, thing))  # quick: these are many
+        quick = type(thing) is np.ndarray and thing.flags.writeable and not thing.dtype.hasobject  # these are many
+        if quick and not is_extension(thing.dtype):
+            self.found.append(_array_slot(path, thing, thing))
         elif isinstance(thing, (MutableMapping, list, tuple)):
             owner = None if self.read_only or isinstance(thing, tuple) else thing
             keys: Any = sorted(thing, key=str) if tree.is_mapping(thing) else range(len(thing))
@@ -132,7 +128,7 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
         raise WeightsError(f"weights '{path}' {error}") from None
 
     slot = _array_slot(path, array, array if writable else None)
-    return with_bits(slot, leaf.dtype) if _has_bits(leaf) else slot
+    return with_bits(slot, leaf.dtype) if is_extension(getattr(leaf, "dtype", None)) else slot
 
 
 def _array_slot(path: str, array: np.ndarray, writable: np.ndarray | None) -> Slot:
