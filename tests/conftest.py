@@ -76,7 +76,11 @@ def skip_without_hosts() -> None:
 
 
 def run(command: list, timeout: float, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Finished:
-    """Runs a command in a process group of its own, which is ended as a whole on a time-out."""
+    """Runs a command in a process group of its own, which is ended as a whole on a time-out.
+
+    Args: timeout: seconds, where nothing runs beside this file; as many times more as files run beside each other.
+    """
+    timeout *= int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     process = subprocess.Popen(
         [str(word) for word in command],
