@@ -123,7 +123,7 @@ def gae(rew: np.ndarray, value: np.ndarray, last_value: float) -> np.ndarray:
 
 
 @nnx.jit
-def learn(agent: Agent, optimizer: nnx.Optimizer, rows: Arrays) -> None:
+def learn(agent: Agent, optimizer: nnx.Optimizer, rows: dict[str, Any]) -> None:
     """One step with the clipped objective."""
 
     def loss(agent: Agent) -> jax.Array:

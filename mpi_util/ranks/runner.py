@@ -82,7 +82,7 @@ def is_package(path: str) -> bool:
     """True for a folder or zip file, which holds a `__main__`."""
     for hook in sys.path_hooks:
         try:
-            return hook(path) is not None
+            return bool(hook(path))
         except ImportError:
             continue
     return False

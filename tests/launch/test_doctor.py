@@ -264,7 +264,7 @@ def test_leftovers_of_killed_jobs(tmp_path):
 def test_thread_settings_are_named():
     found = doctor(OMP_NUM_THREADS=1)
     assert found.status == 0 and "threads" in found.notes(), found
-    assert found["threads"]["data"] == {"OMP_NUM_THREADS": "1"}
+    assert found["threads"]["data"].items() >= {"OMP_NUM_THREADS": "1"}.items()  # torch, imported here, sets one too
 
 
 @pytest.mark.slow

@@ -217,12 +217,11 @@ def test_a_program_that_goes_on_in_the_parent_runs_once(tmp_path):
 
 @pytest.mark.parametrize(("mpi", "who"), [("mpich", 0), ("openmpi", 1)], indirect=["mpi"])
 def test_the_watchdog_says_who_waits_and_who_is_missing(run_ranks, who):
-    finished = run_ranks("fail.py", 3, who, "hang", timeout=60, env={"MPI_UTIL_WATCHDOG": "1.7"})
+    finished = run_ranks("fail.py", 3, who, "hang", timeout=60)
     program = (RANKS / "fail.py").read_text().splitlines()
     hangs = 1 + next(i for i, line in enumerate(program) if "time.sleep(4)" in line)
     others = [k for k in range(3) if k != who]
-    reports = finished.err.count("mpi_util: ") - finished.err.count("not all ranks have come")  # yet, on a busy machine
-    assert reports == finished.err.count(f"mpi_util: rank {others[0]} has waited for") <= 2
+    assert finished.err.count("mpi_util: ") == finished.err.count(f"mpi_util: rank {others[0]} has waited for") <= 2
     said = rf": waiting in rank0_accum_batches at fail.py:{len(program)} since [\d:]+\n"  # in one second, or in two
     assert re.search(
         rf"ranks {others[0]}, {others[1]}{said}|rank {others[0]}{said}  rank {others[1]}{said}", finished.err

@@ -28,6 +28,8 @@ who, how = int(sys.argv[2]), sys.argv[3]
 mpi_util.watchdog(None, kill="KILL" in os.environ)
 mpi_util.rank0_accum_batches({"x": np.zeros(3)})
 mpi_util.print0("started", flush=True)
+if how == "hang":
+    mpi_util.watchdog(1.7)
 if how == "hang" and mpi_util.rank == 2:  # it waits in another way than the others: in a module of Python's
     WakePipe.sleep = lambda pipe, seconds: threading.Event().wait(seconds)
 

@@ -90,13 +90,13 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
         return lambda: leaf
     tree.check_paths([*box, path])
     box[path] = leaf
-    if type(leaf) not in (int, float, complex):
+    if (kind := leaf.__class__) not in (int, float, complex):
         return lambda: box[path]
     try:  # jit makes an array of a number: rank 0's counter may be one when the others' is not yet
         box[path] = first = framework("jax.numpy").asarray(leaf)
     except OverflowError:
         raise WeightsError(f"'{path}' is an int beyond 32 bits; make it a float, or send it by bcast") from None
-    return lambda: leaf if box[path] is first else type(leaf)(box[path].item())
+    return lambda: leaf if box[path] is first else kind(box[path].item())
 
 
 def _is_nnx(node: Any) -> bool:
