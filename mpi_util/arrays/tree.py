@@ -31,9 +31,16 @@ def is_mapping(node: Any) -> bool:
     return isinstance(node, dict) or (type(node) is not np.ndarray and isinstance(node, Mapping))
 
 
+def jax_trees() -> Any:
+    """jax.tree_util; None if the program has not imported JAX, or imports it at this moment, in another thread."""
+    jax = sys.modules.get("jax")
+    begun = jax is None or getattr(jax.__spec__, "_initializing", False)
+    return None if begun else sys.modules["jax.tree_util"]
+
+
 def _registered(node: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]] | None:
     """(key, item) of each item of a container that the program has made known to JAX, and what makes one of others."""
-    jax = sys.modules.get("jax.tree_util")
+    jax = jax_trees()
     if jax is None or isinstance(node, (dict, list, tuple, np.ndarray, *PLAIN)) or jax.all_leaves([node]):
         return None
     return jax_items(node, lambda inside: inside is not node)
@@ -67,12 +74,7 @@ def with_items(node: Any, items: list[Any]) -> Any:
         return copy
     if isinstance(node, list):
         return items
-    return type(node)(*items) if field_names(node) else tuple(items)
-
-
-def field_names(node: Any) -> tuple[str, ...]:
-    """Of a named tuple; () of anything else. Of the class, as an object may make up any attribute."""
-    return getattr(type(node), "_fields", ()) if isinstance(node, tuple) else ()
+    return type(node)(*items) if hasattr(type(node), "_fields") else tuple(items)
 
 
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any, bool]]:

@@ -23,6 +23,7 @@ from .mismatch import list_refused, segments_differ, structures_differ
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
 Index = Sequence[int] | None
+_LENT = 3  # segments, of two descriptors each, lent at once by a program that drops a batch before the next but one
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -167,7 +168,7 @@ def _pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndar
         if not is_leaf:
             if isinstance(node, list):
                 raise list_refused(op, path, node, indexed)
-            fields = tree.field_names(node)
+            fields = getattr(type(node), "_fields", ()) if isinstance(node, tuple) else ()
             if fields and is_of_framework(node):
                 raise BatchError(f"{op}: '{path}' {not_rows(node)}")
             name = "tuple" if type(node) is tuple else f"{type(node).__name__}({', '.join(fields)})"
@@ -318,4 +319,5 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
             channel.messages.send(0, rows.example())
         return Gathered()
     example = rows.segments[0] if rows.segments else channel.messages.receive(first, op) if first else {}
-    return gathered._replace(block=target.block, example=example, own=channel.pool.is_crowded())
+    crowded = sum(segment.lent for segment in channel.pool.segments) > _LENT
+    return gathered._replace(block=target.block, example=example, own=crowded)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError, UsageError
+from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError, UsageError, first_line
 from ..host.reap import JOB_VARIABLE
 from ..host.segments import Ticket, attach
 from ..host.waiting import PAUSE_S, SPIN_S, WakePipe, wait_until
@@ -42,7 +42,7 @@ def packed(kind: int, payload: Any) -> Message:
     try:
         return bytes([kind]) + pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # of whatever object
-        raise BatchError(f"pickle does not take this: {error}") from None
+        raise BatchError(f"pickle does not take this: {first_line(error)}") from None
 
 
 def opened(message: Message) -> tuple[int, Any]:

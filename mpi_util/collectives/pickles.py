@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays.adapters import adapter_for
 from ..arrays.layout import align
-from ..errors import BatchError
+from ..errors import BatchError, first_line
 
 SMALL = 1 << 16  # bytes; a leaf or an object up to this is copied, so that keeping it does not keep the whole block
 
@@ -26,7 +26,7 @@ def pack(op: str, items: list[Any]) -> np.ndarray:
     try:
         _Pickler(file := io.BytesIO(), 5, buffer_callback=buffers.append).dump(list(items))
     except Exception as error:  # of whatever object
-        raise BatchError(f"{op}: pickle does not take this: {error}") from None
+        raise BatchError(f"{op}: pickle does not take this: {first_line(error)}") from None
     arrays = [np.frombuffer(part, np.uint8) for part in [file.getbuffer(), *(buffer.raw() for buffer in buffers)]]
     sizes = np.array([len(arrays), *map(len, arrays)])
     packed = np.empty(sum(map(align, [sizes.nbytes, *map(len, arrays)])), np.uint8)

@@ -67,18 +67,18 @@ def _combine(name: str, x: Any, result_dtype: Callable[[np.dtype], np.dtype], co
             array = array_of(leaves[path], numbers=True)
             if array.dtype.kind in "SU":
                 raise BatchError(f"is {array.dtype}, which is text; give numbers, or use rank0_gather")
-            np.add(nothing := np.empty(0, result_dtype(array.dtype)), nothing)
+            np.add(nothing := np.empty(0, array.dtype), nothing)
         except (BatchError, TypeError) as error:
             raise BatchError(f"{name}: '{path or 'x'}' {error}") from None
         return array.astype(result_dtype(array.dtype))
 
     def make() -> Arrays:
         tree.check_paths([path or "x" for path, _ in walked])
-        return {path or "x": given(path) for path in leaves}
+        return {path or "x": None if path and leaf is None else given(path) for path, leaf in leaves.items()}
 
     totals: Any = average(name, make, comm=comm, divide=divide)
-    found = {path: adapter_for(leaf).from_numbers(totals[path or "x"], leaf) for path, leaf in leaves.items()}
-    return tree.rebuild(x, found)
+    found = {p: adapter_for(leaf).from_numbers(totals[p or "x"], leaf) for p, leaf in walked if leaf is not None}
+    return tree.rebuild(x, leaves | found)
 
 
 def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: bool = True) -> Arrays:

@@ -12,7 +12,6 @@ import numpy as np
 ALIGN = 64  # bytes; a cache line, and what the widest SIMD loads like
 _GROWTH = 1.25  # spare room, so that batches of varying length do not need a new segment each time
 _PAGE = 1 << 21
-_LENT = 3  # segments that are lent at once by a program that drops a batch before the next but one
 _MARK = struct.Struct("q")  # the serial number, written behind the last byte of a segment
 
 
@@ -94,10 +93,6 @@ class Pool:
             segment = Segment(-(-max(1, int(nbytes * _GROWTH)) // _PAGE) * _PAGE)
             self.segments.append(segment)
         return segment.lend(nbytes), BlockAddress(segment.ticket, frozenset(s.ticket.serial for s in self.segments))
-
-    def is_crowded(self) -> bool:
-        """True where the program keeps what it gets: each segment that is lent costs two descriptors."""
-        return sum(segment.lent for segment in self.segments) > _LENT
 
     def close(self) -> None:
         """Gives back all segments; one to which arrays refer, when they are gone."""

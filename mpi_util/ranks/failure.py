@@ -6,7 +6,6 @@ of which runner.py sees the status, has the effect that docs/architecture.md say
 
 import atexit
 import contextlib
-import functools
 import io
 import os
 import re
@@ -88,15 +87,6 @@ def install() -> None:
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
         reap.die_with_parent()
         write_record("rank", {"pid": os.getpid(), "shm": []})  # it has come to mpi_fork
-        os.closerange = functools.partial(_close_range, os.closerange)
-
-
-def _close_range(close: Callable[[int, int], None], low: int, high: int) -> None:
-    """os.closerange in a rank: one that takes all closes MPI's too, and the launcher would kill the rank for that."""
-    if low <= runner.HIGH_FD < high and state(FailureState).pid == os.getpid():
-        what = f"os.closerange({low}, {high}) in a rank closes what MPI has open"
-        raise UsageError(f"{what}; call it in a process that the rank forks")
-    close(low, high)
 
 
 def enter(op: str) -> None:

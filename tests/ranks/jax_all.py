@@ -77,6 +77,38 @@ def check_arrays_beside_it(comm, rank, size):
     assert mpi_util.rank0_bcast_wts(alone, comm=comm) is alone and alone[1].tolist() == [0, 0]
 
 
+def check_numbers(comm, rank, size):
+    """Python's are sent exactly, and may be an array on one rank and a number on another."""
+    given = {"w": jnp.ones(2), "lr": 0.1 + rank, "n": 2**40 + rank, "count": jnp.asarray(3) if rank == 0 else 0}
+    got = mpi_util.rank0_bcast_wts(given, comm=comm)
+    assert (got["lr"], got["n"], int(got["count"])) == (0.1, 2**40, 3) and type(got["lr"]) is float
+
+
+def check_containers_of_other_arrays(comm, rank, size):
+    read_only = np.full(2, rank)
+    read_only.setflags(write=False)  # as a checkpoint gives them
+    for array in (np.full(2, rank), read_only):
+        got = mpi_util.rank0_bcast_wts(flax.core.freeze({"w": array}), comm=comm)
+        assert isinstance(got, flax.core.FrozenDict) and got["w"].tolist() == [0, 0]
+
+
+def check_collect(comm, rank, size):
+    """What `play` gives is kept while the next episode runs."""
+    got = mpi_util.collect(lambda seed: {"x": jnp.full((2, 3), seed), "y": np.ones(2)}, episodes=4, seed=1, comm=comm)
+    if rank == 0:
+        assert isinstance(got["x"], jax.Array) and got["x"].shape == (8, 3) and len({*got["x"][:, 0].tolist()}) == 4
+
+
+def check_devices(comm, rank, size):
+    """What is committed to no device stays so: a jitted function is compiled once, and may spread it over devices."""
+    got = mpi_util.rank0_bcast_wts({"w": jnp.full(2, float(rank)), "x": jnp.full(2, rank)}, comm=comm)
+    total = mpi_util.all_sum({"w": jnp.ones(2), "none": None, "state": optax.EmptyState()}, comm=comm)
+    assert not any(x.committed for x in (*got.values(), total["w"]))
+    assert total["none"] is None and total["state"] == optax.EmptyState() and type(total["state"]) is optax.EmptyState
+    there = jax.device_put(jnp.ones(2), jax.devices()[1])
+    assert mpi_util.rank0_bcast_wts({"w": there}, comm=comm)["w"].device == jax.devices()[1]
+
+
 def check_train_state(comm, rank, size):
     def step(state):
         return state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params))

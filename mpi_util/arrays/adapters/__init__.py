@@ -110,7 +110,7 @@ def copied(rows: Any) -> Any:
     for path, leaf in leaves.items():
         if isinstance(leaf, (np.ndarray, list)):
             leaves[path] = leaf.copy() if isinstance(leaf, np.ndarray) else tree.Objects(leaf)
-        elif hasattr(leaf, "clone"):
+        elif hasattr(leaf, "detach"):
             leaves[path] = leaf.detach().clone()
     return tree.rebuild(rows, leaves)
 
@@ -181,7 +181,7 @@ def slots(
 
 def opened(model: T) -> tuple[Any, Callable[[], T], bool]:
     """What is written in place of the model, what then gives the model, and whether that is a new tree once written."""
-    box = _load("jax").opened(model) if sys.modules.get("jax") and _is_there("jax") else None
+    box = _load("jax").opened(model) if tree.jax_trees() and _is_there("jax") else None
     return box or (model, lambda: model, False)
 
 

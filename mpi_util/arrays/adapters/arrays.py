@@ -1,5 +1,6 @@
 """NumPy arrays in every rank; dicts, lists, tuples and plain objects of them, of numbers, tensors and models."""
 
+import enum
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
@@ -121,7 +122,7 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
         raise _refused(path, leaf)
     writable = isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject
     if not writable and not read_only:
-        raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only")
+        raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only; give a copy")
     try:
         array = adapter_for(leaf).to_array(leaf)
     except BatchError as error:
@@ -197,7 +198,7 @@ def _is_state(thing: Any, depth: int = 1) -> bool:
 def _is_plain(thing: Any) -> bool:
     """An object of the program's own, not frozen, and no environment."""
     kind: Any = type(thing)
-    other = isinstance(thing, (np.ndarray, Mapping)) or hasattr(adapter_for(thing), "parts")
+    other = isinstance(thing, (np.ndarray, Mapping, enum.Enum)) or hasattr(adapter_for(thing), "parts")
     other = other or (hasattr(kind, "reset") and hasattr(kind, "step"))
     return not other and type(getattr(thing, "__dict__", None)) is dict and kind.__setattr__ is object.__setattr__
 

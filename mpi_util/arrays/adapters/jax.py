@@ -11,6 +11,8 @@ from .. import tree
 from ..layout import Slot
 from . import as_bits, as_numbers, framework, is_model, value_slot
 
+_NUMBERS = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # which NumPy's numbers hold exactly
+
 
 def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
     """The values in host memory, a view where possible; a key is one value: see `_key_dtype`."""
@@ -43,15 +45,10 @@ def slots(model: Any) -> list[Slot]:
 
 def item_slot(name: str, owner: Any, key: Any) -> Slot:
     """The slot of the array `owner[key]`, which is replaced at a write."""
-    try:
-        like, values = owner[key], _values(owner[key])
-    except BatchError as error:
-        raise WeightsError(f"'{name}' {error}") from None
+    like, values = owner[key], _named(name, owner[key])
 
     def write(new: np.ndarray) -> None:
-        put = _put(new.copy(), like)  # a copy: the memory of a broadcast is used again
-        is_weak = getattr(like, "weak_type", False)  # which decides the dtype of a product
-        owner[key] = like.at[...].set(put) if is_weak else put
+        owner[key] = _like(like, new.copy())  # a copy: the memory of a broadcast is used again
 
     return value_slot(name, values.dtype, values.shape, lambda: _values(owner[key]), write)
 
@@ -66,10 +63,12 @@ def opened(model: Any) -> tuple[Any, Callable[[], Any], bool] | None:
         found, build = tree.jax_items(model, _is_nnx)
     except (TypeError, ValueError):  # its keys cannot be sorted: no tree for JAX
         return None
-    if not any(isinstance(leaf, framework("jax").Array) or _is_nnx(leaf) for _, leaf in found):
+    array = (framework("jax").Array, *([] if isinstance(model, (dict, list, tuple, np.ndarray)) else [np.ndarray]))
+    if not any(isinstance(leaf, array) or _is_nnx(leaf) for _, leaf in found):
         return None
     box: dict[str, Any] = {}
     closers = [_open(path, leaf, box) for path, leaf in found]
+    tree.check_paths([path for path, _ in found])
 
     def give() -> Any:
         items = [close() for close in closers]
@@ -88,15 +87,25 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
         return lambda: (nnx.update(leaf, build([close() for close in closers])), leaf)[1]
     if isinstance(leaf, (str, bytes)) or (callable(leaf) and not is_model(leaf)):
         return lambda: leaf
-    tree.check_paths([*box, path])
-    box[path] = leaf
-    if (kind := leaf.__class__) not in (int, float, complex):
+    read_only = isinstance(leaf, np.ndarray) and not leaf.flags.writeable  # as a checkpoint gives them
+    box[path] = first = leaf.copy() if read_only else leaf
+    if not isinstance(leaf, framework("jax").Array) or leaf.shape or leaf.dtype.name not in _NUMBERS:
         return lambda: box[path]
-    try:  # jit makes an array of a number: rank 0's counter may be one when the others' is not yet
-        box[path] = first = framework("jax.numpy").asarray(leaf)
-    except OverflowError:
-        raise WeightsError(f"'{path}' is an int beyond 32 bits; make it a float, or send it by bcast") from None
-    return lambda: leaf if box[path] is first else kind(box[path].item())
+    # it travels as a number: jit makes arrays of numbers, so rank 0's counter may be one when the others' is not yet
+    box[path] = first = _named(path, leaf).item()
+    return lambda: leaf if box[path] is first else _like(leaf, np.array(box[path], leaf.dtype))
+
+
+def _like(like: Any, array: np.ndarray) -> Any:
+    """An array of JAX's with these values, which is as `like`: a weak type decides the dtype of a product."""
+    return like.at[...].set(array) if getattr(like, "weak_type", False) else _put(array, like)
+
+
+def _named(name: str, leaf: Any) -> np.ndarray:
+    try:
+        return _values(leaf)
+    except BatchError as error:
+        raise WeightsError(f"'{name or 'the array'}' {error}") from None
 
 
 def _is_nnx(node: Any) -> bool:
@@ -126,7 +135,8 @@ def _values(leaf: Any) -> np.ndarray:
 
 
 def _put(array: np.ndarray, like: Any) -> Any:
-    jax, device = framework("jax"), next(iter(like.sharding.device_set))
+    jax = framework("jax")  # an array that is committed to its device can't be calculated with on others
+    device = next(iter(like.sharding.device_set)) if like.committed else None
     if not _is_key(like):
         return jax.device_put(array, device)
     impl = str(jax.random.key_impl(like))
