@@ -35,7 +35,7 @@ def jax_trees() -> Any:
     """jax.tree_util; None if the program has not imported JAX, or imports it at this moment, in another thread."""
     jax = sys.modules.get("jax")
     begun = jax is None or getattr(jax.__spec__, "_initializing", False)
-    return None if begun else sys.modules["jax.tree_util"]
+    return None if begun else sys.modules.get("jax.tree_util")
 
 
 def _registered(node: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]] | None:

@@ -87,13 +87,13 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
         return lambda: (nnx.update(leaf, build([close() for close in closers])), leaf)[1]
     if isinstance(leaf, (str, bytes)) or (callable(leaf) and not is_model(leaf)):
         return lambda: leaf
-    read_only = isinstance(leaf, np.ndarray) and not leaf.flags.writeable  # as a checkpoint gives them
-    box[path] = first = leaf.copy() if read_only else leaf
-    if not isinstance(leaf, framework("jax").Array) or leaf.shape or leaf.dtype.name not in _NUMBERS:
+    box[path] = leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf  # of a file
+    like = box[path]
+    if not isinstance(like, framework("jax").Array) or like.shape or like.dtype.name not in _NUMBERS:
         return lambda: box[path]
     # it travels as a number: jit makes arrays of numbers, so rank 0's counter may be one when the others' is not yet
-    box[path] = first = _named(path, leaf).item()
-    return lambda: leaf if box[path] is first else _like(leaf, np.array(box[path], leaf.dtype))
+    box[path] = first = _named(path, like).item()
+    return lambda: leaf if box[path] is first else _like(like, np.array(box[path], like.dtype))
 
 
 def _like(like: Any, array: np.ndarray) -> Any:
