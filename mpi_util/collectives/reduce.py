@@ -34,7 +34,7 @@ def all_sum(x: Any, *, comm: Comm = None) -> Any:
     """Collective: the elementwise sum over the ranks, on every rank, added in rank order.
 
     Args:
-        x: number, array or tensor, or a nested dict, tuple or list of such; same dtype and shape on every rank.
+        x: number, array or tensor, or a nested dict, tuple or list of such and None; same dtypes, shapes everywhere.
         comm: communicator; None: all ranks.
 
     Returns:
