@@ -49,22 +49,20 @@ class ClusterCounter(Counter):
             state(Background).append(self.serve)
 
     def _more(self, dealt: Round, number: int, ended: int, rows: int) -> range | None:
-        return super()._more(dealt, number, ended, rows) if self.guesses else self._request(dealt)
+        if self.guesses:
+            return super()._more(dealt, number, ended, rows)
+        messages = self.channel.messages
+        messages.wait(messages.comm.isend((self.channel.rank, dealt, len(self.here)), 0, _QUESTION_TAG).Test)
+        found: range | str = messages.receive(0, "deal", serves=True)
+        if isinstance(found, str):
+            raise RankMismatchError(found)
+        return found or ALL_DEALT
 
     def end(self, dealt: Round, rows: int) -> None:
         if self.guesses:
             return super().end(dealt, rows)
         messages = self.channel.messages
         messages.wait(messages.comm.isend((dealt, rows), 0, _ENDED_TAG).Test)
-
-    def _request(self, dealt: Round) -> range:
-        messages = self.channel.messages
-        question = (self.channel.rank, dealt, len(self.here))
-        messages.wait(messages.comm.isend(question, 0, _QUESTION_TAG).Test)
-        found: range | str = messages.receive(0, "deal", serves=True)
-        if isinstance(found, str):
-            raise RankMismatchError(found)
-        return found or ALL_DEALT
 
     def serve(self) -> None:
         """Rank 0 answers other machines, and notifies them of rounds that are closed; these note that."""

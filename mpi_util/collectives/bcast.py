@@ -1,11 +1,11 @@
 """Sends, averages and compares weights; `bcast` sends any object. In the process of each rank."""
 
-import ast
 import contextlib
+import dis
 import functools
-import linecache
 import math
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -197,7 +197,7 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
                 pools = state(Threads)
                 pools.largest = max(pools.largest, *(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
-                training = [part["training"] for part in modes(models.held)] if channel.size > 1 else []
+                training = [part[name] for part, name in modes(models.held)] if channel.size > 1 else []
                 return paired(sources, (i, channel.version + 1, ask, training))
         return [(None, (-1, 0, False, []))] * channel.size
 
@@ -209,8 +209,8 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
         if channel.rank == 1 and models.is_new:
             _note_dropped(op, models.copiers[chosen], block)
         models.copiers[chosen].write(block)
-        for part, value in zip(modes(models.held), training):
-            part["training"] = value
+        for (part, name), value in zip(modes(models.held), training):
+            part[name] = value
     if ask:
         channel.agree(op + SECOND, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
     channel.version = version
@@ -220,7 +220,7 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
 def _note_dropped(op: str, copier: ModelCopier, block: Any) -> None:
     """Rank 1 prints, once, that the program makes nothing of the tree with other values that it gets."""
     frame = failure.program_frame()
-    if _is_statement(op, frame.f_code.co_filename, frame.f_lineno) and any(
+    if _is_dropped(frame.f_code, frame.f_lasti) and any(
         slot.copy().tobytes() != entry.view(block, slot.dtype).tobytes() for entry, slot in copier.pairs
     ):
         fix = f"use what it returns: params = mpi_util.{op}(params)"
@@ -228,14 +228,10 @@ def _note_dropped(op: str, copier: ModelCopier, block: Any) -> None:
 
 
 @functools.cache  # asked at each call
-def _is_statement(op: str, file: str, line: int) -> bool:
-    """True where the source says for sure that what the call returns is dropped: the call is a statement of its own."""
-    with contextlib.suppress(SyntaxError):  # the file was changed meanwhile
-        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
-        calls = (node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
-        here = (call for call in calls if call.lineno <= line <= (call.end_lineno or 0))
-        return any(ast.unparse(call.func).endswith(op) for call in here)
-    return False
+def _is_dropped(code: CodeType, call: int) -> bool:
+    """True where the program drops what this call returns, by the instruction after it."""
+    after = (instruction.opname for instruction in dis.get_instructions(code) if instruction.offset > call)
+    return next(after, "") == "POP_TOP"
 
 
 def _compare(op: str, channel: Channel, models: Models[T]) -> None:

@@ -55,8 +55,7 @@ def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -
         they are referenced. Others: `batch`.
 
     Raises:
-        RankMismatchError: on every rank, with a table of who has what, if structures, keys, dtypes or shapes differ, or
-            only some give an index.
+        RankMismatchError: on every rank, with a table of who has what, if these differ, or only some give an index.
         BatchError: on every rank: a leaf is an array of objects, a list holds arrays or dicts, segments of one rank
             differ, or an index is used twice.
     """

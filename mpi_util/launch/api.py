@@ -40,11 +40,9 @@ def mpi_fork(
     rank: hooks, signals, standard streams, environment variables, and the threads of BLAS, torch and TensorFlow.
 
     Args:
-        n: number of ranks; 1 runs in this process, without MPI. None: one for each slot of the hosts, or without hosts
-            one for each usable core.
+        n: number of ranks; 1 runs in this process, without MPI. None: one for each slot of the hosts, or usable core.
         gpu_pct: share of the GPU's memory, 0 to 1, for each rank's TensorFlow session and JAX; 0: as much as they need.
-        bind_to_core: bind each rank to a core (shared where there are more ranks than cores); rank 0 then has one core
-            for its update.
+        bind_to_core: bind each rank to a core, shared where there are fewer; rank 0 then has one core for its update.
         threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: chosen as above, by cores. Sums that are
             cut into other parts have other last bits, so give a number where results must not depend on the machine.
         max_restarts: how often the ranks are started again, from the program's beginning, after a rank or MPI failed.

@@ -1,7 +1,6 @@
 """Passes on what the ranks print, without the launchers' own banners. Runs in threads of the waiting parent.
 
-A failed job ends with one line that names the rank; the dozen lines that mpiexec prints are shown only when nothing
-better is known.
+A failed job ends with one line that names the rank; what mpiexec prints is shown only when nothing better is known.
 """
 
 import math
@@ -15,8 +14,7 @@ from typing import IO
 
 from ..ranks.failure import print_line
 
-# Open MPI draws lines of exactly 74 dashes (4.x: 55 too). Users draw such lines as well, so the next line must name
-# the launcher.
+# Open MPI draws lines of exactly 74 dashes (4.x: 55 too), as users may; so the next line must name the launcher.
 _DASHES = rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*"
 _NAMES_OPEN_MPI = (
     rb"(?:\b(?:prterun|mpirun|mpiexec|orterun|MPI_ABORT|PRTE)\b|"

@@ -23,12 +23,17 @@ T = TypeVar("T")
 
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
 # those of the framework below it
-_ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax", "jaxlib": "jax"}
+_ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow"} | dict.fromkeys(
+    ("jax", "jaxlib", "flax"), "jax"
+)
+# attributes that say how a model is used, and are sent: torch's, and those of Flax's Dropout and BatchNorm
+_MODES = {"training", "deterministic", "use_running_average"}
 # attributes that may differ between ranks, and how the names of those begin that are the frameworks' own
-_OF_A_RANK = {"rank", "seed", "training", "stop_training", "stop_predicting"}
+_OF_A_RANK = {"rank", "seed", "stop_training", "stop_predicting", *_MODES}
 _OF_FRAMEWORKS = ("_self_", "_torch", "_is_")
 _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 _NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "gymnasium": "Gymnasium"}
+_HAS_JAX = importlib.util.find_spec(".jax", __name__) is not None  # a copy may lack the adapter
 _PACKAGES = {"keras": "tensorflow", "gymnasium": "'gymnasium[mujoco]'"}
 
 
@@ -88,9 +93,15 @@ def is_of_framework(thing: Any) -> bool:
 
 
 def is_model(thing: Any) -> bool:
-    """True for what has weights or a state of its own: modules and optimizers of torch, TensorFlow and Keras."""
-    stateful = any(hasattr(thing, name) for name in ("state_dict", "trainable_variables", "variables"))
-    return stateful and is_of_framework(thing)
+    """True for what has weights or a state of its own: modules and optimizers of torch, TensorFlow, Keras and nnx."""
+    kind: type = type(thing)
+    return is_of_framework(thing) and _is_stateful(kind)
+
+
+@functools.cache  # of the class: Flax's linen modules raise an error when they are asked for their variables
+def _is_stateful(kind: type) -> bool:
+    is_nnx = any(cls.__module__.startswith("flax.nnx.") for cls in kind.__mro__)
+    return is_nnx or any(hasattr(kind, name) for name in ("state_dict", "trainable_variables", "variables"))
 
 
 def is_array(thing: Any) -> bool:
@@ -140,12 +151,6 @@ def _is_session(kind: type) -> bool:
     return "tensorflow" in _packages(kind) and hasattr(kind, "run") and hasattr(kind, "graph")
 
 
-@functools.cache
-def _is_there(name: str) -> bool:
-    """Whether the adapter has not been deleted."""
-    return importlib.util.find_spec(f".{name}", __name__) is not None
-
-
 def _load(name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
@@ -181,14 +186,14 @@ def slots(
 
 def opened(model: T) -> tuple[Any, Callable[[], T], bool]:
     """What is written in place of the model, what then gives the model, and whether that is a new tree once written."""
-    box = _load("jax").opened(model) if tree.jax_trees() and _is_there("jax") else None
+    box = _load("jax").opened(model) if tree.jax_trees() and _HAS_JAX else None
     return box or (model, lambda: model, False)
 
 
-def modes(held: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """The attributes of each part of the models that has a mode, torch's `training`. Args: held: as of `unsent`."""
+def modes(held: list[tuple[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    """(attributes, name) of each mode of the parts of the models. Args: held: as of `unsent`."""
     parts = (vars(part) for _, model in held for _, part, _ in adapter_for(model).parts(model))
-    return [attributes for attributes in parts if isinstance(attributes.get("training"), bool)]
+    return [(part, name) for part in parts for name in sorted(_MODES & part.keys()) if isinstance(part[name], bool)]
 
 
 def unsent(held: list[tuple[str, Any]]) -> list[tuple[str, str]]:

@@ -77,11 +77,11 @@ class _Search:
                 self.add(f"{path}/{k}" if path else str(k), thing[k], owner, k)
         elif owner is not None and _is_number(thing):
             self.found.append(_number_slot(path, thing, owner, key))
-        elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
-            self.found.append(item_slot(path, owner, key))
         elif is_model(thing):
             self.found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(thing).slots(thing)]
             self.held.append((path, thing))
+        elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
+            self.found.append(item_slot(path, owner, key))
         elif not self.read_only and _is_plain(thing):
             n_found = len(self.found)
             self._add_inside(path, thing, True, [id(thing)])

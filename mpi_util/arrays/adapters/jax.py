@@ -9,7 +9,8 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot
-from . import as_bits, as_numbers, framework, is_model, value_slot
+from . import as_bits, as_numbers, framework, is_array, is_extension, is_model, value_slot
+from . import slots as slots_of
 
 _NUMBERS = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # which NumPy's numbers hold exactly
 
@@ -27,8 +28,7 @@ def from_array(array: np.ndarray, like: Any) -> Any:
 
 def from_numbers(array: np.ndarray, like: Any) -> Any:
     """An array with these values on `like`'s device, of its dtype where NumPy lacks that."""
-    array = np.asarray(array)
-    return _put(array.astype(like.dtype) if like.dtype.isbuiltin == 2 else array, like)
+    return _put(np.asarray(array, like.dtype if is_extension(like.dtype) else None), like)
 
 
 def token(leaf: Any) -> Any:
@@ -36,11 +36,23 @@ def token(leaf: Any) -> Any:
 
 
 def parts(model: Any) -> list[tuple[str, Any, Any]]:
-    return []
+    """(path, module, names of its arrays, which are its state) of each module in one of nnx."""
+    nnx = framework("flax.nnx")
+    found = nnx.iter_modules(model) if isinstance(model, nnx.Module) else ()
+    return [(".".join(map(str, path)), p, {k for k in vars(p) if hasattr(vars(p)[k], "sharding")}) for path, p in found]
 
 
 def slots(model: Any) -> list[Slot]:
-    raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
+    """All state of a module or optimizer of nnx, which gets it at the `flush`."""
+    if not _is_nnx(model):
+        raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
+    nnx = framework("flax.nnx")
+    box, state, _ = opened(nnx.state(model)) or ({}, None, False)
+
+    def update() -> None:
+        nnx.update(model, state())
+
+    return [slot._replace(flush=update) for slot in slots_of(box)] if box else []
 
 
 def item_slot(name: str, owner: Any, key: Any) -> Slot:
@@ -56,19 +68,18 @@ def item_slot(name: str, owner: Any, key: Any) -> Slot:
 def opened(model: Any) -> tuple[Any, Callable[[], Any], bool] | None:
     """What can be written in place of the model, and the rest of `adapters.opened`. None: the model itself.
 
-    Of a tree with jax arrays, or of an nnx module, that is a dict of its leaves without functions and texts, which
-    stay each rank's own. An nnx module is the same one afterwards, and so is a tree in which nothing was replaced.
+    Of a tree with jax arrays that is a dict of its leaves, but for functions and the like, which stay each rank's own.
     """
     try:
         found, build = tree.jax_items(model, _is_nnx)
     except (TypeError, ValueError):  # its keys cannot be sorted: no tree for JAX
         return None
     array = (framework("jax").Array, *([] if isinstance(model, (dict, list, tuple, np.ndarray)) else [np.ndarray]))
-    if not any(isinstance(leaf, array) or _is_nnx(leaf) for _, leaf in found):
+    if not any(isinstance(leaf, array) for _, leaf in found):
         return None
+    tree.check_paths([path for path, _ in found])
     box: dict[str, Any] = {}
     closers = [_open(path, leaf, box) for path, leaf in found]
-    tree.check_paths([path for path, _ in found])
 
     def give() -> Any:
         items = [close() for close in closers]
@@ -80,12 +91,7 @@ def opened(model: Any) -> tuple[Any, Callable[[], Any], bool] | None:
 
 def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
     """Puts a leaf into the box, if it is sent; gives a function that says what it has become there."""
-    if _is_nnx(leaf):
-        nnx = sys.modules["flax.nnx"]
-        inside, build = tree.jax_items(nnx.state(leaf))
-        closers = [_open(f"{path}/{name}".strip("/"), value, box) for name, value in inside]
-        return lambda: (nnx.update(leaf, build([close() for close in closers])), leaf)[1]
-    if isinstance(leaf, (str, bytes)) or (callable(leaf) and not is_model(leaf)):
+    if not (is_model(leaf) or is_array(leaf) or (hasattr(leaf, "__dict__") and not callable(leaf))):
         return lambda: leaf
     box[path] = leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf  # of a file
     like = box[path]
@@ -98,7 +104,8 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
 
 def _like(like: Any, array: np.ndarray) -> Any:
     """An array of JAX's with these values, which is as `like`: a weak type decides the dtype of a product."""
-    return like.at[...].set(array) if getattr(like, "weak_type", False) else _put(array, like)
+    with framework("jax").enable_x64(True):  # else float64 becomes float32
+        return like.at[...].set(array) if getattr(like, "weak_type", False) else _put(array, like)
 
 
 def _named(name: str, leaf: Any) -> np.ndarray:
@@ -138,6 +145,7 @@ def _put(array: np.ndarray, like: Any) -> Any:
     jax = framework("jax")  # an array that is committed to its device can't be calculated with on others
     device = next(iter(like.sharding.device_set)) if like.committed else None
     if not _is_key(like):
-        return jax.device_put(array, device)
+        with jax.enable_x64(True):  # else float64 becomes float32
+            return jax.device_put(array, device)
     impl = str(jax.random.key_impl(like))
     return jax.random.wrap_key_data(jax.device_put(np.ascontiguousarray(array[impl]), device), impl=impl)

@@ -53,9 +53,7 @@ def parts(model: Any) -> list[tuple[str, Any, Any]]:
     return [(weight_name(i, layer.name), layer, _names_of_any()) for i, layer in enumerate(layers)]
 
 
-@cache
-def _names_of_any() -> set[str]:
-    return {*vars(framework("keras").Model(name="any"))}
+_names_of_any = cache(lambda: {*vars(framework("keras").Model(name="any"))})
 
 
 def tensor_slot(name: str, variable: Any) -> Slot:
