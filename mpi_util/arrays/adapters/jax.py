@@ -47,7 +47,7 @@ def slots(model: Any) -> list[Slot]:
     if not _is_nnx(model):
         raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
     nnx = framework("flax.nnx")
-    box, state, _ = opened(nnx.state(model)) or ({}, None, False)
+    box, state, _ = opened(nnx.state(model)) or ({}, dict, False)
 
     def update() -> None:
         nnx.update(model, state())
