@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import record
 
@@ -110,7 +110,9 @@ def main() -> None:
             speed_up = of_env["1 ranks"]["median"] / of_env[f"{ranks} ranks"]["median"]
             text = f"examples/{name}.py on {env}: speed-up on {ranks} ranks"
             claims.append(record.claim(text, speed_up, at_least=TARGETS[ranks]))
-    record.save(args, found, claims, unit="seconds an iteration", settings={n: PROGRAMS[n][2:] for n in args.only})
+    part = "" if args.only == list(PROGRAMS) else f"_{'_'.join(args.only)}"
+    settings = {name: PROGRAMS[name][2:] for name in args.only}
+    record.save(args, found, claims, part, unit="seconds an iteration", settings=settings)
 
 
 def seconds(args: argparse.Namespace, name: str, n: int, env: str) -> float:
@@ -141,8 +143,9 @@ def seconds(args: argparse.Namespace, name: str, n: int, env: str) -> float:
 
 def print_table(args: argparse.Namespace) -> None:
     """The rows of examples/README.md, with the figures of the results."""
-    path = args.results / "examples.json"
-    samples = json.loads(path.read_text())["samples"] if path.exists() else {}
+    samples: dict[str, Any] = {}
+    for path in sorted(args.results.glob("examples*.json")):  # of parts, which were run on another day
+        samples |= json.loads(path.read_text())["samples"]
     print("| program | what it teaches | command | lines | bit-identical | speed-up on 2 | on 10, asleep |")
     print("|---|---|---|---|---|---|---|")
     for name, program in PROGRAMS.items():

@@ -166,13 +166,16 @@ def steps_per_s(rows: list[dict[str, float]], skip: int = 2) -> float:
     return (last["TotalEnvInteracts"] - first["TotalEnvInteracts"]) / (last["Time"] - first["Time"])
 
 
-def save(args: argparse.Namespace, samples: dict[str, Any], claims: list[dict[str, Any]], **more: Any) -> None:
-    """Writes <results>/<program>.json and prints each claim.
+def save(
+    args: argparse.Namespace, samples: dict[str, Any], claims: list[dict[str, Any]], part: str = "", **more: Any
+) -> None:
+    """Writes <results>/<program><part>.json and prints each claim.
 
     Args:
         args: of `command_line`; its program's name names the file.
         samples: spreads, by alternative.
         claims: of `claim`.
+        part: what of the program was run, if not all.
         more: other keys of the file: settings, and what a reader must know to judge the figures.
     """
     name = Path(sys.argv[0]).stem
@@ -188,7 +191,7 @@ def save(args: argparse.Namespace, samples: dict[str, Any], claims: list[dict[st
         "samples": samples,
     }
     args.results.mkdir(parents=True, exist_ok=True)
-    (args.results / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (args.results / f"{name}{part}.json").write_text(json.dumps(record, indent=2) + "\n")
     for c in claims:
         print(f"{'met' if c['met'] else 'NOT MET':7}  {c['claim']}: {c['measured']:.4g} (target {c['target']})")
 

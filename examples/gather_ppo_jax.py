@@ -10,6 +10,7 @@ any number of processes. PPO: Schulman et al., arXiv 1707.06347.
 import argparse
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import mpi_util  # +
@@ -85,9 +86,10 @@ class Agent(nnx.Module):
         self.count[...] += len(obs)
 
 
-@jax.jit
-def choose(agent: Agent, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
-    """An action, its log-probability, the value, and the next key."""
+@partial(jax.jit, static_argnums=1)
+def choose(weights: list[jax.Array], structure: Any, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+    """An action, its log-probability, the value, and the next key. Args: weights, structure: the agent's."""
+    agent: Agent = jax.tree.unflatten(structure, weights)
     (out, value), (key, own) = agent(obs), jax.random.split(key)
     noise = jax.random.normal(own, out.shape)
     act = jax.random.categorical(own, out) if agent.discrete else out + jnp.exp(agent.log_std[...]) * noise
@@ -98,9 +100,10 @@ def play(seed: int) -> Arrays:  # +  of the episode: it is then the same on any 
     """Plays one episode. Returns its rows, arrays whose first axis is steps, and the sum of its rewards."""
     key, obs, terminated, truncated = jax.random.key(seed), env.reset(seed=seed)[0], False, False  # +
     rows: dict[str, list[Any]] = {"obs": [], "act": [], "logp": [], "value": [], "rew": []}
+    policy = jax.tree.flatten(agent)  # once an episode: to take the module apart takes longer than to act
     while not (terminated or truncated):
         # one row per call: in a batch, a row's last bits depend on the number of rows
-        *chosen, key = choose(agent, obs := np.asarray(obs, np.float32), key)
+        *chosen, key = choose(*policy, obs := np.asarray(obs, np.float32), key)
         act, logp, value = map(np.asarray, chosen)
         next_obs, rew, terminated, truncated, _ = env.step(act)
         for name, x in zip(rows, (obs, act, logp, value, np.float32(rew))):
@@ -108,7 +111,7 @@ def play(seed: int) -> Arrays:  # +  of the episode: it is then the same on any 
         obs = next_obs
     episode = {name: np.stack(arrays) for name, arrays in rows.items()}
     # a truncated episode has a future
-    last_value = 0.0 if terminated else float(choose(agent, np.asarray(obs, np.float32), key)[2])
+    last_value = 0.0 if terminated else float(choose(*policy, np.asarray(obs, np.float32), key)[2])
     episode["adv"] = gae(episode["rew"], episode["value"], last_value)
     return episode | {"returns": episode["rew"].sum()}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, run
-from pages import blocks, fenced, sections, side
+from markdown_pages import blocks, fenced, sections, side
 
 # What the pages call the reader's own.
 YOURS = """

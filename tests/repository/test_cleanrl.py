@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from conftest import ROOT, run
-from pages import fenced, sections, side
+from markdown_pages import fenced, sections, side
 
 # {0}, {1}, ... are the pieces of the page's diffs.
 PROGRAM = """

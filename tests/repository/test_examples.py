@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
-from pages import fenced, sections, side
+from markdown_pages import fenced, sections, side
 
 from mpi_util_spinup.logx import load_weights
 
