@@ -68,6 +68,13 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
     return env
 
 
+def versioned(env_id: str) -> str:
+    """With the newest version, which `make_env` has made, if none is named."""
+    namespace, name, version = gym.envs.registration.parse_env_id(env_id.rpartition(":")[2])
+    newest = gym.envs.registration.find_highest_version(namespace, name) if version is None else None
+    return env_id if newest is None else f"{env_id}-v{newest}"
+
+
 def check_env(config: Config) -> None:
     """On the last rank: one line on stderr if the episodes of the environment depend on where they are played."""
     if mpi_util.rank != mpi_util.nworkers - 1 or config.fresh_env:

