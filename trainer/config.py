@@ -37,16 +37,14 @@ def _kind(option: Field[Any]) -> Any:
 
 
 LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir")  # what mpi_fork is given
-ATARI = "atari"  # of env_wrappers
 ELSEWHERE = {  # settings by the names that they have in other programs
-    "nprocs": "num_workers n_workers workers num_cpu cpu n_cpu processes", "num_envs": "n_envs envs num_env",
-    "total_steps": "total_timesteps timesteps max_steps steps", "num_episodes": "episodes n_episodes",
+    "nprocs": "num_workers n_workers workers num_cpu cpu n_cpu", "num_envs": "n_envs envs num_env", "lam": "gae_lambda",
+    "total_steps": "total_timesteps timesteps max_steps", "num_episodes": "episodes n_episodes", "lr": "learning_rate",
     "batch_steps": "n_steps num_steps rollout_length steps_per_epoch horizon", "minibatch_rows": "minibatch_size",
-    "lr": "learning_rate pi_lr", "lam": "gae_lambda lambda", "clip": "clip_range clip_coef clip_ratio",
-    "kl_targ": "target_kl", "epochs": "n_epochs update_epochs", "policy_hid_list": "hidden hid hidden_sizes net_arch",
-    "env": "env_id env_name task", "run_dir": "log_folder output_dir logdir exp_dir", "name": "exp_name",
+    "clip": "clip_range clip_coef clip_ratio", "kl_targ": "target_kl", "epochs": "n_epochs update_epochs",
+    "policy_hid_list": "hidden hid hidden_sizes net_arch", "env": "env_id env_name", "name": "exp_name",
 }  # fmt: skip
-FREE, BATCH, NETS = "the run: these may change on --resume", "the batch", "the networks"
+ATARI, FREE, BATCH, NETS = "atari", "the run: these may change on --resume", "the batch", "the networks"
 
 
 @dataclass(frozen=True)
@@ -258,8 +256,7 @@ def parse(arguments: list[str] | None = None) -> Config:
 
     def refuse(message: str) -> NoReturn:
         _, is_unknown, words = message.partition("unrecognized arguments: ")
-        known = {f"--{name}": name for name in (option.name for option in fields(Config))}
-        known |= {f"--{theirs}": name for name, others in ELSEWHERE.items() for theirs in others.split()}
+        known = {f"--{w}": o.name for o in fields(Config) for w in (o.name, *ELSEWHERE.get(o.name, "").split())}
         word = words.partition(" ")[0].partition("=")[0]
         near = difflib.get_close_matches(word, known, 1) if is_unknown else []
         asks = f"; did you mean --{known[near[0]]}?" if near and f"--{known[near[0]]}" != word else ""

@@ -49,6 +49,10 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
                 raise  # of an environment's own: with its traceback, and a reason to make it again
             own = f" One of your own is module:{env_id}" * (type(error) is gym.error.NameNotFound and ":" not in env_id)
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}{own}") from None
+        renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+        if renderer and "trackbodyid" not in (renderer.default_cam_config or {}):
+            with contextlib.suppress(KeyError):  # there is no such camera; Gymnasium 1.4 takes one that stays
+                renderer.camera_id = renderer.model.camera("track").id
         for name in config.wrappers:
             env = _wrapped(env, name)
     parts = _parts(env.action_space)

@@ -12,6 +12,7 @@ from training import rows, train
 
 from policies.actor import Spec
 from trainer.config import Config, parse
+from trainer.environment import make_env
 from trainer.record import Record
 from trainer.run_folder import load
 
@@ -263,6 +264,14 @@ def test_an_environment_without_a_version_is_the_newest(tmp_path):
     done = train("Hopper", "--total_steps", 2000, "--nprocs", 2, "--run_dir", tmp_path / "run")
     assert "Hopper-v5: ppo, seed 0, 2 processes" in done.out
     assert json.loads((tmp_path / "run" / "config.json").read_text())["env"] == "Hopper-v5"
+
+
+@pytest.mark.parametrize("env", ["HalfCheetah-v4", "Hopper-v5", "Ant-v5", "Reacher-v5", "InvertedPendulum-v5"])
+def test_the_camera_follows_what_runs(env):
+    """Of itself Gymnasium 1.4 takes one that stays where it is, and a cheetah leaves the picture."""
+    made = make_env(Config(env=env), quiet=True, render_mode="rgb_array").unwrapped
+    tracks = "trackbodyid" in (made.mujoco_renderer.default_cam_config or {})
+    assert tracks or made.mujoco_renderer.camera_id >= 0
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="needs an environment without wandb")

@@ -46,11 +46,10 @@ def slots(model: Any) -> list[Slot]:
     """All state of a module or optimizer of nnx, which gets it at the `flush`."""
     if not _is_nnx(model):
         raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
-    nnx = framework("flax.nnx")
-    box, state, _ = opened(nnx.state(model)) or ({}, dict, False)
+    box, state, _ = opened(framework("flax.nnx").state(model)) or ({}, dict, False)
 
     def update() -> None:
-        nnx.update(model, state())
+        framework("flax.nnx").update(model, state())
 
     return [slot._replace(flush=update) for slot in slots_of(box)] if box else []
 
