@@ -23,11 +23,7 @@ class LaunchError(MpiUtilError):
 
 
 class HostError(LaunchError):
-    """Hosts cannot be used; the message has a line for each.
-
-    Attributes:
-        hosts: what is wrong with each, by its name.
-    """
+    """Hosts cannot be used; `hosts` says by its name what is wrong with each, the message in a line for each."""
 
     status = 2
 
@@ -83,11 +79,7 @@ class UsageError(MpiUtilError, RuntimeError, TypeError, ValueError):  # other li
 
 
 class WorkerError(MpiUtilError):
-    """A receiver of weights failed; raised on the sender's side.
-
-    Attributes:
-        worker, traceback: its index; its own traceback, as text.
-    """
+    """A receiver of weights failed; on the sender's side. `worker` is its index, `traceback` its traceback as text."""
 
     worker = -1
     traceback = ""

@@ -164,8 +164,8 @@ class Models(Generic[T]):
     @functools.cached_property
     def copiers(self) -> list[ModelCopier]:
         """Of all weights; of a session with a graph also of the trainable variables."""
-        model, self.give, self.is_new = opened(self._model)
-        if self._in_place and self.is_new:
+        model, self.give, self.new = opened(self._model)
+        if self._in_place and self.new:
             wrong = "is not written in place; give an object that holds it, or call rank0_bcast_wts before"
             raise WeightsError(f"weights: a {type(self._model).__name__} with JAX arrays {wrong}")
         copiers = [derived(slots(model, self._graph, held=self.held), _writable)]
@@ -197,7 +197,7 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
                 pools = state(Threads)
                 pools.largest = max(pools.largest, *(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
-                training = [part[name] for part, name in modes(models.held)] if channel.size > 1 else []
+                training = [part["training"] for part in modes(models.held)] if channel.size > 1 else []
                 return paired(sources, (i, channel.version + 1, ask, training))
         return [(None, (-1, 0, False, []))] * channel.size
 
@@ -206,22 +206,23 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
         _compare(op, channel, models)  # raises the error that names the first array that differs
     block = channel.spread(op, source)
     if channel.rank:
-        if channel.rank == 1 and models.is_new:
-            _note_dropped(op, models.copiers[chosen], block)
+        if channel.rank == 1 and models.new:
+            _note_dropped(op, models, block, chosen)
         models.copiers[chosen].write(block)
-        for (part, name), value in zip(modes(models.held), training):
-            part[name] = value
+        for part, value in zip(modes(models.held), training):
+            part["training"] = value
     if ask:
         channel.agree(op + SECOND, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
     channel.version = version
     return models.give()
 
 
-def _note_dropped(op: str, copier: ModelCopier, block: Any) -> None:
+def _note_dropped(op: str, models: Models[Any], block: Any, chosen: int) -> None:
     """Rank 1 prints, once, that the program makes nothing of the tree with other values that it gets."""
     frame = failure.program_frame()
+    new = (pair for pair in models.copiers[chosen].pairs if pair[0].name in models.new)
     if _is_dropped(frame.f_code, frame.f_lasti) and any(
-        slot.copy().tobytes() != entry.view(block, slot.dtype).tobytes() for entry, slot in copier.pairs
+        slot.copy().tobytes() != entry.view(block, slot.dtype).tobytes() for entry, slot in new
     ):
         fix = f"use what it returns: params = mpi_util.{op}(params)"
         print_once(f"mpi_util: {op}: JAX's arrays cannot be written, so the model here stays as it was; {fix}")

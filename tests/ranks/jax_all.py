@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pathlib
+import types
 from functools import partial
 from typing import NamedTuple
 
@@ -151,31 +152,44 @@ def check_nnx(comm, rank, size):
 
 
 def check_modes_of_nnx(comm, rank, size):
-    """They are sent, as torch's; other numbers that differ are reported, arrays that are no variables are sent."""
-    from mpi_util.collectives.channel import Kept
-    from mpi_util.ranks.state import state
-
-    state(Kept).told_unsent = False
+    """They are sent, as torch's, and so are arrays that are no variables."""
     model = net(rank)
+    model.attention = nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(rank))  # its mode is None
     model.large = jnp.full(5000, float(rank))
-    model.layers[2].rate = 0.1 * (rank + 1)
     if rank == 0:
         model.eval()
-    with contextlib.redirect_stderr(io.StringIO()) as err:
-        mpi_util.rank0_bcast_wts([model, {"eps": 0.7}], comm=comm)
-    assert model.layers[2].deterministic and model.layers[1].use_running_average and model.large[0] == 0
-    told = "'0.layers.2.rate' of the model differs"
-    assert err.getvalue().count(told) == err.getvalue().count("differs") == (size > 1 and rank == 0), err.getvalue()
-    both = [net(rank), {"eps": 0.1 * rank}]
-    mpi_util.collect(lambda: {"x": np.ones(1)}, episodes=1, seed=0, weights=both, comm=comm)
-    assert both[1] == {"eps": 0.0}
+    for mode in (True, False):
+        mpi_util.rank0_bcast_wts([model, {"eps": 0.1 * rank}], comm=comm)
+        assert model.layers[2].deterministic == model.attention.deterministic == model.layers[1].use_running_average
+        assert model.attention.deterministic is mode and model.large[0] == 0
+        model.train()
+    other = net(rank)
+    other.layers[2].deterministic = None if rank == 0 else True
+    mpi_util.rank0_bcast_wts(other, comm=comm)
+    assert other.layers[2].deterministic is None and other.layers[1].use_running_average is False
+
+
+def check_modules_in_what_an_object_holds(comm, rank, size):
+    """Beside arrays, in a frozen container, in one object within another."""
+    agent, inner = type("Agent", (), {})(), type("Inner", (), {})()
+    agent.nets = {"actor": net(rank), "temperature": jnp.float32(rank)}
+    agent.frozen = flax.core.freeze({"critic": net(rank)})
+    inner.params = {"w": jnp.full(2, rank)}
+    agent.held = {"w": jnp.full(1, rank), "inner": inner}
+    mpi_util.rank0_bcast_wts(agent, comm=comm)
+    reference = mpi_util.chksum(net(0))
+    assert mpi_util.chksum(agent.nets["actor"]) == mpi_util.chksum(agent.frozen["critic"]) == reference
+    assert agent.nets["temperature"] == 0 and inner.params["w"].tolist() == [0, 0]
 
 
 def check_leaves_that_stay(comm, rank, size):
     """What is neither an array nor a model stays each rank's own; linen's modules have no weights of their own."""
+    config, linen = types.SimpleNamespace(name="x"), flax.linen.Dense(1)
     mine = {"w": jnp.full(2, rank), "dtype": np.dtype("f4"), "path": pathlib.Path(str(rank)), "set": {rank}}
+    mine |= {"linen": linen, "config": config, "function": jax.nn.relu}
     got = mpi_util.rank0_bcast_wts(mine, comm=comm)
     assert got["w"].tolist() == [0, 0] and got["set"] == {rank} and got["path"].name == str(rank)
+    assert got["linen"] is linen and got["config"] is config and got["function"] is jax.nn.relu
     agent = type("Agent", (), {})()
     agent.network = flax.linen.Dense(1)
     agent.params = {"w": jnp.full(2, rank)}
@@ -248,6 +262,7 @@ def check_a_dropped_result_is_told_once(comm, rank, size):
         mpi_util.rank0_bcast_wts(same, comm=comm)
         mpi_util.rank0_bcast_wts(module, comm=comm)
         mpi_util.rank0_bcast_wts([module, np.full(1, rank)], comm=comm)
+        mpi_util.rank0_bcast_wts([nnx.Linear(1, 1, rngs=nnx.Rngs(rank)), jnp.ones(1)], comm=comm)
 
     wrong = (dropped, dropped_on_several_lines, dropped_by_another_name, averaged)
     if rank == 1:

@@ -5,12 +5,13 @@ before the program has loaded it. May import `arrays` and `errors`, and a framew
 `Adapter` and `slots` below, then pytorch.py.
 """
 
+import contextlib
 import functools
 import importlib.util
 import re
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -23,13 +24,9 @@ T = TypeVar("T")
 
 # the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
 # those of the framework below it
-_ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow"} | dict.fromkeys(
-    ("jax", "jaxlib", "flax"), "jax"
-)
-# attributes that say how a model is used, and are sent: torch's, and those of Flax's Dropout and BatchNorm
-_MODES = {"training", "deterministic", "use_running_average"}
+_ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax", "jaxlib": "jax"}
 # attributes that may differ between ranks, and how the names of those begin that are the frameworks' own
-_OF_A_RANK = {"rank", "seed", "stop_training", "stop_predicting", *_MODES}
+_OF_A_RANK = {"rank", "seed", "training", "stop_training", "stop_predicting"}
 _OF_FRAMEWORKS = ("_self_", "_torch", "_is_")
 _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 _NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "gymnasium": "Gymnasium"}
@@ -93,15 +90,9 @@ def is_of_framework(thing: Any) -> bool:
 
 
 def is_model(thing: Any) -> bool:
-    """True for what has weights or a state of its own: modules and optimizers of torch, TensorFlow, Keras and nnx."""
-    kind: type = type(thing)
-    return is_of_framework(thing) and _is_stateful(kind)
-
-
-@functools.cache  # of the class: Flax's linen modules raise an error when they are asked for their variables
-def _is_stateful(kind: type) -> bool:
-    is_nnx = any(cls.__module__.startswith("flax.nnx.") for cls in kind.__mro__)
-    return is_nnx or any(hasattr(kind, name) for name in ("state_dict", "trainable_variables", "variables"))
+    """True for what has weights or a state of its own: modules and optimizers of torch, TensorFlow and Keras."""
+    stateful = any(hasattr(type(thing), name) for name in ("state_dict", "trainable_variables", "variables"))
+    return stateful and is_of_framework(thing)
 
 
 def is_array(thing: Any) -> bool:
@@ -184,16 +175,32 @@ def slots(
     return found
 
 
-def opened(model: T) -> tuple[Any, Callable[[], T], bool]:
-    """What is written in place of the model, what then gives the model, and whether that is a new tree once written."""
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """What is wrong with a weight is told with its name."""
+    try:
+        yield
+    except BatchError as error:
+        raise WeightsError(f"'{name or 'the array'}' {error}") from None
+
+
+def holds_any(thing: Any) -> bool:
+    """True for an object in which `slots` finds something; not for a configuration, say."""
+    with contextlib.suppress(WeightsError):
+        return hasattr(thing, "__dict__") and bool(slots([thing]))
+    return False
+
+
+def opened(model: T) -> tuple[Any, Callable[[], T], Collection[str]]:
+    """What is written in place of the model; what then gives the model; the names of what is only in a new one then."""
     box = _load("jax").opened(model) if tree.jax_trees() and _HAS_JAX else None
-    return box or (model, lambda: model, False)
+    return box or (model, lambda: model, ())
 
 
-def modes(held: list[tuple[str, Any]]) -> list[tuple[dict[str, Any], str]]:
-    """(attributes, name) of each mode of the parts of the models. Args: held: as of `unsent`."""
+def modes(held: list[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """The attributes of each part of the models that has a mode, torch's `training`. Args: held: as of `unsent`."""
     parts = (vars(part) for _, model in held for _, part, _ in adapter_for(model).parts(model))
-    return [(part, name) for part in parts for name in sorted(_MODES & part.keys()) if isinstance(part[name], bool)]
+    return [attributes for attributes in parts if isinstance(attributes.get("training"), bool)]
 
 
 def unsent(held: list[tuple[str, Any]]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot, alignment_key
-from . import adapter_for, as_bits, as_numbers, is_extension, is_model, opened, slot_maker, value_slot, with_bits
+from . import adapter_for, as_bits, as_numbers, is_extension, is_model, named, opened, slot_maker, value_slot, with_bits
 
 _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  # as which Python's numbers travel
 _LONG, _DEEP = 1000, 5  # a longer list is data; so deep in an object nothing is looked for
@@ -77,11 +77,11 @@ class _Search:
                 self.add(f"{path}/{k}" if path else str(k), thing[k], owner, k)
         elif owner is not None and _is_number(thing):
             self.found.append(_number_slot(path, thing, owner, key))
+        elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
+            self.found.append(item_slot(path, owner, key))
         elif is_model(thing):
             self.found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(thing).slots(thing)]
             self.held.append((path, thing))
-        elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
-            self.found.append(item_slot(path, owner, key))
         elif not self.read_only and _is_plain(thing):
             n_found = len(self.found)
             self._add_inside(path, thing, True, [id(thing)])
@@ -98,15 +98,18 @@ class _Search:
             if values and owner is not None and (box := opened(item))[0] is not item:
                 n_found = len(self.found)
                 self.add(place, box[0])
-                put = partial(_put, owner, key, box[1])
-                self.found[n_found:] = [slot._replace(flush=put) for slot in self.found[n_found:]]
+                inside = self.found[n_found:]
+                puts = {slot.flush: partial(_put, owner, key, box[1], slot.flush) for slot in inside}
+                self.found[n_found:] = [slot._replace(flush=puts[slot.flush]) for slot in inside]
             elif _is_network(item) or (values and _is_value(item) and (owner is not None or not _is_number(item))):
                 self.add(place, item, owner, key)
             elif id(item) not in around and len(around) < _DEEP:
                 self._add_inside(place, item, _is_state(item), [*around, id(item)])
 
 
-def _put(owner: Any, key: Any, give: Callable[[], Any]) -> None:
+def _put(owner: Any, key: Any, give: Callable[[], Any], before: Callable[[], None] | None) -> None:
+    if before:
+        before()
     owner[key] = give()
 
 
@@ -123,11 +126,8 @@ def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
     writable = isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject
     if not writable and not read_only:
         raise WeightsError(f"'{path}' cannot be written in place: {leaf.dtype} array, or read-only; give a copy")
-    try:
+    with named(path):
         array = adapter_for(leaf).to_array(leaf)
-    except BatchError as error:
-        raise WeightsError(f"weights '{path}' {error}") from None
-
     slot = _array_slot(path, array, array if writable else None)
     return with_bits(slot, leaf.dtype) if is_extension(getattr(leaf, "dtype", None)) else slot
 

@@ -9,16 +9,15 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot
-from . import as_bits, as_numbers, framework, is_array, is_extension, is_model, value_slot
-from . import slots as slots_of
+from . import as_bits, as_numbers, framework, holds_any, is_array, is_extension, is_model, named, value_slot
 
+_MODES, _VALUES = {"deterministic", "use_running_average"}, (False, True, None)  # of nnx's Dropout and BatchNorm
 _NUMBERS = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # which NumPy's numbers hold exactly
 
 
 def to_array(leaf: Any, numbers: bool = False) -> np.ndarray:
-    """The values in host memory, a view where possible; a key is one value: see `_key_dtype`."""
-    values = _values(leaf)
-    return as_numbers(values) if numbers else as_bits(values)
+    """The values in host memory, a view where possible; a key is one value."""
+    return as_numbers(_values(leaf)) if numbers else as_bits(_values(leaf))
 
 
 def from_array(array: np.ndarray, like: Any) -> Any:
@@ -36,27 +35,17 @@ def token(leaf: Any) -> Any:
 
 
 def parts(model: Any) -> list[tuple[str, Any, Any]]:
-    """(path, module, names of its arrays, which are its state) of each module in one of nnx."""
-    nnx = framework("flax.nnx")
-    found = nnx.iter_modules(model) if isinstance(model, nnx.Module) else ()
-    return [(".".join(map(str, path)), p, {k for k in vars(p) if hasattr(vars(p)[k], "sharding")}) for path, p in found]
+    return []
 
 
 def slots(model: Any) -> list[Slot]:
-    """All state of a module or optimizer of nnx, which gets it at the `flush`."""
-    if not _is_nnx(model):
-        raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
-    box, state, _ = opened(framework("flax.nnx").state(model)) or ({}, dict, False)
-
-    def update() -> None:
-        framework("flax.nnx").update(model, state())
-
-    return [slot._replace(flush=update) for slot in slots_of(box)] if box else []
+    raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
 
 
 def item_slot(name: str, owner: Any, key: Any) -> Slot:
     """The slot of the array `owner[key]`, which is replaced at a write."""
-    like, values = owner[key], _named(name, owner[key])
+    with named(name):
+        like, values = owner[key], _values(owner[key])
 
     def write(new: np.ndarray) -> None:
         owner[key] = _like(like, new.copy())  # a copy: the memory of a broadcast is used again
@@ -64,40 +53,57 @@ def item_slot(name: str, owner: Any, key: Any) -> Slot:
     return value_slot(name, values.dtype, values.shape, lambda: _values(owner[key]), write)
 
 
-def opened(model: Any) -> tuple[Any, Callable[[], Any], bool] | None:
+def opened(model: Any) -> tuple[Any, Callable[[], Any], set[str]] | None:
     """What can be written in place of the model, and the rest of `adapters.opened`. None: the model itself.
 
-    Of a tree with jax arrays that is a dict of its leaves, but for functions and the like, which stay each rank's own.
+    Of a tree with jax arrays or nnx modules that is a dict of its leaves, but for functions and the like, which stay
+    each rank's own. A module is the same one afterwards, and so is a tree in which nothing was replaced.
     """
     try:
         found, build = tree.jax_items(model, _is_nnx)
     except (TypeError, ValueError):  # its keys cannot be sorted: no tree for JAX
         return None
     array = (framework("jax").Array, *([] if isinstance(model, (dict, list, tuple, np.ndarray)) else [np.ndarray]))
-    if not any(isinstance(leaf, array) for _, leaf in found):
+    if not any(isinstance(leaf, array) or _is_nnx(leaf) for _, leaf in found):
         return None
-    tree.check_paths([path for path, _ in found])
     box: dict[str, Any] = {}
     closers = [_open(path, leaf, box) for path, leaf in found]
+    tree.check_paths([path for path, _ in found])
 
     def give() -> Any:
         items = [close() for close in closers]
         return model if all(new is old for new, (_, old) in zip(items, found)) else build(items)
 
     numbers = (framework("jax").Array, int, float, complex, np.generic)
-    return box, give, any(isinstance(leaf, numbers) for _, leaf in found)
+    return box, give, {path for path, leaf in found if isinstance(leaf, numbers)}
 
 
 def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
     """Puts a leaf into the box, if it is sent; gives a function that says what it has become there."""
-    if not (is_model(leaf) or is_array(leaf) or (hasattr(leaf, "__dict__") and not callable(leaf))):
+    if _is_nnx(leaf):
+        nnx = sys.modules["flax.nnx"]
+        inside, build = tree.jax_items(nnx.state(leaf))
+        closers = [_open(f"{path}/{name}".strip("/"), value, box) for name, value in inside]
+        parts = [vars(part) for _, part in nnx.iter_graph(leaf) if hasattr(part, "__dict__")]
+        modes = [(part, name, f"{path}/{i}/{name}") for i, part in enumerate(parts) for name in _MODES & part.keys()]
+        box.update((where, _VALUES.index(part[name])) for part, name, where in modes)
+
+        def update() -> Any:
+            nnx.update(leaf, build([close() for close in closers]))
+            for part, name, where in modes:
+                part[name] = _VALUES[box[where]]
+            return leaf
+
+        return update
+    if not (is_model(leaf) or is_array(leaf) or (not callable(leaf) and holds_any(leaf))):
         return lambda: leaf
     box[path] = leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf  # of a file
     like = box[path]
     if not isinstance(like, framework("jax").Array) or like.shape or like.dtype.name not in _NUMBERS:
         return lambda: box[path]
     # it travels as a number: jit makes arrays of numbers, so rank 0's counter may be one when the others' is not yet
-    box[path] = first = _named(path, like).item()
+    with named(path):
+        box[path] = first = _values(like).item()
     return lambda: leaf if box[path] is first else _like(like, np.array(box[path], like.dtype))
 
 
@@ -105,13 +111,6 @@ def _like(like: Any, array: np.ndarray) -> Any:
     """An array of JAX's with these values, which is as `like`: a weak type decides the dtype of a product."""
     with framework("jax").enable_x64(True):  # else float64 becomes float32
         return like.at[...].set(array) if getattr(like, "weak_type", False) else _put(array, like)
-
-
-def _named(name: str, leaf: Any) -> np.ndarray:
-    try:
-        return _values(leaf)
-    except BatchError as error:
-        raise WeightsError(f"'{name or 'the array'}' {error}") from None
 
 
 def _is_nnx(node: Any) -> bool:
