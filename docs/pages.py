@@ -51,9 +51,10 @@ def for_site(text: str, path: str) -> str:
 
 
 def program(path: Path) -> str:
-    """A page with a program of examples/."""
+    """A page with a program of examples/; who searches for a word wants a page that explains it."""
     name = path.relative_to(ROOT).as_posix()
-    return f"# {path.name}\n\n[All programs](index.md)\n\n```python title={name!r}\n{path.read_text()}```\n"
+    head = "---\nsearch:\n  exclude: true\n---\n"
+    return f"{head}# {path.name}\n\n[All programs](index.md)\n\n```python title={name!r}\n{path.read_text()}```\n"
 
 
 def on_files(files: Files, config: Any) -> Files:
