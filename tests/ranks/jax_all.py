@@ -373,10 +373,10 @@ def check_bad_input(comm, rank, size):
     last = rank == size - 1
     one_more = {"w": jnp.ones(2)} | ({"b": jnp.ones(1)} if last else {})
     with jax.enable_x64(last):
-        wide = {"w": jnp.ones(2, float)}
+        wide, number = {"w": jnp.ones(2, float)}, {"w": jnp.asarray(np.float64(1))}
     alone = size == 1
     alone or raises(mpi_util.BatchError, "deleted", lambda: mpi_util.bcast(gone, comm=comm))
-    for model, text in ((one_more, "'b' is not the same"), (wide, "float64 (2,)")):
+    for model, text in ((one_more, "'b' is not the same"), (wide, "float64 (2,)"), (number, "'w of 64 bits'")):
         for call in (mpi_util.rank0_bcast_wts, mpi_util.all_avg_wts):
             assert not alone or call(model, comm=comm)
             alone or raises(mpi_util.RankMismatchError, text, partial(call, model, comm=comm))

@@ -97,8 +97,9 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
         return update
     if not (is_model(leaf) or is_array(leaf) or (not callable(leaf) and holds_any(leaf))):
         return lambda: leaf
-    box[path] = leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf  # of a file
-    like = box[path]
+    if isinstance(leaf, framework("jax").Array) and not leaf.shape and not getattr(leaf, "weak_type", False):
+        path += " of 64 bits" * (leaf.dtype.name in ("int64", "float64", "complex128"))  # on each rank, or on none
+    like = box[path] = leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf  # of a file
     if not isinstance(like, framework("jax").Array) or like.shape or like.dtype.name not in _NUMBERS:
         return lambda: box[path]
     # it travels as a number: jit makes arrays of numbers, so rank 0's counter may be one when the others' is not yet
