@@ -107,5 +107,5 @@ class Exports:
 def require_packages(config: Config) -> None:
     """Raises ValueError: one line: a package is not installed that a setting needs."""
     for option, package in ("tensorboard", "tensorboardX"), ("wandb", "wandb"):
-        if getattr(config, option) and not importlib.util.find_spec(package):
+        if getattr(config, option) and not getattr(importlib.util.find_spec(package), "origin", None):  # or a folder
             raise ValueError(f"--{option} needs {package}: pip install {package}")

@@ -177,7 +177,7 @@ def slots(
 
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
-    """What is wrong with a weight is told with its name."""
+    """An error in the block names the weight."""
     try:
         yield
     except BatchError as error:
