@@ -41,8 +41,8 @@ def rank0_bcast_wts(model: T, graph: Any = None, label: str = "", *, comm: Comm 
     Args:
         model: torch module (parameters, buffers, and its mode of training or evaluation), torch optimizer (its state),
             Keras model (all weights) or optimizer, tf.Module, tf.compat.v1 session, module or optimizer of Flax's nnx
-            (its modes too), tree of JAX arrays of any class that JAX knows (functions in it stay), or a nested dict, list
-            or tuple of such, of NumPy arrays, tensors, variables, numbers (not in a tuple) and plain objects; same names,
+            (its modes too), tree of JAX arrays of any class that JAX knows, or a nested dict, list or tuple of such, of
+            NumPy arrays, tensors, variables, numbers (not in a tuple) and plain objects; functions stay; same names,
             dtypes and shapes on every rank, but for the numbers in automatic layer names (`dense_3`). Of an object
             those attributes are sent that are numbers, arrays, tensors or models, or hold nothing but such (no lists
             of numbers: data), and all models.
