@@ -36,6 +36,15 @@ RANDOM = {
     "Reacher-v4": -43.4,
     "InvertedPendulum-v4": 6.2,
     "InvertedDoublePendulum-v4": 59.1,
+    "HalfCheetah-v5": -267.7,
+    "Hopper-v5": 17.0,
+    "Walker2d-v5": 1.9,
+    "Ant-v5": -47.5,
+    "Swimmer-v5": 3.2,
+    "Humanoid-v5": 109.9,
+    "Reacher-v5": -42.9,
+    "InvertedPendulum-v5": 5.6,
+    "InvertedDoublePendulum-v5": 50.1,
 }
 
 
@@ -74,6 +83,7 @@ BEST_1M = {  # of any on-policy algorithm after a million steps
     "InvertedDoublePendulum-v4": ((9258, T_A2C), (9231, T_PPO)),
 }
 A2C_HUMANOID = {"Humanoid-v4": ((1726, T_A2C), (787, T_PPO))}
+BEST_1M_V5 = {env.replace("-v4", "-v5"): figures for env, figures in (BEST_1M | A2C_HUMANOID).items()}
 ADDED = {
     "HalfCheetah-v4": ("--log_std -1", "chosen for it on seed 0"),
     "Swimmer-v4": ("--gamma 0.999", "what a stroke brings comes late; chosen on seed 1"),
@@ -103,6 +113,10 @@ GROUPS = {
             "InvertedDoublePendulum-v4": ((8435, T_TRPO),),
         },
         ADDED_TRPO,
+    ),
+    "PPO-default-1M-v5": Group(
+        "The first table in the environments' version 5, beside the figures of version 4", 1, M, 3, DEFAULTS,
+        BEST_1M_V5, {},
     ),
     "PPO-default-overlap-1M": Group(
         "The first table with --overlap", 2, M, 5, f"{DEFAULTS} --overlap".strip(), BEST_1M | A2C_HUMANOID, {},

@@ -71,13 +71,15 @@ class Exports:
                 self._start("video", "trainer.play", "--watch", self._folder, "--last", "--trust", "--video", film)
 
     def end(self) -> dict[str, str]:
-        """Ends all, after a last curve, and waits for it. Returns: names in the folder of curve and videos."""
+        """Ends all, after a last curve, and waits for it. Returns: names in the folder of curve and videos, of those
+        that have not failed; what is not ready yet goes on after the run, and its name says so."""
         if self._events:
             self._events.close()
         if self._run:
             self._run.finish()
         self._draw_curve()
-        return {what: name for what, name in (("curve", CURVE), ("video", VIDEOS)) if self._succeeded(what)}
+        made = {"curve": CURVE, "video": VIDEOS}
+        return {what: made[what] + state for what in made if (state := self._state(what)) is not None}
 
     def _draw_curve(self) -> None:
         self._curve_at = time.monotonic()
@@ -96,12 +98,13 @@ class Exports:
                 env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
-    def _succeeded(self, what: str) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyError):
-            if self._running[what].wait(WAIT_S) == 0:
-                (self._folder / f"{what}.log").unlink(missing_ok=True)
-                return True
-        return False
+    def _state(self, what: str) -> str | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if what not in self._running or self._running[what].wait(WAIT_S):
+                return None
+            (self._folder / f"{what}.log").unlink(missing_ok=True)
+            return ""
+        return " (not ready yet)"
 
 
 def require_packages(config: Config) -> None:
