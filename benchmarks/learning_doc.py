@@ -8,6 +8,7 @@ import argparse
 import io
 import json
 import sys
+import textwrap
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,6 @@ ON_THE_FRONT_PAGE = [
     "PPO-default-1M/Hopper-v4",
     "PPO-default-1M/Walker2d-v4",
 ]
-FRONT_PICTURE = "front.png"
 COLOURS = 32  # of a picture; its file is then a third as large
 
 
@@ -178,40 +178,28 @@ def is_complete(name: str, seeds: Collection[int]) -> bool:
 
 
 def front(found: dict[str, Any]) -> str:
-    """The README's table and picture, of those of its tasks whose runs are all complete."""
-    complete = [name for name in ON_THE_FRONT_PAGE if is_complete(name, found["samples"][name]["seeds"])]
-    ran = {name: found["samples"][name] for name in complete}
-    if not ran:
+    """The README's sentence, of those of its tasks whose runs are all complete."""
+    text = []
+    for name in ON_THE_FRONT_PAGE:
+        sample = found["samples"][name]
+        if is_complete(name, sample["seeds"]):
+            peak, figure = number(sample["evaluation"]["peak"]), sample["published"][0][0]
+            text.append(f"**{peak}** on {name.partition('/')[2]} ({figure:g})")
+    if not text:
         return ""
-    text = (
-        "\n| learned by `train.py` | published | reached | sampled actions | last tenth: mean (seeds) | seeds |\n"
-        "|---|---|---|---|---|---|\n"
-    )
-    for name, sample in ran.items():
-        group, _, env = name.partition("/")
-        steps, added = f"PPO on {env}, {GROUPS[group].steps:,} steps", GROUPS[group].added.get(env, ("",))[0]
-        if not GROUPS[group].settings:
-            steps += ", default settings" + (f" but for `{added}`" if added else "")
-        figure, who = sample["published"][0]
-        peak, sampled = (number(sample[kind]["peak"]) for kind in ("evaluation", "training"))
-        last = spread(sample["evaluation"]["last"])
-        text += f"| {steps} | {figure:g} ({who}) | {peak} | {sampled} | {last} | {len(sample['seeds'])} |\n"
-    text += f"\n![Curves of these tasks](benchmarks/results/learning/{FRONT_PICTURE})\n\n"
-    text += (
-        "Reached: the highest point of the mean curve over the seeds, with deterministic actions; then with sampled\n"
-    )
-    return text + "ones, as most published figures are. [docs/learning.md](docs/learning.md) has nine environments.\n\n"
+    what = f"With its default settings and a million steps `train.py` reaches a return of {', '.join(text)}"
+    what += "; in brackets the best published one of an on-policy algorithm"
+    where = "([docs/learning.md](docs/learning.md): nine environments, five seeds each, and where the default falls short)"
+    return "\n" + textwrap.fill(f"{what} {where}.", 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
 
 
 def pictures(folder: Path, known: list[Task], curves: dict[str, dict[int, np.ndarray]]) -> None:
-    """Draws the curves of each group that has any, and those of the front page.
+    """Draws the curves of each group that has any.
 
     Args:
         curves: by task and seed, of learning_results.
     """
     shown = {f"{key}.png": [task for task in known if task.group == key] for key in GROUPS}
-    front = [task for name in ON_THE_FRONT_PAGE for task in known if task.name == name]
-    shown[FRONT_PICTURE] = [task for task in front if is_complete(task.name, curves[task.name])]
     for name, chosen in shown.items():
         if ran := [task for task in chosen if curves[task.name]]:
             draw(folder / name, ran, curves)
@@ -227,7 +215,7 @@ def draw(path: Path, ran: list[Task], curves: dict[str, dict[int, np.ndarray]]) 
         return
     from benchmarks.learning_results import EVALUATION, mean_curve
 
-    columns = min(len(ran), 4 if path.name == FRONT_PICTURE else 3)
+    columns = min(len(ran), 3)
     rows = -(-len(ran) // columns)
     figure = Figure(figsize=(2.9 * columns, 2.1 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
