@@ -71,5 +71,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """mkdocs is going to make a page of this text."""
+    """mkdocs is going to make a page of this text. The search finds pages that explain before those that list."""
+    if page.file.src_uri in ("troubleshooting.md", "api.md", "learning.md"):
+        page.meta["search"] = {"boost": 0.1}
     return markdown if page.file.generated_by else for_site(markdown, f"docs/{page.file.src_uri}")

@@ -161,7 +161,7 @@ for iteration in range(args.iterations):
     if batch is None:  # +  this is not rank 0
         continue  # +
     update(agent, optimizer, batch)
-    agent.learn_scale(batch["obs"])  # from all ranks' rows; normalisers updated on each rank would drift apart
+    agent.learn_scale(batch["obs"])  # from all ranks' rows; normalizers updated on each rank would drift apart
     print(f"iteration {iteration}: return {batch['returns'].mean():.1f}, {len(batch['obs'])} steps")
 
 mpi_util.print0("checksum", mpi_util.chksum(agent))  # +

@@ -146,7 +146,7 @@ while total_steps < args.total_steps and not mpi_util.all_sum(stop):  # +  when 
     if batch is None:  # +  this is not rank 0
         continue  # +
     update(agent, optimizer, batch)
-    agent.learn_scale(batch["obs"])  # from all ranks' rows; normalisers updated on each rank would drift apart
+    agent.learn_scale(batch["obs"])  # from all ranks' rows; normalizers updated on each rank would drift apart
     stop = bool(batch["returns"].mean() >= args.stop_at)
     print(f"iteration {iteration}: return {batch['returns'].mean():.1f}, {total_steps} steps")
 

@@ -1,4 +1,4 @@
-"""PPO with environments that continue: a fixed number of steps of each an iteration, with normalising wrappers.
+"""PPO with environments that continue: a fixed number of steps of each an iteration, with normalizing wrappers.
 
     python examples/vector_envs.py --env CartPole-v1 --nprocs 2
     python examples/vector_envs.py --env HalfCheetah-v5 --nprocs 10 --num_envs 20 --num_steps 200
@@ -115,7 +115,7 @@ agent = Agent(n_obs, int(space.n) if discrete else space.shape[0], discrete)
 optimizer = torch.optim.Adam(agent.parameters(), lr=LR, eps=1e-5)
 for iteration in range(args.iterations):
     batch = mpi_util.collect(play, envs=args.num_envs, weights=agent, seed=args.seed)  # +
-    mpi_util.merge_moments(envs)  # +  all environments normalise with the mean and deviation of all their samples
+    mpi_util.merge_moments(envs)  # +  all environments normalize with the mean and deviation of all their samples
     if batch is None:  # +  this is not rank 0
         continue  # +
     returns = batch.pop("returns")

@@ -99,7 +99,7 @@ def test_troubleshooting_has_no_message_that_is_gone():
 
 
 def test_the_defaults_of_each_algorithm_are_those_of_the_code():
-    table = (ROOT / "docs" / "train.md").read_text().partition("## Defaults of each algorithm\n\n")[2]
+    table = (ROOT / "docs" / "train.md").read_text().partition("## Hyperparameters: defaults of each algorithm\n\n")[2]
     head, _, *rows = table.partition("\n\n")[0].splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")][1:]
     assert names == list(DEFAULTS)
