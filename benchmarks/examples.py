@@ -152,7 +152,11 @@ def print_table(args: argparse.Namespace) -> None:
         lines = sum("  # +" in line for line in (EXAMPLES / f"{name}.py").read_text().splitlines())
         figures = [speed_up(samples.get(name, {}).get(env), ranks) for ranks, env in PAIRS.items()]
         command = f"`python examples/{name}.py --nprocs 2`"
-        print("|", " | ".join([f"[`{name}.py`]({name}.py)", program.teaches, command, str(lines), program.bits, *figures]), "|")
+        print(
+            "|",
+            " | ".join([f"[`{name}.py`]({name}.py)", program.teaches, command, str(lines), program.bits, *figures]),
+            "|",
+        )
 
 
 def speed_up(of_env: dict | None, ranks: int) -> str:

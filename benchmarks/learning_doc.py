@@ -189,7 +189,9 @@ def front(found: dict[str, Any]) -> str:
         return ""
     what = f"With its default settings and a million steps `train.py` reaches a return of {', '.join(text)}"
     what += "; in brackets the best published one of an on-policy algorithm"
-    where = "([docs/learning.md](docs/learning.md): nine environments, five seeds each, and where the default falls short)"
+    where = (
+        "([docs/learning.md](docs/learning.md): nine environments, five seeds each, and where the default falls short)"
+    )
     return "\n" + textwrap.fill(f"{what} {where}.", 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
 
 
