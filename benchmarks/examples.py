@@ -50,7 +50,7 @@ PROGRAMS = {
         "--episodes 50",
     ),
     "gather_ppo_torch": Program(
-        "PPO in one file; `collect`; stop and totals over all ranks; a normaliser",
+        "PPO in one file; `collect`; stop and totals over all ranks; a normalizer",
         "yes",
         "--episodes 8 --minibatch_size 500",
         "--episodes 50 --minibatch_size 500 --epochs 2",
@@ -75,7 +75,7 @@ PROGRAMS = {
         "--episodes 50",
     ),
     "vector_envs": Program(
-        "environments that continue: a generator for `collect`; normalising wrappers: `merge_moments`",
+        "environments that continue: a generator for `collect`; normalizing wrappers: `merge_moments`",
         "yes",
         "--num_envs 8 --num_steps 1000",
         "--num_envs 20 --num_steps 50",
