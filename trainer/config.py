@@ -130,9 +130,9 @@ class Config(Hyper):
         NETS, "cnn: for images; MODULE:FUNCTION makes any others; in torch, which every process then loads", "",
         metavar="NAME",
     )  # fmt: skip
-    log_std: float = setting(
-        NETS, "initial log standard deviation of the actions; 0: half an action's range", INIT_LOG_STD,
-        "between -10 and 10",
+    log_std: float | None = setting(
+        NETS, "initial log standard deviation of the actions; 0: half an action's range; ppo: -1, and 0 for actions of "
+        "one component", INIT_LOG_STD, "between -10 and 10",
     )  # fmt: skip
 
     @classmethod
@@ -206,14 +206,15 @@ class Config(Hyper):
         return self
 
     def fitted(self, spec: Spec) -> "Config":
-        """With a lambda for such actions, if none was given.
+        """With a lambda and a deviation for such actions, where none was given.
 
         The more components an action has, the more noise of theirs a return adds up: a shorter estimate holds less of
         it. With the lambda of a few components Humanoid-v4 does not learn to walk, with that of many Hopper-v4 learns
-        to stand (docs/learning.md).
+        to stand. A single component must try alone what several do together (docs/learning.md).
         """
         n = 1 if spec.discrete else spec.act_dim
-        return replace(self, lam=1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam)
+        lam = 1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam
+        return replace(self, lam=lam, log_std=(0.0 if n == 1 else -1.0) if self.log_std is None else self.log_std)
 
     @property
     def wrappers(self) -> list[str]:

@@ -226,7 +226,7 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     env = next(iter(envs.values()), None) or make_env(config, quiet=not is_root)
     obs_dim = env.observation_space.shape[0]
     act_dim, discrete, _ = action_map(env.action_space)
-    if discrete and config.log_std not in (INIT_LOG_STD, DEFAULTS[config.algo].get("log_std")):
+    if discrete and not config.resume and config.log_std not in (INIT_LOG_STD, DEFAULTS[config.algo].get("log_std")):
         raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
     policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
     valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")

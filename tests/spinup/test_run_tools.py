@@ -218,10 +218,15 @@ def test_a_preset_gives_way_to_the_options_beside_it():
     assert (config.minibatches, config.minibatch_rows) == (0, 100)
 
 
-def test_lambda_follows_the_number_of_action_components():
-    def lam(components, *given, discrete=False):
-        return parse(["Env-v0", *given]).fitted(Spec(5, components, discrete, (8,), (8,))).lam
+def test_lambda_and_deviation_follow_the_number_of_action_components():
+    def fitted(components, *given, discrete=False):
+        return parse(["Env-v0", *given]).fitted(Spec(5, components, discrete, (8,), (8,)))
 
+    def lam(*given, **more):
+        return fitted(*given, **more).lam
+
+    assert [fitted(n).log_std for n in (1, 2, 17)] == [0, -1, -1]
+    assert fitted(1, "--log_std", "-2").log_std == -2 and fitted(1, "--algo", "trpo").log_std == -0.5
     assert [lam(n) for n in (1, 4)] == [0.95] * 2 == [lam(17, discrete=True), lam(17, "--algo", "trpo")]
     assert [lam(n) for n in (6, 8, 17, 400)] == pytest.approx([0.925, 0.9, 0.8, 0.8]) and lam(17, "--lam", "0") == 0.0
 
