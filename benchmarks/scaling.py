@@ -144,7 +144,7 @@ def simulate(n: int, episodes: int, step_s: float, costs: Costs) -> Iteration:
         agree=0.0 if n == 1 else CALLS * (agree_ms * 1e-3 + 2 * (machines > 1) * HOP_S),
         gather=ROW_BYTES * (elsewhere / LINK_BYTES_S + rows / n / MEMORY_BYTES_S),
         update=rows * costs.row_s,
-        bcast=math.ceil(math.log2(machines)) * (HOP_S + WEIGHTS_BYTES / LINK_BYTES_S) if n > 1 else 0.0,
+        bcast=(machines - 1) * (HOP_S + WEIGHTS_BYTES / LINK_BYTES_S),
     )
 
 

@@ -42,10 +42,7 @@ class Agreement:
         rank, size: in the communicator. alone: True for a rank of several that is by itself in it.
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
-        unusable: why no call can be made any more; "": all is well.
     """
-
-    unusable = ""
 
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         self.rank, self.size, self.messages = rank, size, Messages(rank, size, comm, peers)
@@ -93,8 +90,6 @@ class Agreement:
         self.enter(op)
         own_error: Exception | None = None
         try:
-            if self.unusable:
-                raise MpiUtilError(f"{op}: {self.unusable}")
             mine = packed(CALL, (*self.call_id(op), contribute()))
         except Exception as error:
             own_error, mine = error, packed(ERROR, portable(op, self.rank, error, name_rank=True))

@@ -29,7 +29,7 @@ def arrays(rank, n):
 
 
 def check_mean_and_sum(comm, rank, size):
-    for n in (1, 7, 7, 3000, 60_000, 9):  # on the small part of the page, on the large one, and back
+    for n in (1, 7, 7, 3000, 60_000, 9):  # along with the agreement, in a block, and back
         for function, divisor in ((average, size), (add, 1)):
             mine = arrays(rank, n)
             before = dict(mine)
@@ -57,17 +57,17 @@ def check_many_rounds(comm, rank, size):
 
 def check_a_failure_amid_it_is_everybodys(comm, rank, size):
     """After all have agreed: while the arrays are copied to where they are added up."""
-    write = reduce.Reduction.write
+    addends = reduce.Reduction.addends
     for who in range(size if size > 1 else 0):
 
-        def fail(self, row, who=who):
+        def fail(self, who=who):
             if rank == who:
                 raise MemoryError(f"no room on {who}")
-            write(self, row)
+            return addends(self)
 
-        reduce.Reduction.write = fail
+        reduce.Reduction.addends = fail
         raises(Exception, f"no room on {who}", lambda: average("test", lambda: {"x": np.zeros(200_000)}, comm=comm))
-        reduce.Reduction.write = write
+        reduce.Reduction.addends = addends
         x = np.full(200_000, float(rank))
         add("test", lambda x=x: {"x": x}, comm=comm)
         assert (x == sum(range(size))).all()
