@@ -10,7 +10,6 @@ rank 0's machine, the update by rank 0. What an agreement costs is the law that 
 import argparse
 import heapq
 import json
-import math
 import sys
 from typing import NamedTuple
 

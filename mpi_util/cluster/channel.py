@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.agreement import opened_reply
 from ..collectives.channel import Channel, Transfer
 from ..collectives.deal import ALL_DEALT, Counter, Round
 from ..collectives.messages import CALL, REPLY, Background, Message, Peers, opened, packed
@@ -145,7 +144,7 @@ class ClusterChannel(Channel):
         joined.code = self.code.take()
         replies: Joined = super()._ask(op, packed(CALL, (*self.call_id(op), joined)))
         self.messages.post_all({k: replies[k] for k in self.below})
-        return opened_reply(replies[self.rank])[1][1]
+        return opened(replies[self.rank])[1][1]
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Any]:
         own, *others = super().spread_sources(nbytes, fill)

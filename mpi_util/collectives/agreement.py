@@ -16,17 +16,6 @@ Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
 
 
-class _UnreadableReply(Exception):
-    """Rank 0's answer has come, and an object of the program in it cannot be made here; its cause says why."""
-
-
-def opened_reply(message: Message) -> tuple[int, Any]:
-    try:
-        return opened(message)
-    except Exception as error:  # of a class of the program
-        raise _UnreadableReply from error
-
-
 class Before(list[Callable[[], object]]):
     """What this process does before its next collective call, or its end: it has left a loop, and tells the others."""
 
@@ -99,8 +88,6 @@ class Agreement:
                 answer: Answer = self._ask(op, mine)
                 return answer
             return self._decide(self._receive_calls(op, mine, awaited), decide)
-        except _UnreadableReply as error:  # the call has not failed: the others have their answers
-            raise error.__cause__ or error from None
         except Exception as error:
             self.messages.failed = dict.fromkeys(awaited, self.messages.calls)  # what they still send is dropped
             if self.rank == 0:
@@ -163,7 +150,7 @@ class Agreement:
             raise messages.left_error(op, 0)
         while True:  # what a call that failed or was interrupted has left is dropped
             _, message = messages.next([self.above], [0])
-            kind, payload = opened_reply(message)
+            kind, payload = opened(message)
             if kind == REPLY and payload[0] == messages.calls:
                 return payload[1]
             if kind == ERROR:
