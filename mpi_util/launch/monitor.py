@@ -37,7 +37,6 @@ from .verdict import Death
 
 _LOOK_S = 0.5  # between two looks at the job's folder
 _GUARD_PAUSE_S = 1.0
-_TOUCH_S = 3600.0
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 
@@ -63,10 +62,9 @@ class ProcessMonitor:
         self._guard: subprocess.Popen[bytes] | None = None
         self._guardless = False  # it was said that none runs
         self._guarded_until = -math.inf  # before this time no other guard is started
-        # systemd's cleaner of /tmp leaves a locked folder alone; others look at the times
+        # systemd's cleaner of /tmp leaves a locked folder alone
         self._descriptors.append(lock := os.open(folder, os.O_RDONLY))
         fcntl.flock(lock, fcntl.LOCK_SH)
-        self._touched_at = time.monotonic()
         self._keep_guard()
         for rank in self._unregistered:  # each FIFO reaches its end when the rank, its only writer, ends
             path = folder / f"alive-{rank}"
@@ -83,11 +81,6 @@ class ProcessMonitor:
             key.data()
         self._keep_guard()
         self._register()
-        if time.monotonic() - self._touched_at > _TOUCH_S:
-            self._touched_at = time.monotonic()
-            for path in (self.folder, *self.folder.glob("*")):
-                with contextlib.suppress(OSError):
-                    os.utime(path)
 
     def signal(self, rank: int, signum: int) -> None:
         """Sends a signal to a rank; sets `refused` if the rank cannot handle one yet, or has ended."""
@@ -131,13 +124,12 @@ class ProcessMonitor:
         """Processes of the job that are neither ranks nor the launcher's."""
         return [pid for pid in reap.job_processes(str(self.folder)) if pid not in self._watched]
 
-    def watch(self, pid: int, on_end: Callable[[int], object]) -> None:
-        """Calls on_end(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
+    def watch(self, pid: int, on_end: Callable[[], object]) -> None:
+        """Calls on_end() when the process ends; never where there is no pidfd (Linux before 5.3)."""
         if pid not in self._watched and pid != os.getpid():
             self._watched.add(pid)
             with contextlib.suppress(OSError, AttributeError):
-                pidfd = os.pidfd_open(pid)
-                self._call_at_end(pidfd, functools.partial(on_end, pidfd))
+                self._call_at_end(os.pidfd_open(pid), on_end)
 
     def _keep_guard(self) -> None:
         """Starts the guard, and another one when it is killed; while the system refuses one, the job runs without."""
@@ -184,6 +176,6 @@ class ProcessMonitor:
         self._descriptors.append(descriptor)
         self.selector.register(descriptor, selectors.EVENT_READ, ended)
 
-    def _died(self, rank: int, pid: int = 0, pidfd: int = -1) -> None:
+    def _died(self, rank: int, pid: int = 0) -> None:
         """Reports a death. Args: pid: 0 if only the rank's FIFO has closed."""
-        self._on_death(Death(rank, reap.exit_code(pid, pidfd) if pid else None, pid > 0, time.time()))
+        self._on_death(Death(rank, reap.exit_code(pid) if pid else None, pid > 0, time.time()))
