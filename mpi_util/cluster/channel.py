@@ -1,7 +1,7 @@
 """The channel of a communicator whose ranks lie on several machines; it runs in the process of each rank.
 
-What leaders are is in docs/architecture.md; rank 0 leads its own machine. Agreements and weights go through them. Rows go
-straight to rank 0, in messages, and so do failures: a rank that exits or fails notifies rank 0, which notifies all.
+What leaders are is in docs/architecture.md; rank 0 leads its own machine. Agreements and weights go through them. Rows
+go straight to rank 0, in messages, and so do failures: a rank that exits or fails notifies rank 0, which notifies all.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
+from ..errors import RankMismatchError, rank_mismatch
 from ..ranks import failure
 from ..ranks.identity import nworkers
 from ..ranks.state import state

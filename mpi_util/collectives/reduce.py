@@ -4,7 +4,7 @@ Rank 0 adds them up in rank order. Small ones go along with the agreement, large
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -130,6 +130,7 @@ class Reduction:
         there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in self.description)
         return Layout.of((array for array in there if array[1]), packed=True)
 
+    @functools.cached_property
     def addends(self) -> list[np.ndarray]:
         """This rank's arrays as they are added up, in the order of the layout."""
         arrays = (array for array in self.arrays.values() if array is not None)
@@ -157,9 +158,10 @@ def add_up(channel: Channel, own: Reduction) -> np.ndarray:
     """
 
     def contribute() -> tuple[Description, np.ndarray | None]:
+        starts, addends = [entry.start for entry in own.layout.entries], own.addends  # errors in these reach all ranks
         if own.layout.nbytes > min(_ALONG, _TOGETHER // channel.size):
             return own.description, None
-        write_rows(row := private(own.layout.nbytes), own.addends(), [entry.start for entry in own.layout.entries])
+        write_rows(row := private(own.layout.nbytes), addends, starts)
         return own.description, row
 
     def decide(contributed: list[tuple[Description, np.ndarray | None]]) -> Sequence[Any]:
@@ -168,7 +170,7 @@ def add_up(channel: Channel, own: Reduction) -> np.ndarray:
         if rows := [row for _, row in contributed if row is not None]:
             own.combine(rows, total := private(own.layout.nbytes))
             return [total] * channel.size
-        own_pieces = [(entry.start, array.nbytes) for entry, array in zip(own.layout.entries, own.addends())]
+        own_pieces = [(entry.start, array.nbytes) for entry, array in zip(own.layout.entries, own.addends)]
         pieces = [[(k * own.layout.nbytes + at, n) for at, n in own_pieces] for k in range(channel.size)]
         return channel.collect_targets(channel.size * own.layout.nbytes, pieces)
 
@@ -180,5 +182,5 @@ def add_up(channel: Channel, own: Reduction) -> np.ndarray:
         rows = answer.block.reshape(channel.size, -1)
         return channel.spread_sources(own.layout.nbytes, lambda total: own.combine(rows, total))
 
-    source = channel.agree(own.op + SECOND, lambda: channel.collect(own.op, answer, own.addends()), add)
+    source = channel.agree(own.op + SECOND, lambda: channel.collect(own.op, answer, own.addends), add)
     return channel.spread(own.op, source)

@@ -4,7 +4,8 @@ import numpy as np
 from harness import fork, raises, run_checks
 
 import mpi_util
-from mpi_util.collectives import reduce
+from mpi_util.collectives import channel
+from mpi_util.collectives.messages import Messages
 from mpi_util.collectives.reduce import average
 
 fork()
@@ -56,18 +57,21 @@ def check_many_rounds(comm, rank, size):
 
 
 def check_a_failure_amid_it_is_everybodys(comm, rank, size):
-    """After all have agreed: while the arrays are copied to where they are added up."""
-    addends = reduce.Reduction.addends
+    """After all have agreed: while the arrays are copied to where they are added up, or sent there."""
+    write_rows, send = channel.write_rows, Messages.send
+    machine = channel.channel_of(comm).machine
+
+    def no_room(*_):
+        Messages.send = send
+        raise MemoryError("no room")
+
     for who in range(size if size > 1 else 0):
-
-        def fail(self, who=who):
-            if rank == who:
-                raise MemoryError(f"no room on {who}")
-            return addends(self)
-
-        reduce.Reduction.addends = fail
-        raises(Exception, f"no room on {who}", lambda: average("test", lambda: {"x": np.zeros(200_000)}, comm=comm))
-        reduce.Reduction.addends = addends
+        if rank == who and machine[who] == 0:
+            channel.write_rows = no_room
+        elif rank == who:
+            Messages.send = no_room
+        raises(Exception, "no room", lambda: average("test", lambda: {"x": np.zeros(200_000)}, comm=comm))
+        channel.write_rows = write_rows
         x = np.full(200_000, float(rank))
         add("test", lambda x=x: {"x": x}, comm=comm)
         assert (x == sum(range(size))).all()
