@@ -226,10 +226,21 @@ class Receiver:
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
             self._copier(layout)
         if self._zero_copy is None:
-            self._copier(self._layout).write(block, undo=True)
+            self._write(self._copier(self._layout), block)
         else:
             self._zero_copy.point_into(self._layout, block)
         self.version = version
+
+    def _write(self, copier: ModelCopier, block: Any) -> None:
+        """Sets the model's values; all of them, or none where a device or a framework fails."""
+        if all(slot.on_host for _, slot in copier.pairs):
+            return copier.write(block)
+        copier.read(former := np.empty(len(block), np.uint8))
+        try:
+            copier.write(block)
+        except BaseException:
+            copier.write(former)
+            raise
 
     def replace(self, model: Any) -> None:
         with self.lock.writing():

@@ -130,8 +130,7 @@ class ModelCopier:
     def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
         self.layout = layout
         self.pairs = list(pairs)
-        self._on_host = [(entry, slot) for entry, slot in self.pairs if slot.on_host]
-        self._elsewhere = [(entry, slot) for entry, slot in self.pairs if not slot.on_host]
+        self._to_write = sorted(self.pairs, key=lambda pair: pair[1].on_host)  # first what can fail: a device, a framework
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "ModelCopier":
@@ -142,26 +141,11 @@ class ModelCopier:
         for entry, slot in self.pairs:
             slot.read(entry.view(memory, slot.dtype))
 
-    def write(self, memory: Any, undo: bool = False) -> None:
-        """Sets the model's values from `memory`. `undo`: if an error is raised it has its former values, read before.
-
-        What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
-        """
-        former: list[tuple[Slot, np.ndarray]] = []
-        try:
-            for entry, slot in self._elsewhere:
-                if undo:
-                    former.append((slot, slot.copy()))
-                slot.write(entry.view(memory, slot.dtype))
-            self.flush(self._elsewhere)
-        except BaseException:
-            for slot, values in former:
-                slot.write(values)
-            self.flush(self._elsewhere)
-            raise
-        for entry, slot in self._on_host:
+    def write(self, memory: Any) -> None:
+        """Sets the model's values from `memory`."""
+        for entry, slot in self._to_write:
             slot.write(entry.view(memory, slot.dtype))
-        self.flush(self._on_host)
+        self.flush(self.pairs)
 
     def flush(self, pairs: Iterable[tuple[Entry, Slot]]) -> None:
         """Makes what these slots have been written to the model's values, where they are not so at once."""
