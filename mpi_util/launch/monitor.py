@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from ..host import reap
-from ..ranks.failure import print_line
 from .verdict import Death
 
 _LOOK_S = 0.5  # between two looks at the job's folder
@@ -60,7 +59,6 @@ class ProcessMonitor:
         self._watched: set[int] = set()  # processes
         self._descriptors: list[int] = []
         self._guard: subprocess.Popen[bytes] | None = None
-        self._guardless = False  # it was said that none runs
         self._guarded_until = -math.inf  # before this time no other guard is started
         # systemd's cleaner of /tmp leaves a locked folder alone
         self._descriptors.append(lock := os.open(folder, os.O_RDONLY))
@@ -137,10 +135,6 @@ class ProcessMonitor:
         if now < self._guarded_until or (self._guard and self._guard.poll() is None):
             return
         self._guarded_until = now + _GUARD_PAUSE_S
-        if self._guard and self._guard.returncode > 0 and not self._guardless:
-            self._guardless = True
-            why = f"{sys.executable} -I -S ends with status {self._guard.returncode}"
-            print_line(f"mpi_util: what ends the ranks if this process is killed cannot run ({why})")
         with contextlib.suppress(OSError):
             self._guard = subprocess.Popen(  # noqa: S603  # this interpreter, nothing of the user's folder or environment
                 [sys.executable, "-I", "-S", reap.__file__, str(self.folder)],
