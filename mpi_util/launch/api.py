@@ -56,8 +56,8 @@ def mpi_fork(
         tag_output: each line that a rank prints begins with `[rank@host]`, or `[rank]` on one machine.
         log_dir: a folder, on this machine, for files rank-0.txt, rank-1.txt, ... with what each rank prints; it is
             printed as well. Existing files are appended to.
-        output: "rank0": below this call other ranks show only errors, `mpi_util.msg` (on stderr), and what libraries
-            in C and processes that a rank has started write to stderr. A `log_dir` gets all.
+        output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
+            prints to stderr then. A `log_dir` gets it.
         exit: the process that has started the ranks ends here, in place of returning "parent".
 
     Returns:
@@ -83,7 +83,7 @@ def mpi_fork(
     if side == "child" and not in_child_of_rank():
         failure.install()
         if output == "rank0" and identity.rank():
-            failure.show_only_errors(keeps_stdout=bool(state(Role).job and log_dir))
+            failure.hide_stdout(keeps=bool(state(Role).job and log_dir))
         if threads:
             os.environ[UPDATE_THREADS] = str(threads)
         if not any(name.startswith(("XLA_CLIENT_", "XLA_PYTHON_CLIENT_")) for name in os.environ):
