@@ -15,7 +15,7 @@ from ..collectives.channel import channel_of, cluster_module
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
-from ..ranks.console import leave_profile_to_rank_0, print0_once
+from ..ranks.console import print0_once
 from ..ranks.identity import Role, in_child_of_rank, multiprocess_parent, under_launcher
 from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import state
@@ -177,8 +177,6 @@ def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
         # of print() on its own, and mixes the lines of several ranks.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
-    if role.rank:
-        leave_profile_to_rank_0()
     if (path := os.environ.pop(STDIN, "")) and role.rank == 0:
         try:
             _open_stdin(path)
