@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_util.arrays.adapters.pytorch import forget, from_array
+from mpi_util.arrays.adapters.pytorch import from_array
 from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from mpi_util.host.segments import Ticket
@@ -121,7 +121,6 @@ class ZeroCopyModule:
 
     def point_into(self, layout: Layout, block: np.ndarray) -> None:
         """Every tensor's values are those in `block`, which must stay as it is until the next call."""
-        forget(self._model)  # or the adapter's cache would keep its former memory
         entries = {entry.name: entry for entry in layout.entries}
         entries |= {alias: entries[name] for alias, name in layout.aliases if name in entries}
         arrays = {tensor: entries[name].view(block) for name, tensor in self._tensors.items() if name in entries}

@@ -4,14 +4,12 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..host.segments import align as align  # pickles.py takes it from here
 from . import tree
-
-T = TypeVar("T")
 
 _REGISTER_BYTES = 16  # new memory begins at a multiple
 
@@ -39,22 +37,6 @@ class Slot(NamedTuple):
         """A copy of the values as they travel."""
         self.read(values := np.empty(self.shape, self.dtype))
         return values
-
-
-class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, while it has the same tensors in the same memory."""
-
-    def __init__(self, found: Iterable[Slot]):
-        super().__init__(found)
-        self.derived: dict[Any, Any] = {}
-
-
-def derived(found: list[Slot], make: Callable[[list[Slot]], T]) -> T:
-    """`make(found)`; made only once of slots that are kept."""
-    made: dict[Any, T] = found.derived if isinstance(found, KeptSlots) else {}
-    if make not in made:
-        made[make] = make(found)
-    return made[make]
 
 
 class Entry(NamedTuple):
