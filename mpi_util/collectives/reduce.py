@@ -3,7 +3,6 @@
 Rank 0 adds them up in rank order. Small ones go along with the agreement, large ones as in a gather and a broadcast.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
@@ -93,52 +92,41 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: b
     Raises RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """
     channel = channel_of(comm)
-    own = Reduction(op, make, channel.size if divide else 0)
+    own = _Sum(op, make, channel.size if divide else 0)
     if channel.size == 1:
         channel.enter(op)  # rank 0's threads are those of any number of ranks
-        return own.arrays
-    own.take(add_up(channel, own))
+        own.prepare()
+    else:
+        own.take(_add_up(channel, own))
     return own.arrays
 
 
-class Reduction:
-    """One sum or mean: what this rank adds, and how rows are added up.
+class _Sum:
+    """One sum or mean: what this rank adds, and how rows are added up."""
 
-    The arrays are made when they are first asked for, within the collective call, so that an error reaches all ranks.
-    """
+    arrays: Arrays
+    layout: Layout  # of a row: the arrays of each dtype lie together; float16 is added up as float32
+    addends: list[np.ndarray]  # this rank's arrays as they are added up, in the order of the layout
 
     def __init__(self, op: str, make: Callable[[], Arrays], divisor: int):
         self.op, self._make, self.divisor = op, make, divisor  # divisor: number of ranks if it is a mean, else 0
 
-    @functools.cached_property
-    def arrays(self) -> Arrays:
-        made = self._make()
-        for name, array in made.items():
-            if array is not None and self.divisor and array.dtype.kind not in "fc":
+    def prepare(self) -> Description:
+        """Makes the arrays, within the collective call, so that an error reaches all ranks. Returns: what they are."""
+        self.arrays = self._make()
+        self._there = {name: array for name, array in self.arrays.items() if array is not None}
+        for name, array in self._there.items():
+            if self.divisor and array.dtype.kind not in "fc":
                 raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be averaged; use a float dtype")
-        return made
-
-    @functools.cached_property
-    def description(self) -> Description:
-        """What must be the same on all ranks."""
+        dtypes = (np.dtype("f4") if array.dtype == "f2" else array.dtype for array in self._there.values())
+        named = zip(self._there, dtypes, (array.shape for array in self._there.values()))
+        self.layout = Layout.of(named, packed=True)
+        self.addends = [np.asarray(array, e.dtype) for array, e in zip(self._there.values(), self.layout.entries)]
         made = self.arrays.items()
         return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
 
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """Of a row: the arrays of each dtype lie together. float16 is added up as float32."""
-        there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in self.description)
-        return Layout.of((array for array in there if array[1]), packed=True)
-
-    @functools.cached_property
-    def addends(self) -> list[np.ndarray]:
-        """This rank's arrays as they are added up, in the order of the layout."""
-        arrays = (array for array in self.arrays.values() if array is not None)
-        return [np.asarray(array, entry.dtype) for array, entry in zip(arrays, self.layout.entries)]
-
     def take(self, total: np.ndarray) -> None:
-        arrays = (array for array in self.arrays.values() if array is not None)
-        for array, view in zip(arrays, self.layout.views(total)):
+        for array, view in zip(self._there.values(), self.layout.views(total)):
             np.copyto(array, view)
 
     def combine(self, rows: Sequence[np.ndarray], total: np.ndarray) -> None:
@@ -151,18 +139,17 @@ class Reduction:
                 np.divide(out, self.divisor, out)
 
 
-def add_up(channel: Channel, own: Reduction) -> np.ndarray:
-    """Collective: all ranks' arrays, added up in rank order, in the reduction's layout; valid until the next call.
+def _add_up(channel: Channel, own: _Sum) -> np.ndarray:
+    """Collective: all ranks' arrays, added up in rank order, in the layout of the sum; valid until the next call.
 
     What fails while the rows of large ones move reaches all ranks by the second agreement.
     """
 
     def contribute() -> tuple[Description, np.ndarray | None]:
-        starts, addends = [entry.start for entry in own.layout.entries], own.addends  # errors in these reach all ranks
-        if own.layout.nbytes > min(_ALONG, _TOGETHER // channel.size):
-            return own.description, None
-        write_rows(row := private(own.layout.nbytes), addends, starts)
-        return own.description, row
+        description, row = own.prepare(), None
+        if own.layout.nbytes <= min(_ALONG, _TOGETHER // channel.size):
+            write_rows(row := private(own.layout.nbytes), own.addends, [entry.start for entry in own.layout.entries])
+        return description, row
 
     def decide(contributed: list[tuple[Description, np.ndarray | None]]) -> Sequence[Any]:
         """For each rank the total; or its answer for a block with a row of each."""
@@ -170,8 +157,8 @@ def add_up(channel: Channel, own: Reduction) -> np.ndarray:
         if rows := [row for _, row in contributed if row is not None]:
             own.combine(rows, total := private(own.layout.nbytes))
             return [total] * channel.size
-        own_pieces = [(entry.start, array.nbytes) for entry, array in zip(own.layout.entries, own.addends)]
-        pieces = [[(k * own.layout.nbytes + at, n) for at, n in own_pieces] for k in range(channel.size)]
+        places = [(entry.start, array.nbytes) for entry, array in zip(own.layout.entries, own.addends)]
+        pieces = [[(k * own.layout.nbytes + start, n) for start, n in places] for k in range(channel.size)]
         return channel.collect_targets(channel.size * own.layout.nbytes, pieces)
 
     answer: Any = channel.agree(own.op, contribute, decide)
