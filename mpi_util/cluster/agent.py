@@ -120,7 +120,7 @@ class Agent:
         )  # fmt: skip
         pass_on = functools.partial(self._pass_on, number, process.stdout.fileno())
         self._monitor.selector.register(process.stdout.fileno(), selectors.EVENT_READ, pass_on)
-        self._monitor.watch(process.pid, lambda: self._parent.say(process=number, status=process.wait()))
+        self._monitor.watch(process.pid, lambda _: self._parent.say(process=number, status=process.wait()))
 
     def _pass_on(self, number: int, output: int) -> None:
         if text := os.read(output, 1 << 16).decode(errors="replace"):

@@ -297,7 +297,7 @@ class ClusterMonitor(ProcessMonitor):
         process = subprocess.Popen(  # noqa: S602  # the launcher does not know that it is here
             command, shell=True, stdin=subprocess.DEVNULL, env=self._environment, start_new_session=True
         )
-        self.watch(process.pid, lambda: self._answer({"process": number, "status": process.wait()}))
+        self.watch(process.pid, lambda _: self._answer({"process": number, "status": process.wait()}))
 
     def _answer(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

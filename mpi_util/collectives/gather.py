@@ -173,7 +173,10 @@ def _pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndar
             name = "tuple" if type(node) is tuple else f"{type(node).__name__}({', '.join(fields)})"
             containers.append((path, "dict" if tree.is_mapping(node) else name))
             continue
-        if node is None:
+        if _is_plain(node):
+            array = node if node.shape else node[None]
+            leaf = Leaf(path, "array", node.dtype.str, node.shape[1:], not node.shape)
+        elif node is None:
             leaf, array = Leaf(path, "none", None, (), False), np.empty(0, np.uint8)
         elif isinstance(node, (list, str, bytes)):
             leaf = Leaf(path, "list", None, (), False)
@@ -189,6 +192,11 @@ def _pack(op: str, segment: Any, indexed: bool) -> tuple[Structure, list[np.ndar
         arrays.append(array)
     tree.check_paths([leaf.path for leaf in leaves])
     return (tuple(leaves), tuple(containers)), arrays
+
+
+def _is_plain(leaf: Any) -> bool:
+    """True for an array of NumPy's own dtypes, which needs no adapter."""
+    return type(leaf) is np.ndarray and leaf.dtype.isbuiltin == 1 and not leaf.dtype.hasobject
 
 
 class Rows:
@@ -256,7 +264,7 @@ class Gathered(NamedTuple):
                 array = array.copy()
             found[leaf.path] = None if leaf.kind == "none" else pickles.unpack(array) if leaf.kind == "list" else array
         for path, like, is_leaf in tree.flatten(self.example):
-            if is_leaf and isinstance(found[path], np.ndarray):
+            if is_leaf and not _is_plain(like) and isinstance(found[path], np.ndarray):
                 found[path] = adapter_for(like).from_array(found[path], like)
         return tree.rebuild(self.example, found)
 

@@ -7,12 +7,14 @@ Run as a program, with the folder as its argument, this file is the job's guard,
 """
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import re
 import shutil
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterable
@@ -24,6 +26,9 @@ JOB_VARIABLE = "MPI_UTIL_JOB"
 # of /proc/<pid>/stat
 STAT_PARENT, STAT_SESSION, STAT_FLAGS, STAT_BEGAN, STAT_MEMORY, STAT_ENVIRONMENT_END = 4, 6, 9, 22, 23, 51
 STAT_EXIT_STATUS = 52
+# linux/pidfd.h: struct pidfd_info in its first version, whose last member is exit_code; _IOWR(0xFF, 11, that struct)
+_PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 64, 1 << 3
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
 # Nothing is made there. Files of MPI are removed that this job's own processes had open, or that no process has.
 _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
@@ -117,9 +122,14 @@ def name_of(pid: int) -> str:
     return ""
 
 
-def exit_code(pid: int) -> int | None:
-    """A process's exit code, negative for a signal; None if it was reaped."""
-    status = stat_field(pid, STAT_EXIT_STATUS, "ZX")
+def exit_code(pid: int, pidfd: int) -> int | None:
+    """A process's exit code, negative for a signal; None if it was reaped and Linux is older than 6.15."""
+    status, info = stat_field(pid, STAT_EXIT_STATUS, "ZX"), struct.pack("Q", _PIDFD_INFO_EXIT)
+    if status is None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: there is no pidfd
+            info = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info.ljust(_PIDFD_INFO_BYTES, b"\0"))
+            if struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT:
+                (status,) = struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)
     return None if status is None else os.waitstatus_to_exitcode(status)
 
 

@@ -122,12 +122,13 @@ class ProcessMonitor:
         """Processes of the job that are neither ranks nor the launcher's."""
         return [pid for pid in reap.job_processes(str(self.folder)) if pid not in self._watched]
 
-    def watch(self, pid: int, on_end: Callable[[], object]) -> None:
-        """Calls on_end() when the process ends; never where there is no pidfd (Linux before 5.3)."""
+    def watch(self, pid: int, on_end: Callable[[int], object]) -> None:
+        """Calls on_end(pidfd) when the process ends; never where there is no pidfd (Linux before 5.3)."""
         if pid not in self._watched and pid != os.getpid():
             self._watched.add(pid)
             with contextlib.suppress(OSError, AttributeError):
-                self._call_at_end(os.pidfd_open(pid), on_end)
+                pidfd = os.pidfd_open(pid)
+                self._call_at_end(pidfd, functools.partial(on_end, pidfd))
 
     def _keep_guard(self) -> None:
         """Starts the guard, and another one when it is killed; while the system refuses one, the job runs without."""
@@ -170,6 +171,6 @@ class ProcessMonitor:
         self._descriptors.append(descriptor)
         self.selector.register(descriptor, selectors.EVENT_READ, ended)
 
-    def _died(self, rank: int, pid: int = 0) -> None:
+    def _died(self, rank: int, pid: int = 0, pidfd: int = -1) -> None:
         """Reports a death. Args: pid: 0 if only the rank's FIFO has closed."""
-        self._on_death(Death(rank, reap.exit_code(pid) if pid else None, pid > 0, time.time()))
+        self._on_death(Death(rank, reap.exit_code(pid, pidfd) if pid else None, pid > 0, time.time()))

@@ -94,7 +94,7 @@ class Job:
         for pipe, target in ((launcher.stdout, STDOUT), (launcher.stderr, STDERR)):
             lines = self._lines(evidence.hosts, target) if self._lines else None
             self._outputs += [OutputThread(pipe, target, lines)] if pipe else []
-        self.monitor.watch(launcher.pid, lambda: None)
+        self.monitor.watch(launcher.pid, lambda _: None)
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()
             if why := arrivals.look():

@@ -850,7 +850,7 @@ def test_a_process_that_just_changes_to_another_program_is_found(tmp_path):
 def test_a_rank_that_was_reaped_early_has_no_status():
     process = subprocess.Popen(["true"])
     process.wait()
-    assert reap.exit_code(process.pid) is None
+    assert reap.exit_code(process.pid, -1) is None
 
 
 def test_files_of_a_rank_that_ended_at_its_start_are_removed(tmp_path):
