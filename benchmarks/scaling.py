@@ -10,7 +10,6 @@ rank 0's machine, the update by rank 0. What an agreement costs is the law that 
 import argparse
 import heapq
 import json
-import math
 import sys
 from typing import NamedTuple
 
@@ -144,7 +143,7 @@ def simulate(n: int, episodes: int, step_s: float, costs: Costs) -> Iteration:
         agree=0.0 if n == 1 else CALLS * (agree_ms * 1e-3 + 2 * (machines > 1) * HOP_S),
         gather=ROW_BYTES * (elsewhere / LINK_BYTES_S + rows / n / MEMORY_BYTES_S),
         update=rows * costs.row_s,
-        bcast=math.ceil(math.log2(machines)) * (HOP_S + WEIGHTS_BYTES / LINK_BYTES_S) if n > 1 else 0.0,
+        bcast=(machines - 1) * (HOP_S + WEIGHTS_BYTES / LINK_BYTES_S),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from mpi_util.arrays import adapters
-from mpi_util.arrays.layout import Entry, Layout, ModelCopier, Slot, derived, portable
+from mpi_util.arrays.layout import Entry, Layout, ModelCopier, Slot, portable
 from mpi_util.errors import WeightsError
 
 
@@ -29,12 +29,12 @@ class Weights:
         # other names of the same array (tied parameters) -> its name in `slots`
         self.aliases = {alias: name for name, slot in self.slots.items() for alias in slot.aliases}
         self.named = {alias: self.slots[name] for alias, name in self.aliases.items()} | self.slots
-        self.left_out: list[str] | None = None  # names of a torch module's extra states
+        self.left_out: list[str] = []  # names of a torch module's extra states
         self._copier = ModelCopier(Layout(), [])  # that of the last layout
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
-        """The weights of anything; for a module whose tensors are the same as at the last call, the same object.
+        """The weights of anything.
 
         Writable arrays can be written too; everything else can only be read.
         """
@@ -43,13 +43,12 @@ class Weights:
             thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
         if isinstance(thing, dict) and any(map(_is_extra, thing)):
             thing = {key: value for key, value in thing.items() if not _is_extra(key)}
-        weights = derived(adapters.slots(thing, read_only=True), cls)
-        if weights.left_out is None:
-            torch: Any = sys.modules.get("torch")
-            model: Any = thing
-            parts = model.named_modules() if torch and isinstance(model, torch.nn.Module) else ()
-            extra = [name for name, part in parts if type(part).get_extra_state is not torch.nn.Module.get_extra_state]
-            weights.left_out = [f"{name}._extra_state".lstrip(".") for name in extra]
+        weights = cls(adapters.slots(thing, read_only=True))
+        torch: Any = sys.modules.get("torch")
+        model: Any = thing
+        parts = model.named_modules() if torch and isinstance(model, torch.nn.Module) else ()
+        extra = [name for name, part in parts if type(part).get_extra_state is not torch.nn.Module.get_extra_state]
+        weights.left_out = [f"{name}._extra_state".lstrip(".") for name in extra]
         return weights
 
     def layout(self) -> Layout:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_util.arrays.adapters.pytorch import forget, from_array
+from mpi_util.arrays.adapters.pytorch import from_array
 from mpi_util.arrays.layout import Layout, ModelCopier
 from mpi_util.errors import MpiUtilError, SyncTimeoutError, UsageError, WeightsError, WorkerLeftError
 from mpi_util.host.segments import Ticket
@@ -121,7 +121,6 @@ class ZeroCopyModule:
 
     def point_into(self, layout: Layout, block: np.ndarray) -> None:
         """Every tensor's values are those in `block`, which must stay as it is until the next call."""
-        forget(self._model)  # or the adapter's cache would keep its former memory
         entries = {entry.name: entry for entry in layout.entries}
         entries |= {alias: entries[name] for alias, name in layout.aliases if name in entries}
         arrays = {tensor: entries[name].view(block) for name, tensor in self._tensors.items() if name in entries}
@@ -226,10 +225,21 @@ class Receiver:
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
             self._copier(layout)
         if self._zero_copy is None:
-            self._copier(self._layout).write(block, undo=True)
+            self._write(self._copier(self._layout), block)
         else:
             self._zero_copy.point_into(self._layout, block)
         self.version = version
+
+    def _write(self, copier: ModelCopier, block: Any) -> None:
+        """Sets the model's values; all of them, or none where a device or a framework fails."""
+        if all(slot.on_host for _, slot in copier.pairs):
+            return copier.write(block)
+        copier.read(former := np.empty(len(block), np.uint8))
+        try:
+            copier.write(block)
+        except BaseException:
+            copier.write(former)
+            raise
 
     def replace(self, model: Any) -> None:
         with self.lock.writing():

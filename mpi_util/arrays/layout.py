@@ -4,14 +4,12 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..host.segments import align as align  # pickles.py takes it from here
 from . import tree
-
-T = TypeVar("T")
 
 _REGISTER_BYTES = 16  # new memory begins at a multiple
 
@@ -39,22 +37,6 @@ class Slot(NamedTuple):
         """A copy of the values as they travel."""
         self.read(values := np.empty(self.shape, self.dtype))
         return values
-
-
-class KeptSlots(list[Slot]):
-    """The slots of a model: the same list from call to call, while it has the same tensors in the same memory."""
-
-    def __init__(self, found: Iterable[Slot]):
-        super().__init__(found)
-        self.derived: dict[Any, Any] = {}
-
-
-def derived(found: list[Slot], make: Callable[[list[Slot]], T]) -> T:
-    """`make(found)`; made only once of slots that are kept."""
-    made: dict[Any, T] = found.derived if isinstance(found, KeptSlots) else {}
-    if make not in made:
-        made[make] = make(found)
-    return made[make]
 
 
 class Entry(NamedTuple):
@@ -130,8 +112,9 @@ class ModelCopier:
     def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
         self.layout = layout
         self.pairs = list(pairs)
-        self._on_host = [(entry, slot) for entry, slot in self.pairs if slot.on_host]
-        self._elsewhere = [(entry, slot) for entry, slot in self.pairs if not slot.on_host]
+        self._to_write = sorted(
+            self.pairs, key=lambda pair: pair[1].on_host
+        )  # first what can fail: a device, a framework
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "ModelCopier":
@@ -142,26 +125,11 @@ class ModelCopier:
         for entry, slot in self.pairs:
             slot.read(entry.view(memory, slot.dtype))
 
-    def write(self, memory: Any, undo: bool = False) -> None:
-        """Sets the model's values from `memory`. `undo`: if an error is raised it has its former values, read before.
-
-        What can fail (a device, a framework) comes first; what is left are copies between two pieces of host memory.
-        """
-        former: list[tuple[Slot, np.ndarray]] = []
-        try:
-            for entry, slot in self._elsewhere:
-                if undo:
-                    former.append((slot, slot.copy()))
-                slot.write(entry.view(memory, slot.dtype))
-            self.flush(self._elsewhere)
-        except BaseException:
-            for slot, values in former:
-                slot.write(values)
-            self.flush(self._elsewhere)
-            raise
-        for entry, slot in self._on_host:
+    def write(self, memory: Any) -> None:
+        """Sets the model's values from `memory`."""
+        for entry, slot in self._to_write:
             slot.write(entry.view(memory, slot.dtype))
-        self.flush(self._on_host)
+        self.flush(self.pairs)
 
     def flush(self, pairs: Iterable[tuple[Entry, Slot]]) -> None:
         """Makes what these slots have been written to the model's values, where they are not so at once."""

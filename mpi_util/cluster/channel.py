@@ -1,23 +1,19 @@
 """The channel of a communicator whose ranks lie on several machines; it runs in the process of each rank.
 
-What leaders are is in docs/architecture.md; rank 0 leads its own machine. Failures bypass them: an exiting or failing
-rank notifies rank 0, which notifies every rank. forwarding.py moves the bytes.
+What leaders are is in docs/architecture.md; rank 0 leads its own machine. Agreements and weights go through them. Rows
+go straight to rank 0, in messages, and so do failures: a rank that exits or fails notifies rank 0, which notifies all.
 """
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..collectives.agreement import opened_reply
-from ..collectives.channel import Channel, Piece, Transfer
+from ..collectives.channel import Channel, Transfer
 from ..collectives.deal import ALL_DEALT, Counter, Round
 from ..collectives.messages import CALL, REPLY, Background, Message, Peers, opened, packed
 from ..errors import RankMismatchError
 from ..ranks.state import state
-from . import forwarding
 from .loaded import LoadedCode, Parts
 
 _QUESTION_TAG = 2  # of a rank that requests numbers from rank 0
@@ -92,7 +88,7 @@ class ClusterCounter(Counter):
         except RankMismatchError as error:
             found = str(error)
         if found is not None:
-            self.channel.messages.send(asking, found)
+            self.channel.messages.send([asking], found)
             self._watched = max(self._watched or 0, dealt.number)
         return found is not None
 
@@ -106,11 +102,8 @@ class ClusterChannel(Channel):
     """Collective: a channel between machines; made by `channel_of`."""
 
     counter_kind = ClusterCounter
-    adds_up = forwarding.add_up
 
     def __init__(self, comm: Any, peers: Peers):
-        from mpi4py import MPI
-
         super().__init__(comm, peers)
         leader = self.machine[self.rank]
         self.leads = self.rank == leader
@@ -118,11 +111,8 @@ class ClusterChannel(Channel):
         machines: dict[int, list[int]] = {}
         for k, its in enumerate(self.machine):
             machines.setdefault(its, []).append(k)
-        self.here, self.leaders = machines[leader], [*machines]  # the ranks of this machine; all leaders, in rank order
-        self.below = self.here[1:] if self.leads else []
+        self.below = machines[leader][1:] if self.leads else []
         self.others = {k: ranks for k, ranks in machines.items() if k}  # by leader, but for rank 0's machine
-        # communicator of the leaders; on other ranks MPI's null communicator
-        self.between = self.comm.Split(0 if self.leads else MPI.UNDEFINED)
         self.code = LoadedCode()
 
     def _receive_calls(self, op: str, mine: Message, awaited: set[int]) -> dict[int, Message]:
@@ -154,69 +144,24 @@ class ClusterChannel(Channel):
         joined.code = self.code.take()
         replies: Joined = super()._ask(op, packed(CALL, (*self.call_id(op), joined)))
         self.messages.post_all({k: replies[k] for k in self.below})
-        return opened_reply(replies[self.rank])[1][1]
-
-    def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Any]:
-        here = [own if its == 0 else [] for its, own in zip(self.machine, pieces)]
-        targets = [*super().collect_targets(nbytes, here)]
-        images: dict[int, list[Piece]] = {}
-        for leader, ranks in self.others.items():
-            image, end = images.setdefault(leader, []), 0
-            for k in ranks:
-                *starts, end = itertools.accumulate((n for _, n in pieces[k]), initial=end)
-                targets[k] = Transfer(starts=starts)
-                image += pieces[k]
-            writers = tuple(k for k in ranks if k != leader and any(n for _, n in pieces[k]))
-            targets[leader] = targets[leader]._replace(nbytes=end, others=writers)
-        targets[0] = targets[0]._replace(pieces=images)
-        return targets
-
-    def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
-        with self.reported(op):
-            if self.rank == 0:
-                with forwarding.receiving(self, target.block, target.pieces):
-                    super().collect(op, target, arrays)
-            elif self.leads:
-                block, address = self.lease(target.nbytes, target.others)
-                for k in target.others:
-                    self.messages.send(k, address)
-                super().collect(op, target._replace(block=block), arrays)
-                forwarding.send(self, block)
-            else:
-                if self.above and any(array.nbytes for array in arrays):
-                    target = target._replace(address=self.messages.receive(self.above, op))
-                super().collect(op, target, arrays)
+        return opened(replies[self.rank])[1][1]
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Any]:
-        here, elsewhere = super().spread_sources(nbytes, fill), Transfer(nbytes)
-        return [source if leader == 0 else elsewhere for source, leader in zip(here, self.machine)]
+        own, *others = super().spread_sources(nbytes, fill)
+        here = [source if lowest == 0 else Transfer(nbytes) for source, lowest in zip(others, self.machine[1:])]
+        return [own._replace(others=[*own.others, *self.others]), *here]
 
     def spread(self, op: str, source: Any) -> np.ndarray:
-        with self.reported(op):
-            if self.rank == 0:
-                forwarding.broadcast(self, source.block)
-            elif self.leads:
-                with forwarding.kept_on_failure(self, []):
-                    block, address = self.lease(source.nbytes, self.below)
-                    forwarding.broadcast(self, block)
-                for k in self.below:
-                    self.messages.send(k, address)
+        try:
+            if self.leads and self.rank:
+                block, address = self.lease(source.nbytes, self.below)
+                np.copyto(block, super().spread(op, source))
+                self.messages.send(self.below, address)
                 source = Transfer(source.nbytes, None, block, () if address else self.below)
             elif self.above:
                 source = source._replace(address=self.messages.receive(self.above, op))
             return super().spread(op, source)
-
-    @contextlib.contextmanager
-    def reported(self, op: str) -> Iterator[None]:
-        """If the block fails on a leader, the ranks that may wait for it raise the error too."""
-        try:
-            yield
         except Exception as error:
-            if self.leads:
-                self.messages.fail(op, error, [*self.below, 0, *self.others])
+            if self.leads:  # the ranks that may wait for it raise the error too
+                self.messages.fail(op, error, self.below)
             raise
-
-    def close(self) -> None:
-        if self.between:
-            self.between.Free()
-        super().close()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import MpiUtilError, RankMismatchError, rank_mismatch
+from ..errors import RankMismatchError, rank_mismatch
 from ..ranks import failure
 from ..ranks.identity import nworkers
 from ..ranks.state import state
@@ -14,17 +14,6 @@ from .messages import CALL, ERROR, LEAVE, REPLY, Message, Messages, Peers, opene
 SECOND = " (second part)"  # in the name of a call that agrees twice: who was interrupted in the first is not in it
 Contribution = TypeVar("Contribution")
 Answer = TypeVar("Answer")
-
-
-class _UnreadableReply(Exception):
-    """Rank 0's answer has come, and an object of the program in it cannot be made here; its cause says why."""
-
-
-def opened_reply(message: Message) -> tuple[int, Any]:
-    try:
-        return opened(message)
-    except Exception as error:  # of a class of the program
-        raise _UnreadableReply from error
 
 
 class Before(list[Callable[[], object]]):
@@ -42,10 +31,7 @@ class Agreement:
         rank, size: in the communicator. alone: True for a rank of several that is by itself in it.
         above: the rank to which this one sends what it contributes: rank 0.
         below: the ranks that send theirs to this one: for rank 0 all others.
-        unusable: why no call can be made any more; "": all is well.
     """
-
-    unusable = ""
 
     def __init__(self, rank: int, size: int, comm: Any, peers: Peers | None):
         self.rank, self.size, self.messages = rank, size, Messages(rank, size, comm, peers)
@@ -93,8 +79,6 @@ class Agreement:
         self.enter(op)
         own_error: Exception | None = None
         try:
-            if self.unusable:
-                raise MpiUtilError(f"{op}: {self.unusable}")
             mine = packed(CALL, (*self.call_id(op), contribute()))
         except Exception as error:
             own_error, mine = error, packed(ERROR, portable(op, self.rank, error, name_rank=True))
@@ -104,8 +88,6 @@ class Agreement:
                 answer: Answer = self._ask(op, mine)
                 return answer
             return self._decide(self._receive_calls(op, mine, awaited), decide)
-        except _UnreadableReply as error:  # the call has not failed: the others have their answers
-            raise error.__cause__ or error from None
         except Exception as error:
             self.messages.failed = dict.fromkeys(awaited, self.messages.calls)  # what they still send is dropped
             if self.rank == 0:
@@ -168,7 +150,7 @@ class Agreement:
             raise messages.left_error(op, 0)
         while True:  # what a call that failed or was interrupted has left is dropped
             _, message = messages.next([self.above], [0])
-            kind, payload = opened_reply(message)
+            kind, payload = opened(message)
             if kind == REPLY and payload[0] == messages.calls:
                 return payload[1]
             if kind == ERROR:

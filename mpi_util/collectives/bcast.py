@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays import tree
 from ..arrays.adapters import modes, opened, sample, slots, unsent
-from ..arrays.layout import ModelCopier, Slot, derived
+from ..arrays.layout import ModelCopier, Slot
 from ..errors import BatchError, WeightsError
 from ..ranks import failure
 from ..ranks.console import msg, print0_once, print_once
@@ -102,7 +102,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """
     if isinstance(graph, str):
         graph, label = None, graph
-    copier = derived(slots(opened(model)[0], graph), ModelCopier.of)
+    copier = ModelCopier.of(slots(opened(model)[0], graph))
     total = tree.digest(copier.layout.signature, *(slot.copy().tobytes() for _, slot in copier.pairs)).hex()
     if label:
         msg(f"{label} chksum {total}")
@@ -168,10 +168,10 @@ class Models(Generic[T]):
         if self._in_place and self.new:
             wrong = "is not written in place; give an object that holds it, or call rank0_bcast_wts before"
             raise WeightsError(f"weights: a {type(self._model).__name__} with JAX arrays {wrong}")
-        copiers = [derived(slots(model, self._graph, held=self.held), _writable)]
+        copiers = [_writable(slots(model, self._graph, held=self.held))]
         if self._graph is not None and not self._only_all:
             with contextlib.suppress(WeightsError):  # it has none
-                copiers.append(derived(slots(self._model, self._graph, trainable=True), _writable))
+                copiers.append(_writable(slots(self._model, self._graph, trainable=True)))
         return copiers
 
     def choices(self, alone: bool) -> tuple[bytes, list[tuple[bytes, bytes]]]:

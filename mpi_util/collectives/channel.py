@@ -1,18 +1,18 @@
 """The channel of a communicator: the interface through which the collective calls reach the other ranks.
 
 It runs in the process of each rank. A call begins with an agreement (`agree`, agreement.py); then the bytes move, by
-`collect`, `spread` or `add_up`. `Channel` is for ranks that share one machine, and so memory that all of them map.
+`collect` and `spread`. `Channel` is for ranks that share one machine, and so memory that all of them map.
 
 Where ranks lie on several machines, or cannot share memory, a subclass is loaded instead, cluster/channel.py. It
-overrides the methods that move bytes, and how contributions reach rank 0 and answers the ranks (`_receive_calls`,
-`_send_replies`, `_ask`).
+overrides how contributions reach rank 0, and answers and weights the ranks (`_receive_calls`, `_send_replies`, `_ask`,
+`spread`).
 """
 
 import importlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +30,7 @@ from ..ranks.watchdog import FIRST_CALL, Watchdog
 from .agreement import Agreement, Answer, Before
 from .messages import Background, Peers, all_of, members_of
 
-_PART_BYTES = 1 << 20  # of a message where there is no shared memory
-WRITTEN = "written"
+_PART_BYTES = 1 << 20  # of a message where there is no shared memory, at least but for the last
 
 Piece = tuple[int, int]  # byte offset in rank 0's block, number of bytes
 
@@ -40,13 +39,10 @@ class Transfer(NamedTuple):
     """Rank 0's answer before bytes move: where a rank puts its rows in a gather, or finds rank 0's in a broadcast."""
 
     nbytes: int = 0  # of the block
-    address: BlockAddress | None = None  # of the block; None: there is no shared memory, so the bytes go by MPI
+    address: BlockAddress | None = None  # of the block; None: this rank cannot map it, so the bytes go by MPI
     block: np.ndarray | None = None  # on rank 0: uint8
     others: Sequence[int] = ()  # on rank 0: the ranks that have rows; in a broadcast those that get the bytes by MPI
     starts: Sequence[int] = ()  # in a gather: for each of the rank's arrays the byte offset in the block
-    # Where there are several machines, each other leader has a block for a gather, for the rows of `others` there, and
-    # sends it to rank 0. On rank 0: by leader, where in its own block the bytes belong.
-    pieces: "Mapping[int, Sequence[Piece]]" = {}
 
 
 class Channel(Agreement):
@@ -55,8 +51,6 @@ class Channel(Agreement):
     version = 0  # of the weights that were sent last
     peers: Peers  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
-    adds_up: Any = None  # on several machines what adds up arrays; on one they have, once it is needed, a
-    page: Any = None  # of shared memory for that (reduce.py)
 
     def __init__(self, comm: Any = None, peers: Peers | None = None):
         self.comm: Any = None  # a duplicate of the communicator; None in a single process
@@ -85,9 +79,10 @@ class Channel(Agreement):
     def collect_targets(self, nbytes: int, pieces: Sequence[Sequence[Piece]]) -> Sequence[Transfer]:
         """Rank 0, while it decides: each rank's answer, for a block in which each rank's arrays have these places."""
         writers = tuple(k for k in range(1, self.size) if any(n for _, n in pieces[k]))
-        block, address = self.lease(nbytes, writers)
+        block, address = self.lease(nbytes, [k for k in writers if self.machine[k] == 0])
         starts = [[start for start, _ in own] for own in pieces]
-        others = (Transfer(nbytes, address, starts=each) for each in starts[1:])
+        here = [address if lowest == 0 else None for lowest in self.machine]
+        others = (Transfer(nbytes, here[k], starts=starts[k]) for k in range(1, self.size))
         return [Transfer(nbytes, None, block, writers, starts[0]), *others]
 
     def collect(self, op: str, target: Any, arrays: Sequence[np.ndarray]) -> None:
@@ -98,23 +93,29 @@ class Channel(Agreement):
         if target.block is not None:
             write_rows(target.block, arrays, target.starts)
             for k in target.others:
-                while (found := self.messages.receive(k, op)) != WRITTEN:
-                    start, part = found
-                    target.block[start : start + len(part)] = part
+                over = False
+                while not over:
+                    parts, over = self.messages.receive(k, op)
+                    for start, part in parts:
+                        target.block[start : start + len(part)] = part
             return
         if not any(array.nbytes for array in arrays):
             return
         try:
+            parts, nbytes = list[tuple[int, np.ndarray]](), 0
             if target.address:
                 write_rows(self.pool.map(target.address), arrays, target.starts)
-            else:
-                for array, start in zip(arrays, target.starts):
-                    whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                    for at in range(0, len(whole), _PART_BYTES):
-                        self.messages.send(self.above, (start + at, whole[at : at + _PART_BYTES]))
-            self.messages.send(self.above, WRITTEN)
+            for array, start in () if target.address else zip(arrays, target.starts):
+                whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                for at in range(0, len(whole), _PART_BYTES):
+                    parts.append((start + at, whole[at : at + _PART_BYTES]))
+                    nbytes += len(parts[-1][1])
+                    if nbytes >= _PART_BYTES:
+                        self.messages.send([0], (parts, False))
+                        parts, nbytes = [], 0
+            self.messages.send([0], (parts, True))
         except Exception as error:
-            self.messages.fail(op, error, [self.above])
+            self.messages.fail(op, error, [0])
             raise
 
     def spread_sources(self, nbytes: int, fill: Callable[[np.ndarray], object]) -> Sequence[Transfer]:
@@ -131,10 +132,10 @@ class Channel(Agreement):
         block: np.ndarray = private(source.nbytes) if source.block is None else source.block
         for at in range(0, source.nbytes, _PART_BYTES):
             part = block[at : at + _PART_BYTES]
-            for k in source.others:
-                self.messages.send(k, part)
             if source.block is None:
                 part[:] = self.messages.receive(self.above, op)
+            elif source.others:
+                self.messages.send(source.others, part)
         return block
 
     def close(self) -> None:
@@ -142,7 +143,6 @@ class Channel(Agreement):
         if self.comm is None:
             return
         self.comm.Free()
-        self.page = None
         self.states.close()
         self.peers.close()
         self.pool.close()

@@ -315,7 +315,7 @@ def _gather(channel: Channel, op: str, rows: Rows) -> Gathered:
     channel.collect(op, target, rows.arrays)
     if gathered is None:
         if channel.rank == first:
-            channel.messages.send(0, rows.example())
+            channel.messages.send([0], rows.example())
         return Gathered()
     example = rows.segments[0] if rows.segments else channel.messages.receive(first, op) if first else {}
     crowded = sum(segment.lent for segment in channel.pool.segments) > _LENT

@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import BatchError, MpiUtilError, RankLeftError, RankMismatchError, UsageError, first_line
 from ..host.reap import JOB_VARIABLE
 from ..host.segments import Ticket, attach
-from ..host.waiting import PAUSE_S, SPIN_S, WakePipe, wait_until
+from ..host.waiting import PAUSE_S, WakePipe, wait_until
 from ..ranks import failure
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
@@ -137,9 +137,9 @@ class Messages:
             self.comm, self.peers, self._any, self._status = comm, peers, MPI.ANY_SOURCE, MPI.Status()
             self._background, self._watchdog, self.members = state(Background), state(Watchdog), members_of(comm)
 
-    def send(self, dest: int, data: Any) -> None:
-        """Sends something small to `dest`, which calls `receive` in the same collective call."""
-        self.post_all({dest: packed(DATA, (self.calls, data))})
+    def send(self, ranks: Iterable[int], data: Any) -> None:
+        """Sends something small to these ranks, which call `receive` in the same collective call."""
+        self.post_all(dict.fromkeys(ranks, packed(DATA, (self.calls, data))))
 
     def receive(self, source: int, op: str, serves: bool = False) -> Any:
         """The next `send` of `source` in this call. MpiUtilError: that has failed, or is in another call.
@@ -164,12 +164,9 @@ class Messages:
                 raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
         raise self.left_error(op, source)
 
-    def fail(self, op: str, error: BaseException, ranks: Iterable[int]) -> None:
+    def fail(self, op: str, error: Exception, ranks: Iterable[int]) -> None:
         """This rank cannot do its part of the call: those ranks raise the error too, unless they are done with it."""
-        if not isinstance(error, Exception):
-            return  # an interrupt, which all get
-        for k in {*ranks} - {self.rank}:
-            self.send(k, portable(op, self.rank, error))
+        self.send({*ranks} - {self.rank}, portable(op, self.rank, error))
 
     def post_all(self, messages: Mapping[int, Message], end: float = math.inf) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
@@ -259,18 +256,18 @@ class Messages:
 
     def wait(
         self, test: Callable[[], Any], sleep: Callable[[float], bool] | None = None,
-        by_mpi: bool = True, spin_s: float = SPIN_S, awaited: Callable[[], Iterable[int]] | None = None,
+        by_mpi: bool = True, awaited: Callable[[], Iterable[int]] | None = None,
     ) -> Any:  # fmt: skip
         """Waits until `test` comes true.
 
-        Args: sleep, by_mpi, spin_s: as of `wait_until`. awaited: in a call; gives ranks that must do their part of it.
+        Args: sleep, by_mpi: as of `wait_until`. awaited: in a call; gives ranks that must do their part of it.
         """
         if awaited is None:
-            return wait_until(test, sleep, self._watchdog, by_mpi, spin_s)
+            return wait_until(test, sleep, self._watchdog, by_mpi)
         self.check_thread(call := state(failure.FailureState).call)
         before, self.waiting = self.waiting, (threading.current_thread(), call)
         try:
-            return wait_until(test, sleep, self._watchdog, by_mpi, spin_s, lambda: (self.members, awaited()))
+            return wait_until(test, sleep, self._watchdog, by_mpi, lambda: (self.members, awaited()))
         finally:
             self.waiting = before
 

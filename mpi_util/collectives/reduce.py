@@ -1,11 +1,9 @@
 """Sums and means over the ranks, of numbers, arrays and gradients; in the process of each rank.
 
-Rank 0 adds them up in rank order, on a page of shared memory; where there is none they go along with the agreement.
+Rank 0 adds them up in rank order. Small ones go along with the agreement, large ones as in a gather and a broadcast.
 """
 
-import functools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -13,17 +11,18 @@ import numpy as np
 from ..arrays import tree
 from ..arrays.adapters import adapter_for, array_of
 from ..arrays.layout import Layout
-from ..errors import BatchError, RankMismatchError
-from ..host.segments import ALIGN, align, private
+from ..errors import BatchError
+from ..host.segments import private
 from ..ranks.identity import Comm
 from .agreement import SECOND
-from .channel import Channel, channel_of
+from .channel import Channel, channel_of, write_rows
 from .mismatch import check_same
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray | None]  # by name; None where there is none
 # (name, dtype, shape) of each array; (name, None, None) where there is none
 Description = tuple[tuple[str, np.dtype | None, tuple[int, ...] | None], ...]
+_ALONG, _TOGETHER = 1 << 18, 1 << 20  # bytes of a rank, of all, that go along with the agreement
 
 
 @overload
@@ -93,53 +92,42 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: b
     Raises RankMismatchError: on every rank, if names, dtypes or shapes differ, or a rank alone has None.
     """
     channel = channel_of(comm)
-    own = Reduction(op, make, channel.size if divide else 0)
+    own = _Sum(op, make, channel.size if divide else 0)
     if channel.size == 1:
         channel.enter(op)  # rank 0's threads are those of any number of ranks
-        return own.arrays
-    own.take(channel.adds_up(own) if channel.adds_up else add_up(channel, own))
+        own.prepare()
+    else:
+        own.take(_add_up(channel, own))
     return own.arrays
 
 
-class Reduction:
-    """One sum or mean: what this rank adds, and how rows are added up.
+class _Sum:
+    """One sum or mean: what this rank adds, and how rows are added up."""
 
-    The arrays are made when they are first asked for, within the collective call, so that an error reaches all ranks.
-    """
+    arrays: Arrays
+    layout: Layout  # of a row: the arrays of each dtype lie together; float16 is added up as float32
+    addends: list[np.ndarray]  # this rank's arrays as they are added up, in the order of the layout
 
     def __init__(self, op: str, make: Callable[[], Arrays], divisor: int):
         self.op, self._make, self.divisor = op, make, divisor  # divisor: number of ranks if it is a mean, else 0
 
-    @functools.cached_property
-    def arrays(self) -> Arrays:
-        made = self._make()
-        for name, array in made.items():
-            if array is not None and self.divisor and array.dtype.kind not in "fc":
+    def prepare(self) -> Description:
+        """Makes the arrays, within the collective call, so that an error reaches all ranks. Returns: what they are."""
+        self.arrays = self._make()
+        self._there = {name: array for name, array in self.arrays.items() if array is not None}
+        for name, array in self._there.items():
+            if self.divisor and array.dtype.kind not in "fc":
                 raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be averaged; use a float dtype")
-        return made
-
-    @functools.cached_property
-    def description(self) -> Description:
-        """What must be the same on all ranks."""
+        dtypes = (np.dtype("f4") if array.dtype == "f2" else array.dtype for array in self._there.values())
+        named = zip(self._there, dtypes, (array.shape for array in self._there.values()))
+        self.layout = Layout.of(named, packed=True)
+        self.addends = [np.asarray(array, e.dtype) for array, e in zip(self._there.values(), self.layout.entries)]
         made = self.arrays.items()
         return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
 
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """Of a row: the arrays of each dtype lie together. float16 is added up as float32."""
-        there = ((name, np.dtype("f4") if dtype == "f2" else dtype, shape) for name, dtype, shape in self.description)
-        return Layout.of((array for array in there if array[1]), packed=True)
-
-    def write(self, row: np.ndarray) -> None:
-        for array, view in self._pairs(row):
-            np.copyto(view, array)
-
     def take(self, total: np.ndarray) -> None:
-        for array, view in self._pairs(total):
+        for array, view in zip(self._there.values(), self.layout.views(total)):
             np.copyto(array, view)
-
-    def _pairs(self, row: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        return zip((array for array in self.arrays.values() if array is not None), self.layout.views(row))
 
     def combine(self, rows: Sequence[np.ndarray], total: np.ndarray) -> None:
         """Adds up rows in their order, and for a mean divides, into `total`."""
@@ -151,70 +139,35 @@ class Reduction:
                 np.divide(out, self.divisor, out)
 
 
-class Page:
-    """One rank's view of it: two rows of each rank, for calls in turn, each with the number of its call; a total.
+def _add_up(channel: Channel, own: _Sum) -> np.ndarray:
+    """Collective: all ranks' arrays, added up in rank order, in the layout of the sum; valid until the next call.
 
-    A rank may be interrupted, and in its next call before the others are: it must not overwrite what they add up.
+    What fails while the rows of large ones move reaches all ranks by the second agreement.
     """
 
-    def __init__(self, memory: Any, n: int, room: int, serial: int):
-        """Args: n: number of ranks. room: bytes of a row. serial: a number that tells pages apart."""
-        self.room, self.serial = room, serial
-        *rows, self.total = np.ndarray((2 * n + 1, ALIGN + room), np.uint8, memory)[:, ALIGN:]
-        numbers = np.ndarray((2 * n,), np.int64, memory, strides=(ALIGN + room,))
-        self.rows, self.numbers = (rows[:n], rows[n:]), (numbers[:n], numbers[n:])
-
-
-def add_up(channel: Channel, reduction: Reduction, part: str = "") -> Any:
-    """Collective: all ranks' arrays, added up in rank order, in the reduction's layout; valid until the next call."""
-    page, messages = channel.page, channel.messages
-
-    def contribute() -> tuple[Description, int]:
-        description = reduction.description
-        if page is None or reduction.layout.nbytes > page.room:
-            return description, 0
-        page.numbers[messages.calls % 2][channel.rank] = messages.calls
-        reduction.write(page.rows[messages.calls % 2][channel.rank])
-        return description, page.serial
-
-    def decide(contributed: Sequence[tuple[Description, int]]) -> list[Any]:
-        """For each rank (): the total is on the page; or where a new page is, if there is memory, and its size."""
-        check_same(reduction.op, [description for description, _ in contributed])
-        if page and {serial for _, serial in contributed} == {page.serial}:
-            reduction.combine(page.rows[messages.calls % 2], page.total)
-            if (page.numbers[messages.calls % 2] != messages.calls).any():
-                raise RankMismatchError(f"{reduction.op}: a rank was interrupted in it, and has gone on")
-            return [()] * channel.size
-        room = align(reduction.layout.nbytes)
-        memory, address = channel.lease((2 * channel.size + 1) * (ALIGN + room), channel.below)
-        new = (memory if address else None, room, messages.calls)
-        return [new, *[(address, *new[1:])] * (channel.size - 1)]
-
-    new_page = channel.agree(reduction.op + part, contribute, decide)
-    if not new_page:
-        return page.total
-    memory, room, serial = new_page
-    if memory is None:
-        return add_in_messages(channel, reduction, SECOND)
-    channel.page = Page(channel.pool.map(memory) if channel.rank else memory, channel.size, room, serial)
-    return add_up(channel, reduction, SECOND)
-
-
-def add_in_messages(channel: Channel, reduction: Reduction, part: str = "", most: float = math.inf) -> Any:
-    """`add_up` for arrays that go along with the agreement. None: they have more than `most` bytes."""
-
     def contribute() -> tuple[Description, np.ndarray | None]:
-        description = reduction.description
-        if (nbytes := reduction.layout.nbytes) > most:
-            return description, None
-        reduction.write(row := private(nbytes))
+        description, row = own.prepare(), None
+        if own.layout.nbytes <= min(_ALONG, _TOGETHER // channel.size):
+            write_rows(row := private(own.layout.nbytes), own.addends, [entry.start for entry in own.layout.entries])
         return description, row
 
-    def decide(contributed: list[tuple[Description, np.ndarray | None]]) -> Sequence[np.ndarray | None]:
-        check_same(reduction.op, [description for description, _ in contributed])
-        total, rows = None, [row for _, row in contributed if row is not None]
-        if rows:
-            reduction.combine(rows, total := private(reduction.layout.nbytes))
-        return [total] * channel.size
+    def decide(contributed: list[tuple[Description, np.ndarray | None]]) -> Sequence[Any]:
+        """For each rank the total; or its answer for a block with a row of each."""
+        check_same(own.op, [description for description, _ in contributed])
+        if rows := [row for _, row in contributed if row is not None]:
+            own.combine(rows, total := private(own.layout.nbytes))
+            return [total] * channel.size
+        places = [(entry.start, array.nbytes) for entry, array in zip(own.layout.entries, own.addends)]
+        pieces = [[(k * own.layout.nbytes + start, n) for start, n in places] for k in range(channel.size)]
+        return channel.collect_targets(channel.size * own.layout.nbytes, pieces)
 
-    return channel.agree(reduction.op + part, contribute, decide)
+    answer: Any = channel.agree(own.op, contribute, decide)
+    if isinstance(answer, np.ndarray):
+        return answer
+
+    def add(_: Any) -> Sequence[Any]:
+        rows = answer.block.reshape(channel.size, -1)
+        return channel.spread_sources(own.layout.nbytes, lambda total: own.combine(rows, total))
+
+    source = channel.agree(own.op + SECOND, lambda: channel.collect(own.op, answer, own.addends), add)
+    return channel.spread(own.op, source)

@@ -57,7 +57,7 @@ class WakePipe:
 
 def wait_until(
     test: Callable[[], T | None], sleep: Callable[[float], bool] | None = None,
-    watchdog: Any = None, by_mpi: bool = True, spin_s: float = SPIN_S, awaited: Any = None,
+    watchdog: Any = None, by_mpi: bool = True, awaited: Any = None,
 ) -> T:  # fmt: skip
     """Calls `test` until it gives something other than None or False, and returns that.
 
@@ -65,7 +65,6 @@ def wait_until(
         test: a non-blocking question, such as `request.Test` or `comm.improbe`.
         sleep: sleeps for that many seconds, or until woken (then True); None: time.sleep.
         by_mpi: True if completion depends on MPI's progress, so that no wake-up will arrive.
-        spin_s: seconds of testing before the first pause.
         watchdog: the process's `Watchdog` (ranks/watchdog.py), which is called if the wait lasts.
         awaited: passed to it.
     """
@@ -80,7 +79,7 @@ def wait_until(
             if waited > due:
                 due = watchdog.due(waited, awaited)
             tests += 1
-            if now - spun_from < (max(spin_s, MPI_SPIN_S) if by_mpi else spin_s) or tests < SPIN_TESTS:
+            if now - spun_from < (MPI_SPIN_S if by_mpi else SPIN_S) or tests < SPIN_TESTS:
                 os.sched_yield()
                 continue
             longest = max(PAUSE_S, min(LONG_PAUSE_S, waited * LONG_LATENESS)) if by_mpi else WOKEN_PAUSE_S

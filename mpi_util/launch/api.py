@@ -15,7 +15,7 @@ from ..collectives.channel import channel_of, cluster_module
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
-from ..ranks.console import leave_profile_to_rank_0, print0_once
+from ..ranks.console import print0_once
 from ..ranks.identity import Role, in_child_of_rank, multiprocess_parent, under_launcher
 from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import state
@@ -56,8 +56,8 @@ def mpi_fork(
         tag_output: each line that a rank prints begins with `[rank@host]`, or `[rank]` on one machine.
         log_dir: a folder, on this machine, for files rank-0.txt, rank-1.txt, ... with what each rank prints; it is
             printed as well. Existing files are appended to.
-        output: "rank0": below this call other ranks show only errors, `mpi_util.msg` (on stderr), and what libraries
-            in C and processes that a rank has started write to stderr. A `log_dir` gets all.
+        output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
+            prints to stderr then. A `log_dir` gets it.
         exit: the process that has started the ranks ends here, in place of returning "parent".
 
     Returns:
@@ -83,7 +83,7 @@ def mpi_fork(
     if side == "child" and not in_child_of_rank():
         failure.install()
         if output == "rank0" and identity.rank():
-            failure.show_only_errors(keeps_stdout=bool(state(Role).job and log_dir))
+            failure.hide_stdout(keeps=bool(state(Role).job and log_dir))
         if threads:
             os.environ[UPDATE_THREADS] = str(threads)
         if not any(name.startswith(("XLA_CLIENT_", "XLA_PYTHON_CLIENT_")) for name in os.environ):
@@ -177,8 +177,6 @@ def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
         # of print() on its own, and mixes the lines of several ranks.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
-    if role.rank:
-        leave_profile_to_rank_0()
     if (path := os.environ.pop(STDIN, "")) and role.rank == 0:
         try:
             _open_stdin(path)

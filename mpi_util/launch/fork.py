@@ -24,7 +24,6 @@ from typing import Any, Literal
 from ..errors import LaunchError
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import runner
-from ..ranks.console import leave_profile_to_rank_0
 from ..ranks.failure import print_line
 from ..ranks.identity import RANK_PID, Role, multiprocess_parent
 from ..ranks.records import DEPTH, RESTARTS, SAVED, STDIN
@@ -75,7 +74,6 @@ def start(
     found = find_launcher() if n > 1 or others else None
     folder = os.path.abspath(log_dir) if log_dir else ""
     lines = functools.partial(RankLines, tag_output, folder, output) if tag_output or log_dir else None
-    leave_profile_to_rank_0()
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -32,12 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from ..host import reap
-from ..ranks.failure import print_line
 from .verdict import Death
 
 _LOOK_S = 0.5  # between two looks at the job's folder
 _GUARD_PAUSE_S = 1.0
-_TOUCH_S = 3600.0
 # The job is known by its folder; Open MPI 5 and 4 keep their session's files there, so that these go with it.
 FOLDER_VARIABLES = (reap.JOB_VARIABLE, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 
@@ -61,12 +59,10 @@ class ProcessMonitor:
         self._watched: set[int] = set()  # processes
         self._descriptors: list[int] = []
         self._guard: subprocess.Popen[bytes] | None = None
-        self._guardless = False  # it was said that none runs
         self._guarded_until = -math.inf  # before this time no other guard is started
-        # systemd's cleaner of /tmp leaves a locked folder alone; others look at the times
+        # systemd's cleaner of /tmp leaves a locked folder alone
         self._descriptors.append(lock := os.open(folder, os.O_RDONLY))
         fcntl.flock(lock, fcntl.LOCK_SH)
-        self._touched_at = time.monotonic()
         self._keep_guard()
         for rank in self._unregistered:  # each FIFO reaches its end when the rank, its only writer, ends
             path = folder / f"alive-{rank}"
@@ -83,11 +79,6 @@ class ProcessMonitor:
             key.data()
         self._keep_guard()
         self._register()
-        if time.monotonic() - self._touched_at > _TOUCH_S:
-            self._touched_at = time.monotonic()
-            for path in (self.folder, *self.folder.glob("*")):
-                with contextlib.suppress(OSError):
-                    os.utime(path)
 
     def signal(self, rank: int, signum: int) -> None:
         """Sends a signal to a rank; sets `refused` if the rank cannot handle one yet, or has ended."""
@@ -145,10 +136,6 @@ class ProcessMonitor:
         if now < self._guarded_until or (self._guard and self._guard.poll() is None):
             return
         self._guarded_until = now + _GUARD_PAUSE_S
-        if self._guard and self._guard.returncode > 0 and not self._guardless:
-            self._guardless = True
-            why = f"{sys.executable} -I -S ends with status {self._guard.returncode}"
-            print_line(f"mpi_util: what ends the ranks if this process is killed cannot run ({why})")
         with contextlib.suppress(OSError):
             self._guard = subprocess.Popen(  # noqa: S603  # this interpreter, nothing of the user's folder or environment
                 [sys.executable, "-I", "-S", reap.__file__, str(self.folder)],

@@ -1,7 +1,6 @@
 """Printing when many ranks share one terminal, in each rank's process: lines, rates, times, phases, writers."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar, cast
@@ -92,15 +91,6 @@ class Phases:
         """The seconds so far, and a new start."""
         taken, self.seconds = self.seconds, {}
         return taken
-
-
-def leave_profile_to_rank_0() -> None:
-    """In other processes: rank 0 alone writes FILE of `python -m cProfile -o FILE program.py`, or prints the table."""
-    frame = sys._getframe().f_back
-    while frame:
-        if frame.f_globals.get("__name__") == "profile" and (profile := frame.f_locals.get("prof")):  # also cProfile's
-            profile.dump_stats = profile.print_stats = lambda *_: None
-        frame = frame.f_back
 
 
 def on_rank0(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:

@@ -49,12 +49,12 @@ class FailureState:
         where: the current phase and its details. on_phase: called when it has changed.
         end: how the program ended, if runner.py has seen it.
         leave: how all ranks end together: (status, reason, seconds to wait) -> whether all of them do.
-        shown, last: where only errors are shown: a stream that is, and the end of what is not.
+        shown: where stdout is not shown, a stream that is.
     """
 
     pid = 0
     is_fork = False
-    call = last = ""
+    call = ""
     shown: TextIO | None = None
     end: Failure | None = None
     on_phase: Callable[[], None] | None = None
@@ -249,7 +249,7 @@ def print_line(text: str) -> None:
     """Prints to stderr in one write, so that ranks do not mix their lines; nothing if stderr is closed."""
     _flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        (state(FailureState).shown or sys.stderr).write(text + "\n")
+        sys.stderr.write(text + "\n")
     _flush()
 
 
@@ -260,39 +260,21 @@ def _flush() -> None:
             stream.flush()
 
 
-def show_only_errors(keeps_stdout: bool) -> None:
-    """From here on Python's stderr goes to stdout, and that to nothing, or to a parent that does not show it.
-
-    The streams stay, as handlers of `logging` have them already, and so does descriptor 2, for errors of C.
-    """
-    state(FailureState).shown = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-    if not keeps_stdout:
+def hide_stdout(keeps: bool) -> None:
+    """From here on stdout goes to nothing, or to a parent that does not show it. Of `msg` it is stderr then."""
+    state(FailureState).shown = sys.stderr
+    if not keeps:
+        sys.stdout.flush()
         os.dup2(nothing := os.open(os.devnull, os.O_WRONLY), 1)
         os.close(nothing)
-    for stream in (sys.stderr, sys.__stderr__):
-        if isinstance(stream, io.TextIOWrapper) and stream.fileno() == 2:
-            vars(getattr(stream.buffer, "raw", stream.buffer))["write"] = _write  # with -u it has no buffer
-
-
-def _write(data: Any) -> int:
-    """Of a rank that shows only errors: where its stderr goes."""
-    mine = state(FailureState)
-    # Without a function that runs the interpreter prints the text of `sys.exit(text)`; in a forked process
-    # multiprocessing prints a traceback, at the end of a program its own excepthook.
-    if mine.is_fork or (mine.end and mine.end.status) or not sys._getframe().f_back:
-        return os.write(2, data)
-    mine.last = (mine.last + bytes(data).decode(errors="replace"))[-_LONGEST_REPORT:]
-    return os.write(1, data)
 
 
 def _note_end(error: BaseException) -> None:
-    """Notes what ends the program; shows what hydra, click and others print before they exit. runner.py calls it."""
+    """Notes what ends the program. runner.py calls it."""
     mine = state(FailureState)
     mine.end = _exit_of(error) if isinstance(error, SystemExit) else _failure_of(error)
     if sys.excepthook is not _report_and_stop and under_launcher():  # the program has set one since `install`
         mine.hook, sys.excepthook = sys.excepthook, _report_and_stop
-    if mine.last and isinstance(error, SystemExit) and isinstance(error.code, int) and error.code and not mine.is_fork:
-        _report(f"rank {state(Role).rank} exits with status {error.code}; it has printed\n{mine.last.rstrip()}")
 
 
 def _exit_of(error: SystemExit) -> Failure:

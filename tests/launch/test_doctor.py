@@ -58,7 +58,6 @@ def test_a_machine_that_is_well(mpi):
     assert family in found["MPI library"]["found"] and family in found["launcher"]["found"]
     trial = found["2 ranks"]["data"]
     assert trial["right"] is True and trial["ranks"] == trial["sharing"] == 2 and trial["bytes"] == 62_000_000
-    assert set(trial["seconds"]) == {"memcpy", "gather", "bcast"} and min(trial["seconds"].values()) > 0
     assert found["cores"]["data"]["usable"] == len(os.sched_getaffinity(0))
 
 
@@ -67,7 +66,7 @@ def test_the_table():
     assert done.status == 0 and done.out.endswith("\nA job will run here.\n"), done.out + done.err
     lines = [line for line in done.out.splitlines() if re.match("OK|NOTE|BAD", line)]
     assert [re.split(r" {2,}", line)[1] for line in lines] == list(NAMES)
-    assert "GB/s" in lines[-1]
+    assert "62 MB gathered and broadcast" in lines[-1]
 
 
 @pytest.mark.slow

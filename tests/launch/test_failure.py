@@ -762,7 +762,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(tmp_path, interrupted
     program.write_text(
         "import signal, sys, time, mpi_util\n"
         "if mpi_util.mpi_fork(2) == 'parent': sys.exit()\n"
-        "left = mpi_util.all_sum(0)  # so that there is a page of shared memory\n"
+        "left = mpi_util.all_sum(0)\n"
         f"if mpi_util.rank == {interrupted}:\n"
         "    signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
         f"    left = {times}\n"
@@ -815,7 +815,7 @@ for i in range(4):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "machines", "size", "at", "shared", "status"),
-    [(3, 1, 1000, 0, 1, 4), (4, 2, 400_000, 1, 1, 4), (3, 1, 1000, 1, 0, 0), (2, 1, 3000, 1, 0, 0)],
+    [(3, 1, 100_000, 0, 1, 4), (4, 2, 400_000, 1, 1, 4), (3, 1, 1000, 1, 0, 0), (2, 1, 3000, 1, 0, 0)],
 )
 def test_who_was_interrupted_in_a_sum_spoils_no_other(tmp_path, mpi, n, machines, size, at, shared, status):
     """It is not taken for a rank in the call's second part, and what MPI sends of it is not overwritten."""

@@ -1,7 +1,6 @@
 """What a program and its machine do around a job: hooks, timers, handlers, titles, archives, cleaners, other MPI."""
 
 import os
-import pstats
 import re
 import shutil
 import subprocess
@@ -278,19 +277,6 @@ def test_torchrun_is_refused_by_one_process(start, mpi, rank):
     done = start("", RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost")
     line = "torchrun, accelerate or deepspeed has started this program 2 times (WORLD_SIZE), and each of them is alone;"
     assert done.status == 1 and done.err.count("\n") == (rank == "0") and (line in done.err) == (rank == "0"), done.err
-
-
-@pytest.mark.slow_unless(way="program.py")
-@pytest.mark.parametrize("way", ["program.py", "-m program"])
-def test_a_profile_is_of_rank_0(tmp_path, mpi, way):
-    (tmp_path / "program.py").write_text(HEAD + "mpi_util.all_sum(1)\nif mpi_util.rank: time.ctime()\n")
-    command = [sys.executable, "-m", "cProfile", "-o", "profile", *way.split()]
-    done = run(command, TIMEOUT_S, mpi_environment(mpi), cwd=tmp_path)
-    assert (done.status, done.out, done.err) == (0, "", "")
-    names = {function for _, _, function in pstats.Stats(str(tmp_path / "profile")).stats}
-    assert "all_sum" in names and not {"_supervise", "<built-in method time.ctime>"} & names
-    done = run([sys.executable, "-m", "cProfile", *way.split()], TIMEOUT_S, mpi_environment(mpi), cwd=tmp_path)
-    assert done.out.count("function calls") == 1
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ import numpy as np
 from harness import fork, raises, run_checks
 
 import mpi_util
-from mpi_util.collectives import reduce
+from mpi_util.collectives import channel
+from mpi_util.collectives.messages import Messages
 from mpi_util.collectives.reduce import average
 
 fork()
@@ -29,7 +30,7 @@ def arrays(rank, n):
 
 
 def check_mean_and_sum(comm, rank, size):
-    for n in (1, 7, 7, 3000, 60_000, 9):  # on the small part of the page, on the large one, and back
+    for n in (1, 7, 7, 3000, 60_000, 9):  # along with the agreement, in a block, and back
         for function, divisor in ((average, size), (add, 1)):
             mine = arrays(rank, n)
             before = dict(mine)
@@ -56,18 +57,21 @@ def check_many_rounds(comm, rank, size):
 
 
 def check_a_failure_amid_it_is_everybodys(comm, rank, size):
-    """After all have agreed: while the arrays are copied to where they are added up."""
-    write = reduce.Reduction.write
+    """After all have agreed: while the arrays are copied to where they are added up, or sent there."""
+    write_rows, send = channel.write_rows, Messages.send
+    machine = channel.channel_of(comm).machine
+
+    def no_room(*_):
+        Messages.send = send
+        raise MemoryError("no room")
+
     for who in range(size if size > 1 else 0):
-
-        def fail(self, row, who=who):
-            if rank == who:
-                raise MemoryError(f"no room on {who}")
-            write(self, row)
-
-        reduce.Reduction.write = fail
-        raises(Exception, f"no room on {who}", lambda: average("test", lambda: {"x": np.zeros(200_000)}, comm=comm))
-        reduce.Reduction.write = write
+        if rank == who and machine[who] == 0:
+            channel.write_rows = no_room
+        elif rank == who:
+            Messages.send = no_room
+        raises(Exception, "no room", lambda: average("test", lambda: {"x": np.zeros(200_000)}, comm=comm))
+        channel.write_rows = write_rows
         x = np.full(200_000, float(rank))
         add("test", lambda x=x: {"x": x}, comm=comm)
         assert (x == sum(range(size))).all()

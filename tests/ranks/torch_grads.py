@@ -105,7 +105,7 @@ def means(width, dtypes, size):
 
 def check_16_bit_gradients_are_rounded_once(comm, rank, size):
     for dtypes in ([torch.float16], [torch.bfloat16], [torch.float32, torch.bfloat16]):
-        for width in (8, 200_000):  # where the page is made, and where it is made larger
+        for width in (8, 200_000):  # along with the agreement, and apart
             grads = some_gradients(rank, width, dtypes)
             mpi_avg_grads(with_gradients(grads), comm=comm)
             assert size == 1 or all(map(torch.equal, grads, means(width, dtypes, size)))

@@ -217,7 +217,7 @@ def check_reductions(comm, rank, size):
     assert mpi_util.all_sum(rank, comm=comm) == sum(range(size))
     if size > 1:
         for odd in (rank == size - 1, rank > 0):
-            mpi_util.all_sum(np.ones(3), comm=comm)  # so that there is a page
+            mpi_util.all_sum(np.ones(3), comm=comm)
             mixed = 1 if odd else np.ones(3)
             raises(mpi_util.RankMismatchError, "rank 0: float64 (3,)", lambda x=mixed: mpi_util.all_sum(x, comm=comm))
     x = torch.full((2,), float(rank))

@@ -23,7 +23,6 @@ PROGRAMS = {
     "learning_time": "--repeats 1 --ranks 1 --iterations 4 --only PPO-1M/Hopper-v4",
     "own_program": "--repeats 1 --mpi mpich --ranks 2 --rows 64 --steps 1",
     "machines": "--repeats 1 --mpi mpich --hosts h1:1,h2:1 --most 2",
-    "leaders": "--repeats 1 --mpi mpich --hosts h1:1,h2:1",
     "memory": "--repeats 1 --ranks 2",
     "examples": "--repeats 1 --only same_bits --iterations 2 --options=--episodes=10",
     "sleeping": "--repeats 1 --ranks 1,3 --episodes 2",
@@ -42,7 +41,7 @@ PROGRAMS = {
 @pytest.mark.slow_unless(name="gather")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_writes_what_it_measured(name, tmp_path):
-    if name in ("machines", "leaders"):
+    if name == "machines":
         skip_without_hosts()
     command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(PROGRAMS[name]), "--results", tmp_path]
     done = run(command, timeout=120)

@@ -32,7 +32,6 @@ from sync_workers import (
 )
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
-from mpi_util.arrays.layout import KeptSlots
 from mpi_util.errors import MissingFrameworkError, SyncTimeoutError
 from mpi_util_weight_sync import MultiProcessWeightSyncScheme
 from mpi_util_weight_sync.layout import Weights
@@ -615,9 +614,10 @@ def test_whole_or_not_at_all(monkeypatch):
     with local_receivers(scheme, [mine], "policy") as (receiver,):
         from mpi_util.arrays.adapters import pytorch
 
-        slots = pytorch.slots(mine)
-        broken = [slots[0], slots[1]._replace(write=fail), slots[2]]
-        monkeypatch.setitem(pytorch._kept, mine, (pytorch._kept[mine][0], KeptSlots(broken)))
+        slots = pytorch.slots
+        first, second, third = slots(mine)
+        broken = [first, second._replace(write=fail), third]
+        monkeypatch.setattr(pytorch, "slots", lambda model: broken if model is mine else slots(model))
         with torch.no_grad():
             for tensor in net.parameters():
                 tensor.fill_(1.0)

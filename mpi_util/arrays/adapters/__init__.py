@@ -184,13 +184,6 @@ def named(name: str) -> Iterator[None]:
         raise WeightsError(f"'{name or 'the array'}' {error}") from None
 
 
-def holds_any(thing: Any) -> bool:
-    """True for an object in which `slots` finds something; not for a configuration, say."""
-    with contextlib.suppress(WeightsError):
-        return hasattr(thing, "__dict__") and bool(slots([thing]))
-    return False
-
-
 def opened(model: T) -> tuple[Any, Callable[[], T], Collection[str]]:
     """What is written in place of the model; what then gives the model; the names of what is only in a new one then."""
     box = _load("jax").opened(model) if tree.jax_trees() and _HAS_JAX else None

@@ -67,10 +67,7 @@ class _Search:
 
     def add(self, path: str, thing: Any, owner: Any = None, key: Any = None) -> None:
         """Adds what is sent of `thing`. Args: owner: thing is `owner[key]`, which can be replaced."""
-        quick = type(thing) is np.ndarray and thing.flags.writeable and not thing.dtype.hasobject  # these are many
-        if quick and not is_extension(thing.dtype):
-            self.found.append(_array_slot(path, thing, thing))
-        elif isinstance(thing, (MutableMapping, list, tuple)):
+        if isinstance(thing, (MutableMapping, list, tuple)):
             owner = None if self.read_only or isinstance(thing, tuple) else thing
             keys: Any = sorted(thing, key=str) if tree.is_mapping(thing) else range(len(thing))
             for k in keys:

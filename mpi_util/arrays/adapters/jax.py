@@ -1,5 +1,6 @@
 """JAX in every rank: arrays, typed keys, registered pytrees (Flax, optax, Equinox), and Flax's nnx modules."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot
-from . import as_bits, as_numbers, framework, holds_any, is_array, is_extension, is_model, named, value_slot
+from . import as_bits, as_numbers, framework, is_array, is_extension, is_model, named, value_slot
+from . import slots as slots_of
 
 _MODES, _VALUES = {"deterministic", "use_running_average"}, (False, True, None)  # of nnx's Dropout and BatchNorm
 _NUMBERS = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # which NumPy's numbers hold exactly
@@ -95,7 +97,7 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
             return leaf
 
         return update
-    if not (is_model(leaf) or is_array(leaf) or (not callable(leaf) and holds_any(leaf))):
+    if not (is_model(leaf) or is_array(leaf) or (not callable(leaf) and _holds_any(leaf))):
         return lambda: leaf
     if isinstance(leaf, framework("jax").Array) and not leaf.shape and not getattr(leaf, "weak_type", False):
         path += " of 64 bits" * (leaf.dtype.name in ("int64", "float64", "complex128"))  # on each rank, or on none
@@ -106,6 +108,13 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
     with named(path):
         box[path] = first = _values(like).item()
     return lambda: leaf if box[path] is first else _like(like, np.array(box[path], like.dtype))
+
+
+def _holds_any(thing: Any) -> bool:
+    """True for an object in which `slots` finds something; not for a configuration, say."""
+    with contextlib.suppress(WeightsError):
+        return hasattr(thing, "__dict__") and bool(slots_of([thing]))
+    return False
 
 
 def _like(like: Any, array: np.ndarray) -> Any:

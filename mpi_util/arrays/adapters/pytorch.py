@@ -1,6 +1,5 @@
 """torch in every rank: modules (parameters and buffers), optimizers (their state), and single tensors."""
 
-import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import WeightsError, first_line
-from ..layout import KeptSlots, Slot, alignment_key
+from ..layout import Slot, alignment_key
 from . import framework
 
 _NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
@@ -55,7 +54,7 @@ def slots(model: Any) -> list[Slot]:
     """Parameters and buffers of a module (shared ones once), or every tensor of an optimizer's state."""
     torch, kind = framework("torch"), type(model).__name__
     if isinstance(model, torch.nn.Module):
-        return _module_slots(model)
+        return [*_module_slots(model)]
     if isinstance(model, torch.optim.Optimizer):
         state = model.state_dict()["state"]
         found = [(f"{i}/{key}", value) for i in sorted(state) for key, value in sorted(state[i].items())]
@@ -72,39 +71,11 @@ def slots(model: Any) -> list[Slot]:
     return [tensor_slot(name, tensor) for name, tensor in named]
 
 
-def _fingerprint(parts: list[Any]) -> list[Any]:
-    """Differs once a module with these parts has other tensors, or the same in other memory or under other names.
-
-    It takes less time than to make the slots, which takes longer than to send the weights of a small module. The module
-    is not kept alive. An equal `id` means the same tensor: the slots keep the memory of the one that they were made of.
-    """
-    return [
-        (weakref.ref(part), [*part._modules], [
-            (name, id(tensor), tensor.data_ptr(), tensor.shape, tensor.stride())
-            for held in (part._parameters, part._buffers) for name, tensor in held.items() if tensor is not None
-        ])
-        for part in parts
-    ]  # fmt: skip
-
-
-_kept: weakref.WeakKeyDictionary[Any, tuple[list[Any], KeptSlots]] = weakref.WeakKeyDictionary()  # by module
-
-
-def _module_slots(module: Any) -> list[Slot]:
-    torch, kind = framework("torch"), type(module)
-    if kind.named_parameters is not torch.nn.Module.named_parameters or kind.__eq__ is not torch.nn.Module.__eq__:
-        return [tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers())]
-    parts = [*module.modules()]
-    if any(isinstance(part, torch.jit.ScriptModule) for part in parts):  # its dicts are others at each look
-        return [*_new_slots(module)]
-    former, found = _kept.get(module, (None, KeptSlots(())))
-    if former is None or _fingerprint(parts) != former:
-        found = KeptSlots(_new_slots(module))
-        _kept[module] = _fingerprint(parts), found
-    return found
-
-
-def _new_slots(module: Any) -> Iterator[Slot]:
+def _module_slots(module: Any) -> Iterator[Slot]:
+    cls, base = type(module), framework("torch").nn.Module
+    if cls.named_parameters is not base.named_parameters or cls.__eq__ is not base.__eq__:
+        yield from (tensor_slot(*named) for named in (*module.named_parameters(), *module.named_buffers()))
+        return
     optional = set()
     for prefix, part in module.named_modules():
         optional |= {f"{prefix}.{name}".lstrip(".") for name in part._non_persistent_buffers_set}
@@ -134,11 +105,6 @@ def parts(model: Any) -> list[tuple[str, Any, Any]]:
     """(name, module, what it computes from its parameters: `weight` of weight_norm's weight_g and weight_v) of each."""
     modules = model.named_modules() if isinstance(model, framework("torch").nn.Module) else ()
     return [(name, part, {key.rpartition("_")[0] for key in [*part._parameters.keys()]}) for name, part in modules]
-
-
-def forget(module: Any) -> None:
-    """Keeps nothing of what `slots` has found in the module: it would keep the memory of tensors that are replaced."""
-    _kept.pop(module, None)
 
 
 def tensor_slot(name: str, tensor: Any) -> Slot:
