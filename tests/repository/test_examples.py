@@ -204,7 +204,7 @@ def test_an_evaluator_returns_results_with_their_versions():
 
 
 def test_every_program_is_tried_and_in_the_readme():
-    shared = {"core", "core_tf1", "core_torch", "two_branch"}  # test_train_modes.py trains with the last one
+    shared = {"core", "core_tf1", "core_torch", "two_branch", "hook"}  # tests/trainer/ trains with the last two
     programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo", "async_evaluator"}
     adopted = {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
     assert programs == adopted | set(TEACHING)
