@@ -162,31 +162,42 @@ def make_plots(
         raise UsageError("no run is left by --select and --exclude")
     values = [values] if isinstance(values, str) else list(values or ["Performance"])
     x = SHORT.get(xaxis or "steps", xaxis or "")
-    groups, envs = grouped(runs, by_processes=x == "Time"), sorted({run.env for run in runs})
+    groups = grouped(runs, by_processes=x == "Time")
     if count:
         several = {name: members for name, members in groups.items() if len(members) > 1}
         groups |= {f"{name} {i}": [run] for name in several for i, run in enumerate(groups.pop(name), 1)}
-    matplotlib = framework("matplotlib")
-    alone, beside, settings = STYLES[style]
-    with matplotlib.rc_context(settings | {"font.size": settings["font.size"] * font_scale / 1.5}):
-        columns = 2 if len(envs) == 4 else min(len(envs), COLUMNS)
-        rows = len(values) * -(-len(envs) // columns)
-        width, height = alone if columns == 1 else beside
-        Figure = importlib.import_module("matplotlib.figure").Figure
-        figure = Figure((width * columns, height * rows), layout="constrained")
-        places = iter(figure.subplots(rows, columns, squeeze=False).flat)
-        for value in values:
-            for env in envs:
-                axes = next(places)
-                for i, (name, members) in enumerate(groups.items()):
-                    how = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3], "label": name}
-                    here = [run for run in members if run.env == env]
-                    _draw(axes, [run.curve(x, SHORT.get(value, value)) for run in here], x, smooth, estimator, how)
-                _label(axes, env, [run for run in runs if run.env == env], groups, x, SHORT.get(value, value))
-            for _ in range(-len(envs) % columns):
-                next(places).set_axis_off()
-        if len(groups) > 1:
-            _legend(figure, groups)
+    settings = STYLES[style][2]
+    with framework("matplotlib").rc_context(settings | {"font.size": settings["font.size"] * font_scale / 1.5}):
+        return _figure(groups, x, [SHORT.get(value, value) for value in values], smooth, estimator, style)
+
+
+def _figure(
+    groups: dict[str, list[Run]], x: str, values: list[str], smooth: int | None, estimator: str, style: str
+) -> Any:
+    envs = sorted({run.env for members in groups.values() for run in members})
+    most = {name: max(Counter(run.env for run in members).values()) for name, members in groups.items()}
+    labels = {name: name + f" ({n} runs)" * (n > 1) for name, n in most.items()}
+    columns = 2 if len(envs) == 4 else min(len(envs), COLUMNS)
+    rows = len(values) * -(-len(envs) // columns)
+    width, height = STYLES[style][columns > 1]
+    Figure = importlib.import_module("matplotlib.figure").Figure
+    figure = Figure((width * columns, height * rows), layout="constrained")
+    places = iter(figure.subplots(rows, columns, squeeze=False).flat)
+    for value in values:
+        for env in envs:
+            axes, here = next(places), {name: [run for run in groups[name] if run.env == env] for name in groups}
+            for i, (name, members) in enumerate(here.items()):
+                how = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3], "label": labels[name]}
+                _draw(axes, [run.curve(x, value) for run in members], x, smooth, estimator, how)
+            _label(axes, env, here, x, value)
+        for _ in range(-len(envs) % columns):
+            next(places).set_axis_off()
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+    shown = [label for label in labels.values() if label in lines]
+    if len(groups) > 1 and shown:  # below all panels, where it covers nothing
+        n = max(1, int(figure.get_figwidth() * 8 // max(map(len, shown))))
+        handles = [lines[label] for label in shown]
+        figure.legend(handles, shown, loc="outside lower center", ncols=n, fontsize="small", frameon=False)
     return figure
 
 
@@ -217,10 +228,10 @@ def moving_average(ys: np.ndarray, smooth: int | None) -> np.ndarray:
     return np.convolve(ys, np.ones(n), "same") / np.convolve(np.ones_like(ys), np.ones(n), "same")
 
 
-def _label(axes: Any, env: str, runs: list[Run], groups: dict[str, list[Run]], x: str, value: str) -> None:
-    """Title and axes of a panel; steps as 50k or 1M."""
-    of_groups = {tuple(str(run.config.get("seed", "")) for run in runs if run in group) for group in groups.values()}
-    seeds = max(of_groups) if len(of_groups - {()}) == 1 else ()  # which all groups have
+def _label(axes: Any, env: str, groups: dict[str, list[Run]], x: str, value: str) -> None:
+    """Title and axes of a panel; steps as 50k or 1M. Args: groups: their runs in this environment."""
+    of_groups = {tuple(str(run.config.get("seed", "")) for run in members) for members in groups.values() if members}
+    seeds = max(of_groups) if len(of_groups) == 1 else ()  # which all groups have
     many = f"{len(seeds)} seeds" if len(seeds) > 4 else f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
     only = next(iter(groups)) if len(groups) == 1 else ""
     axes.set_title(", ".join(filter(None, [env, only, many * any(seeds)])))
@@ -230,19 +241,6 @@ def _label(axes: Any, env: str, runs: list[Run], groups: dict[str, list[Run]], x
         axes.xaxis.set_major_formatter(importlib.import_module("matplotlib.ticker").EngFormatter(sep=""))
     axes.yaxis.get_major_formatter().set_useOffset(False)
     axes.grid(alpha=0.3)
-
-
-def _legend(figure: Any, groups: dict[str, list[Run]]) -> None:
-    """Below all panels, where it covers nothing, with the number of runs of each group in an environment."""
-    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
-    labels = {}
-    for name, members in groups.items():
-        n = Counter(run.env for run in members).most_common(1)[0][1]
-        labels[name] = name + f" ({n} runs)" * (n > 1)
-    shown = [name for name in groups if name in lines]
-    columns = max(1, int(figure.get_figwidth() * 8 // max(map(len, labels.values()))))
-    found = [lines[name] for name in shown], [labels[name] for name in shown]
-    figure.legend(*found, loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import difflib
-import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,9 @@ from mpi_util_spinup.files import read
 from policies.hyper import ALGO, DEFAULTS, RUN
 from trainer.config import BATCH, FREE, NETS, Config, kind_of
 from trainer.run_folder import require_trust
+
+with contextlib.suppress(ImportError):  # before Python 3.11
+    import tomllib
 
 ELSEWHERE = {  # settings by the names that they have in other programs
     "nprocs": "num_workers n_workers workers num_cpu cpu n_cpu", "num_envs": "n_envs envs num_env", "lam": "gae_lambda",
@@ -204,10 +206,10 @@ def _of_file(given: Mapping[str, Any]) -> dict[str, Any]:
     path = given["config"]
     try:
         content = Path(path).read_bytes().decode()
-        found = importlib.import_module("tomllib" if path.endswith(".toml") else "json").loads(content)
+        found = (tomllib if path.endswith(".toml") else json).loads(content)
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
-    except ImportError:
+    except NameError:
         raise ValueError(f"--config {path}: TOML needs Python 3.11; JSON does not") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--config {path} is neither TOML (as FILE.toml) nor JSON: {error}") from None

@@ -151,7 +151,7 @@ def load_policy(run: str | Path, which: str = "", *, trust: bool = False) -> Sav
 
 def listed(folder: Path) -> str:
     """Lines about the runs in a folder of several, with the command to watch each; "": it holds none, or is one."""
-    lines = [("run", "environment", "steps", "return", "")]
+    lines = [("name", "environment", "steps", "return", "")]
     for path in sorted(folder.rglob(POLICY)) if not (folder / POLICY).exists() else ():
         rows: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, ValueError):

@@ -64,7 +64,7 @@ def test_a_folder_of_runs_is_listed(tmp_path, capsys):
     (tmp_path / "bad" / "policy.safetensors").write_bytes(b"nothing")
     assert play.main(["--watch", str(tmp_path)]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "environment", "steps", "return"] and len(lines) == 2
+    assert head.split() == ["name", "environment", "steps", "return"] and len(lines) == 2
     for line, name in zip(lines, ("more/two", "one")):
         found = re.fullmatch(rf"{name} +CartPole-v1 +128 +([\d.]+)  python (\S+) --watch (\S+)", line)
         assert found and Path(found[3]) == tmp_path / name
