@@ -135,7 +135,7 @@ def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]
 def make_plots(
     all_logdirs: Sequence[str | Path], legend: Sequence[str] | None = None, xaxis: str | None = None,
     values: str | Sequence[str] | None = None, count: bool = False, font_scale: float = 1.5,
-    smooth: int | None = None, select: Sequence[str] | None = None, exclude: Sequence[str] | None = None,
+    smooth: int | None = 1, select: Sequence[str] | None = None, exclude: Sequence[str] | None = None,
     estimator: str = "mean", style: str = "screen",
 ) -> Any:  # fmt: skip
     """Draws the runs of these folders. Returns: a matplotlib Figure, with a panel for each value and environment.

@@ -253,7 +253,7 @@ def test_the_options_of_commands_exist():
     assert len(found) > 15
     for words in found:
         assert {word for word in words if word.startswith("--")} <= options, words
-        if not {"--resume", "--hosts", "--hostfile", "ENV"} & set(words):
+        if not {"--resume", "--hosts", "--hostfile", "--config", "ENV"} & set(words):
             parse(words[2:])
 
 
