@@ -159,10 +159,10 @@ def listed(folder: Path) -> str:
         with contextlib.suppress(ValueError, AttributeError):  # what is damaged is left out
             name, notes = str(path.parent.relative_to(folder)), load(path)[1]
             steps = f"{rows[-1].get('TotalEnvInteracts', 0):,}" if rows else ""
-            rets = [f"{notes['test_ret']:,.1f}"] * ("test_ret" in notes)  # where there are no rows
+            rets = [f"{notes['test_ret']:,.1f}" if "test_ret" in notes else ""]  # where there are no rows
             rets += [f"{row['AverageEpRet']:,.1f}" for row in rows if row.get("AverageEpRet") is not None]
             command = shlex.join(["python", sys.argv[0], "--watch", str(path.parent)])
-            lines.append((name, notes["env"], steps, (rets or [""])[-1], command))
+            lines.append((name, notes["env"], steps, rets[-1], command))
     a, b, c, d, _ = (max(map(len, column)) for column in zip(*lines))
     text = "\n".join(f"{v:<{a}}  {w:<{b}}  {x:>{c}}  {y:>{d}}  {z}".rstrip() for v, w, x, y, z in lines)
     return text * (len(lines) > 1)
