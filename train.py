@@ -22,8 +22,8 @@ if __name__ == "__main__":  # the imports take a second, in which Ctrl-C and SIG
             signal.signal(signum, lambda signum, _: os._exit(128 + signum))
 
 import mpi_util
-from trainer.advice import Advice, all_cores
-from trainer.config import LAUNCH, parse
+from trainer.command_line import parse
+from trainer.config import LAUNCH
 from trainer.control import DROPPED, BadData
 from trainer.run import set_up
 
@@ -57,7 +57,7 @@ def main() -> int:
         run.save(collector)
     if is_root:
         record.announce(control.steps, control.episodes, control.ended)
-    advice, phases = Advice(config, mpi_util.nworkers, all_cores()), mpi_util.Phases()
+    phases = mpi_util.Phases()
     if control.evaluate:  # the run was stopped before it had evaluated the policy
         with mpi_util.during("evaluate"):
             run.evaluate_owed(evaluator)
@@ -83,7 +83,6 @@ def main() -> int:
         with phases("record"):
             if control.iteration > updates:  # not so in the first iteration with --overlap
                 run.report(data, tests, log, seconds)
-                run.advise(advice, seconds, data)
             if control.save:
                 run.save(collector)
 

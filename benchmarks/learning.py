@@ -19,7 +19,8 @@ from benchmarks import learning_doc, record
 from benchmarks import learning_results as results
 from benchmarks.background import Job, locked, run_all, say
 from benchmarks.learning_tasks import FIRST_SEED, GROUPS, Task, tasks
-from trainer.config import FREE, Config, fields, parse
+from trainer.command_line import parse
+from trainer.config import FREE, Config, fields
 from trainer.run_folder import checkpoints
 
 

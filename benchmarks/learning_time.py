@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import record
 from benchmarks.end_to_end import run_other
 from benchmarks.learning_tasks import Task, tasks
-from trainer.config import parse
+from trainer.command_line import parse
 
 TASKS = {task.name: task for task in tasks(["PPO-1M/*"])}
 DEFAULT = [f"PPO-1M/{env}-v4" for env in ("Hopper", "Walker2d", "HalfCheetah", "InvertedDoublePendulum")]

@@ -20,7 +20,7 @@ from benchmarks import record
 from benchmarks.background import Job, locked, run_all
 from benchmarks.learning_results import CURVES, curves_of, is_complete, last_part
 from benchmarks.learning_tasks import EVAL_EVERY
-from trainer.config import parse
+from trainer.command_line import parse
 from trainer.run_folder import checkpoints
 
 COLUMNS = ("command", *(f"{curve}_{what}" for curve in CURVES for what in ("highest", "last_tenth")), "minutes")

@@ -25,6 +25,7 @@ from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 
 from .files import read, read_own, regular, replace_file
+from .plot import last_return
 from .serialization_utils import convert_json
 
 DEFAULT_DATA_DIR = "data"  # in the current directory
@@ -193,10 +194,12 @@ class Schedule:
                     time.sleep(_POLL_S)
         results = list(self._results.values())
         if self._grid:
-            rows = [("run", "status", "seconds", "folder")]
-            rows += [(r.name, _status(r), f"{r.seconds:.1f}" if r.seconds else "", str(r.folder)) for r in results]
-            a, b, c, _ = (max(map(len, column)) for column in zip(*rows))
-            print("", *(f"{row[0]:<{a}}  {row[1]:<{b}}  {row[2]:>{c}}  {row[3]}" for row in rows), sep="\n", flush=True)
+            rows = [("run", "status", "seconds", "return", "folder")]
+            for r in results:
+                seconds = f"{r.seconds:.1f}" if r.seconds else ""
+                rows.append((r.name, _status(r), seconds, last_return(r.folder), str(r.folder)))
+            a, b, c, d, _ = (max(map(len, column)) for column in zip(*rows))
+            print("", *(f"{v:<{a}}  {w:<{b}}  {x:>{c}}  {y:>{d}}  {z}" for v, w, x, y, z in rows), sep="\n", flush=True)
         if self._signum:
             raise SystemExit(128 + self._signum)
         if failed := [result for result in results if result.status == "failed"]:

@@ -3,15 +3,19 @@
     python -m mpi_util_spinup.plot data/ppo
     python -m mpi_util_spinup.plot data/ppo data/vpg --legend PPO VPG --value AverageEpRet KL --smooth 5 --out two.png
     python -m mpi_util_spinup.plot data/ppo --x time    # wall-clock hours instead of steps
+    python -m mpi_util_spinup.plot data --style paper --out curves.pdf
 
-A folder stands for all runs in it and below it. Runs that differ in the seed only are one curve, with mean and spread.
+A folder stands for all runs in it and below it. Each environment has a panel. Runs that differ in the seed only are one
+curve, their mean in a band of one standard deviation; a single run is a smoothed line over what it was made of.
 """
 
 import argparse
+import contextlib
 import functools
 import importlib
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +35,18 @@ LABELS = {"Performance": "return", "AverageEpRet": "return in training", "Averag
 _OF_ONE_RUN = """seed run_dir resume commands versions logger_kwargs output_dir exp_name thunk hosts hostfile log_dir
 tag_output nprocs num_cpu name watchdog_kill save_every total_steps num_episodes framework device"""
 OF_ONE_RUN = frozenset(_OF_ONE_RUN.split())
-WIDTH, HEIGHT, DPI = 7.0, 4.2, 120
+COLUMNS = 3  # of panels at most
+ROWS_AVERAGED = 40  # of the rows of a run one such part is averaged, unless --smooth says how many
+# width and height in inches of a figure's only panel, and of one of several; and matplotlib's settings
+STYLES: dict[str, tuple[tuple[float, float], tuple[float, float], dict[str, Any]]] = {
+    "screen": ((7.0, 4.2), (4.2, 3.2), {"font.size": 10, "figure.dpi": 120}),
+    "paper": (
+        (3.3, 2.2), (2.2, 1.7),  # a column of two; all of both columns
+        {"font.size": 7, "figure.dpi": 300, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "axes.spines.top": False}
+        | {"axes.spines.right": False, "axes.titlesize": 7},
+    ),
+}  # fmt: skip
+FONTS = {"pdf.fonttype": 42, "svg.fonttype": "none"}  # text stays text
 
 
 @dataclass
@@ -47,16 +62,17 @@ class Run:
         """What distinguishes it from runs that only have another seed."""
         return {k: json.dumps(v, sort_keys=True) for k, v in self.config.items() if k not in OF_ONE_RUN}
 
-    def curve(self, x: str, value: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
-        """(x, value) of the rows that have this value. Args: smooth: rows in a moving average."""
+    @property
+    def env(self) -> str:
+        """Its environment's name; "": it does not say."""
+        return str(self.config.get("env") or self.config.get("env_name") or "")
+
+    def curve(self, x: str, value: str) -> tuple[np.ndarray, np.ndarray]:
+        """(x, value) of the rows that have this value."""
         if missing := [name for name in (x, value) if name not in self.columns]:
             raise UsageError(f"{self.folder} has no column {missing[0]}; it has {', '.join(self.columns)}")
         known = ~np.isnan(self.columns[value])
-        xs, ys = self.columns[x][known], self.columns[value][known]
-        if smooth > 1 and len(ys):
-            width = np.ones(smooth)
-            ys = np.convolve(ys, width, "same") / np.convolve(np.ones_like(ys), width, "same")[: len(ys)]
-        return xs, ys
+        return self.columns[x][known], self.columns[value][known]
 
 
 def get_datasets(logdir: str | Path, condition: str | None = None) -> list[Run]:
@@ -91,13 +107,24 @@ def _read(table: Path, condition: str | None) -> Run:
     return Run(table.parent, columns, config)
 
 
+def last_return(folder: Path) -> str:
+    """Of the run's table; "": it has none."""
+    with contextlib.suppress(OSError):
+        known = [ret for ret in _read(folder / TABLE, None).columns.get("Performance", ()) if not math.isnan(ret)]
+        return f"{known[-1]:,.1f}" if known else ""
+    return ""
+
+
 def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]:
     """Runs by their entry in the legend. Args: by_processes: another number of processes is another group."""
-    known = {key: {run.settings.get(key) for run in runs} for run in runs for key in run.settings}
-    differ = [key for key, found in known.items() if len(found) > 1 and key not in ("env", "algo")]
+    found: dict[tuple[str, str], set[str | None]] = {}  # of an environment and a setting
+    for key in {key for run in runs for key in run.settings} - {"env", "algo"}:
+        for run in runs:
+            found.setdefault((run.env, key), set()).add(run.settings.get(key))
+    differ = sorted({key for (_, key), values in found.items() if len(values) > 1})
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        name = run.config.get("exp_name") or " ".join(str(run.config.get(key, "")) for key in ("env", "algo")).strip()
+        name = str(run.config.get("exp_name") or run.config.get("algo") or "")
         words = [f"{key} {run.settings[key].strip(chr(34))}" for key in differ if key in run.settings]
         n_processes = run.config.get("nprocs") or run.config.get("num_cpu") or 1
         words += [f"{n_processes} processes"] * by_processes
@@ -107,19 +134,21 @@ def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]
 
 def make_plots(
     all_logdirs: Sequence[str | Path], legend: Sequence[str] | None = None, xaxis: str | None = None,
-    values: str | Sequence[str] | None = None, count: bool = False, font_scale: float = 1.5, smooth: int = 1,
-    select: Sequence[str] | None = None, exclude: Sequence[str] | None = None, estimator: str = "mean",
+    values: str | Sequence[str] | None = None, count: bool = False, font_scale: float = 1.5,
+    smooth: int | None = 1, select: Sequence[str] | None = None, exclude: Sequence[str] | None = None,
+    estimator: str = "mean", style: str = "screen",
 ) -> Any:  # fmt: skip
-    """Draws the runs of these folders. Returns: a matplotlib Figure, with a part for each value.
+    """Draws the runs of these folders. Returns: a matplotlib Figure, with a panel for each value and environment.
 
     Args:
         legend: a name for each folder; None: from the runs' config.json, in which equal settings are one curve.
         xaxis, values: columns; None: steps, and Performance: the evaluations' return, or without any the training's.
         count: each run has a curve of its own, instead of mean and standard deviation over a group's.
-        font_scale: 1.5 is matplotlib's own size.
-        smooth: rows in a moving average.
+        font_scale: 1.5 is the style's own size.
+        smooth: rows in a moving average; None: a fortieth of them.
         select, exclude: only folders whose paths contain all words of `select`, and none of `exclude`.
         estimator: "mean", "max" or "min" of a group's runs.
+        style: "screen", or "paper": the width of a column, or of the page where there are several environments.
     Raises UsageError: no runs, or a column is missing; MissingFrameworkError: no matplotlib.
     """
     if legend and len(legend) != len(all_logdirs):
@@ -127,42 +156,91 @@ def make_plots(
     names: Sequence[str | None] = legend or [None] * len(all_logdirs)
     runs = [run for folder, name in zip(all_logdirs, names) for run in get_datasets(folder, name)]
     runs = list({run.folder.resolve(): run for run in runs}.values())
-    runs = [run for run in runs if all(word in str(run.folder) for word in select or [])]
-    runs = [run for run in runs if not any(word in str(run.folder) for word in exclude or [])]
+    chosen = [run for run in runs if all(word in str(run.folder) for word in select or [])]
+    runs = [run for run in chosen if not any(word in str(run.folder) for word in exclude or [])]
     if not runs:
         raise UsageError("no run is left by --select and --exclude")
     values = [values] if isinstance(values, str) else list(values or ["Performance"])
     x = SHORT.get(xaxis or "steps", xaxis or "")
-    matplotlib = framework("matplotlib")
+    groups = grouped(runs, by_processes=x == "Time")
+    if count:
+        several = {name: members for name, members in groups.items() if len(members) > 1}
+        groups |= {f"{name} {i}": [run] for name in several for i, run in enumerate(groups.pop(name), 1)}
+    settings = STYLES[style][2]
+    with framework("matplotlib").rc_context(settings | {"font.size": settings["font.size"] * font_scale / 1.5}):
+        return _figure(groups, x, [SHORT.get(value, value) for value in values], smooth, estimator, style)
+
+
+def _figure(
+    groups: dict[str, list[Run]], x: str, values: list[str], smooth: int | None, estimator: str, style: str
+) -> Any:
+    envs = sorted({run.env for members in groups.values() for run in members})
+    most = {name: max(Counter(run.env for run in members).values()) for name, members in groups.items()}
+    labels = {name: name + f" ({n} runs)" * (n > 1) for name, n in most.items()}
+    columns = 2 if len(envs) == 4 else min(len(envs), COLUMNS)
+    rows = len(values) * -(-len(envs) // columns)
+    width, height = STYLES[style][columns > 1]
     Figure = importlib.import_module("matplotlib.figure").Figure
-    with matplotlib.rc_context({"font.size": 10 * font_scale / 1.5}):
-        figure = Figure((WIDTH, HEIGHT * len(values)), DPI, layout="constrained")
-        for axes, value in zip(figure.subplots(len(values), squeeze=False)[:, 0], values):
-            _curves(axes, runs, x, SHORT.get(value, value), count, smooth, estimator)
+    figure = Figure((width * columns, height * rows), layout="constrained")
+    places = iter(figure.subplots(rows, columns, squeeze=False).flat)
+    for value in values:
+        for env in envs:
+            axes, here = next(places), {name: [run for run in groups[name] if run.env == env] for name in groups}
+            for i, (name, members) in enumerate(here.items()):
+                how = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3], "label": labels[name]}
+                _draw(axes, [run.curve(x, value) for run in members], x, smooth, estimator, how)
+            _label(axes, env, here, x, value)
+        for _ in range(-len(envs) % columns):
+            next(places).set_axis_off()
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+    shown = [label for label in labels.values() if label in lines]
+    if len(groups) > 1 and shown:  # below all panels, where it covers nothing
+        n = max(1, int(figure.get_figwidth() * 8 // max(map(len, shown))))
+        handles = [lines[label] for label in shown]
+        figure.legend(handles, shown, loc="outside lower center", ncols=n, fontsize="small", frameon=False)
     return figure
 
 
-def _curves(axes: Any, runs: list[Run], x: str, value: str, count: bool, smooth: int, estimator: str) -> None:
-    scale, unit = (3600.0, "hours") if x == "Time" else (1.0, {"TotalEnvInteracts": "environment steps"}.get(x, x))
-    for name, members in grouped(runs, by_processes=x == "Time").items():
-        curves = [run.curve(x, value, smooth) for run in members]
-        for i, (xs, ys) in enumerate(curves if count else [], 1):
-            axes.plot(xs / scale, ys, marker="." * (len(xs) < 2), label=f"{name} {i}" if len(curves) > 1 else name)
-        known = [curve for curve in curves if len(curve[0])]
-        if not count and known:
-            xs = np.unique(np.concatenate([x for x, _ in known]))
-            ys = np.array([np.interp(xs, *curve, np.nan, np.nan) for curve in known])  # NaN beyond a curve's ends
-            seeds = f" ({len(curves)} runs)" * (len(curves) > 1)
-            middle = getattr(np, f"nan{estimator}")(ys, axis=0)
-            (line,) = axes.plot(xs / scale, middle, marker="." * (len(xs) < 2), label=name + seeds)
-            if len(curves) > 1:
-                spread = np.nanstd(ys, axis=0)
-                axes.fill_between(xs / scale, middle - spread, middle + spread, color=line.get_color(), alpha=0.2, lw=0)
+def _draw(
+    axes: Any, curves: list[tuple[np.ndarray, np.ndarray]], x: str, smooth: int | None, estimator: str, how: Any
+) -> None:
+    """The curve of a group. Args: how: of matplotlib's line."""
+    scale = 3600.0 if x == "Time" else 1.0
+    known = [(xs / scale, ys) for xs, ys in curves if len(xs)]
+    if not known:
+        return
+    xs = np.unique(np.concatenate([xs for xs, _ in known]))
+    smoothed = [(xs, moving_average(ys, smooth)) for xs, ys in known]
+    ys = np.array([np.interp(xs, *curve, np.nan, np.nan) for curve in smoothed])  # NaN beyond a curve's ends
+    middle, spread = getattr(np, f"nan{estimator}")(ys, axis=0), np.nanstd(ys, axis=0)
+    axes.plot(xs, middle, marker="." * (len(xs) < 2), **how)
+    if len(known) > 1:
+        axes.fill_between(xs, middle - spread, middle + spread, color=how["color"], alpha=0.2, linewidth=0)
+    elif smoothed[0][1] is not known[0][1]:
+        axes.plot(*known[0], color=how["color"], alpha=0.25, linewidth=0.6)
+
+
+def moving_average(ys: np.ndarray, smooth: int | None) -> np.ndarray:
+    """Means of rows around each one, fewer at the ends. Args: smooth: as of `make_plots`; 1: `ys` itself."""
+    n = len(ys) // ROWS_AVERAGED if smooth is None else min(smooth, len(ys))
+    if n < 2:
+        return ys
+    return np.convolve(ys, np.ones(n), "same") / np.convolve(np.ones_like(ys), np.ones(n), "same")
+
+
+def _label(axes: Any, env: str, groups: dict[str, list[Run]], x: str, value: str) -> None:
+    """Title and axes of a panel; steps as 50k or 1M. Args: groups: their runs in this environment."""
+    of_groups = {tuple(str(run.config.get("seed", "")) for run in members) for members in groups.values() if members}
+    seeds = max(of_groups) if len(of_groups) == 1 else ()  # which all groups have
+    many = f"{len(seeds)} seeds" if len(seeds) > 4 else f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+    only = next(iter(groups)) if len(groups) == 1 else ""
+    axes.set_title(", ".join(filter(None, [env, only, many * any(seeds)])))
+    unit = {"TotalEnvInteracts": "environment steps", "Time": "hours"}.get(x, x)
     axes.set(xlabel=unit, ylabel=LABELS.get(value, value))
-    axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 4))
+    if x != "Time":
+        axes.xaxis.set_major_formatter(importlib.import_module("matplotlib.ticker").EngFormatter(sep=""))
+    axes.yaxis.get_major_formatter().set_useOffset(False)
     axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend(fontsize="small")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -173,23 +251,27 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--legend", "-l", nargs="*", metavar="NAME", help="a name for each RUN")
     parser.add_argument("--x", "--xaxis", "-x", dest="x", help="steps (default), time, iteration, or a column")
     parser.add_argument("--value", "-y", nargs="*", metavar="COLUMN", help="return (default), or columns")
-    parser.add_argument("--smooth", "-s", type=int, default=1, metavar="N", help="moving average of N rows")
+    parser.add_argument(
+        "--smooth", "-s", type=int, metavar="N", help="moving average of N rows (default: of a fortieth; 1: none)"
+    )
     parser.add_argument("--count", action="store_true", help="a curve for each run, no mean")
     parser.add_argument("--est", choices=("mean", "max", "min"), default="mean", help="of the runs of a group")
     parser.add_argument("--select", nargs="*", metavar="WORD", help="only runs whose path contains each WORD")
     parser.add_argument("--exclude", nargs="*", metavar="WORD", help="no runs whose path contains a WORD")
+    parser.add_argument("--style", choices=STYLES, default="screen", help="paper: the size and the letters for a page")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), metavar="FILE", help="default: curves.png")
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message} (see --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
     try:
-        if args.smooth < 1:
+        if args.smooth is not None and args.smooth < 1:
             raise UsageError(f"--smooth is {args.smooth}; it must be 1 or more")
         chosen = args.legend, args.x, args.value, args.count, 1.5, args.smooth, args.select, args.exclude, args.est
-        figure = make_plots(args.logdir, *chosen)
+        figure = make_plots(args.logdir, *chosen, args.style)
         kind = args.out.suffix[1:] or "png"
         if kind not in figure.canvas.get_supported_filetypes():
             raise UsageError(f"--out {args.out}: a picture ends in .png, .pdf or .svg")
-        replace_file(args.out, lambda file: figure.savefig(file, format=kind))
+        with framework("matplotlib").rc_context(FONTS):
+            replace_file(args.out, lambda file: figure.savefig(file, format=kind))
     except (UsageError, MissingFrameworkError, OSError) as error:
         parser.error(str(error))
     print(args.out)

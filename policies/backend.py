@@ -98,7 +98,7 @@ class Net(ABC):
 
     @abstractmethod
     def copied(self, array: Array, dtype: type = np.float32) -> Any:
-        """The array with this dtype, on the device: a copy, or itself if NumPy can use it as it is."""
+        """A copy of the array with this dtype, on the device."""
 
     @abstractmethod
     def step(self, grad: Any, lr: float) -> None:

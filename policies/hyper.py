@@ -1,5 +1,8 @@
 """Hyperparameters of the learners, the same for every framework, and each algorithm's defaults."""
 
+import importlib
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,3 +65,15 @@ class Hyper:
             raise ValueError(f"algo {algo!r} is not one of: {', '.join(sorted(DEFAULTS))}")
         own = {key: value for key, value in DEFAULTS[algo].items() if key in cls.__dataclass_fields__}
         return cls(algo, **own | {key: value for key, value in given.items() if value is not None})
+
+
+def users_function(option: str, name: str) -> Callable[..., Any]:
+    """The function that --option names as MODULE:FUNCTION. Raises ValueError: one line: there is none."""
+    module, _, function = name.partition(":")
+    if "" not in sys.path:
+        sys.path.append("")  # a module of the user's folder
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (Exception, SystemExit) as error:  # of the user's module too
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"--{option} {name}: {what}; write MODULE:FUNCTION, for a function in MODULE.py") from None

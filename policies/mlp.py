@@ -46,12 +46,3 @@ def aligned(shape: tuple[int, ...], dtype: type = np.float32, shared: bool = Fal
     room = np.empty(size + 64, np.uint8)
     start = -room.ctypes.data % 64
     return room[start : start + size].view(dtype).reshape(shape)
-
-
-def as_aligned(array: Array, dtype: type = np.float32) -> Array:
-    """The array if it is of this dtype, aligned and contiguous, else a copy."""
-    if array.dtype == dtype and array.flags.c_contiguous and array.ctypes.data % 64 == 0:
-        return array
-    ours = aligned(array.shape, dtype)
-    ours[...] = array
-    return ours

@@ -2,6 +2,7 @@
 rank then learns from which rows: rank 0 from all, or each from its own, with sums over the ranks."""
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from policies.actor import Actor, Spec
 from policies.data_parallel import Part
 from trainer.config import Config
 from trainer.control import DROPPED, Control
-from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, alone, empty_batch, together, work
+from trainer.rollout import MOST_REPLAYED, Episode, Runner, Steps, alone, empty_batch, together
 
 RESULT = ("ep_ret", "ep_len", "work")  # what the result of an evaluation has of Runner's batches
 # One rank's batches, of episodes or parts of them, as Runner makes them, by position in the order of all ranks' batches
@@ -23,10 +24,10 @@ Collected = dict[int, dict[str, np.ndarray]]
 def play(runner: Runner, phase: str, key: tuple[int, ...], stop: Callable[[], bool] = lambda: False) -> Any:
     """A whole episode, with what it took. Args and returns: as Runner.run; phase: for messages."""
     with mpi_util.during(phase, episode=key[-1]):
-        before = work()
+        began = time.perf_counter()
         runner.start(Episode(key))
         if (batch := runner.run(stop=stop)[0]) is not None:
-            batch["work"] += work() - before
+            batch["work"][:, 0] += time.perf_counter() - began
     return batch
 
 
@@ -106,14 +107,14 @@ class SegmentCollector:
     def collect(self) -> Collected:
         """Steps each environment, one after the other; in turn where the actor multiplies rows together."""
         collected: Collected = {}
-        self.before, before = dict(self.episodes), work()
+        self.before, began = dict(self.episodes), time.perf_counter()
         segments = {e: self._segment(e, collected) for e in self.runners}
         if self.actor.height:
             together(segments, self.actor, self.stop.__bool__, self._during)
         else:
             all(alone(segment, self.actor, self.stop.__bool__) for segment in segments.values())
         for batch in list(collected.values())[:1]:  # rank 0 has none with --overlap
-            batch["work"] += work() - before
+            batch["work"][:, 0] += time.perf_counter() - began
         return collected
 
     def _segment(self, e: int, collected: Collected) -> Steps:
@@ -173,10 +174,10 @@ class Pooled(NamedTuple):
 
     batch: dict[str, np.ndarray] | None  # what it learns from; None: it only collects, or the run was stopped
     part: Part  # which rows of the whole batch these are
-    work: np.ndarray  # float64 (4,), as in Runner's batches, summed over all ranks; zeros without a batch
+    work: np.ndarray  # float64 (2,), as in Runner's batches, summed over all ranks; zeros without a batch
 
 
-NOTHING = Pooled(None, Part.whole(0), np.zeros(4))
+NOTHING = Pooled(None, Part.whole(0), np.zeros(2))
 
 
 def gather(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Pooled:

@@ -1,25 +1,18 @@
-"""The settings of a training run: one frozen dataclass, which makes the command line and most of config.json.
+"""The settings of a training run: one frozen dataclass, of which `command_line` and most of config.json are made.
 
 The learners' own settings, their meaning and their defaults are in `policies.hyper`.
 """
 
-import argparse
-import contextlib
-import difflib
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
-import mpi_util
-from mpi_util_spinup.files import read
 from policies.actor import CNN, INIT_LOG_STD, Spec, parse_hid_list
-from policies.hyper import ALGO, DEFAULTS, RUN, Hyper, setting
-from trainer.presets import plain, preset
-from trainer.run_folder import checkpoints, require_trust
+from policies.hyper import ALGO, RUN, Hyper, setting
+from trainer.run_folder import checkpoints
 
 ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "0 or more": lambda x: x >= 0,
@@ -31,19 +24,12 @@ ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
 KINDS = {int: "a whole number", float: "a finite number", str: "a string", bool: "true or false"}
 
 
-def _kind(option: Field[Any]) -> Any:
+def kind_of(option: Field[Any]) -> Any:
     """The option's type, without the None that some accept too."""
     return (get_args(option.type) or [option.type])[0]
 
 
 LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir")  # what mpi_fork is given
-ELSEWHERE = {  # settings by the names that they have in other programs
-    "nprocs": "num_workers n_workers workers num_cpu cpu n_cpu", "num_envs": "n_envs envs num_env", "lam": "gae_lambda",
-    "total_steps": "total_timesteps timesteps max_steps", "num_episodes": "episodes n_episodes", "lr": "learning_rate",
-    "batch_steps": "n_steps num_steps rollout_length steps_per_epoch horizon", "minibatch_rows": "minibatch_size",
-    "clip": "clip_range clip_coef clip_ratio", "kl_targ": "target_kl", "epochs": "n_epochs update_epochs",
-    "policy_hid_list": "hidden hid hidden_sizes net_arch", "env": "env_id env_name", "name": "exp_name",
-}  # fmt: skip
 ATARI, FREE, BATCH, NETS = "atari", "the run: these may change on --resume", "the batch", "the networks"
 
 
@@ -95,6 +81,10 @@ class Config(Hyper):
     video_every: int | None = setting(FREE, "record an episode every N steps, into videos/ of the run's folder")
     tensorboard: bool = setting(FREE, "write TensorBoard's event files too (pip install tensorboardX)", False)
     wandb: bool = setting(FREE, "log to Weights & Biases too (pip install wandb)", False)
+    hook: str = setting(
+        FREE, "MODULE:FUNCTION, called as function(run, row) each iteration: may end the run, add columns, change lr",
+        "", metavar="NAME",
+    )  # fmt: skip
     render: bool = setting(FREE, "show the environment of rank 0 in a window", False)
 
     batch_size: int = setting(
@@ -172,7 +162,7 @@ class Config(Hyper):
     def check(self) -> "Config":
         """Returns itself. Raises ValueError: one line that names an option, its value, and what is allowed."""
         for option in fields(self):
-            value, kind, how = getattr(self, option.name), _kind(option), option.metadata
+            value, kind, how = getattr(self, option.name), kind_of(option), option.metadata
             if value is None and get_args(option.type):
                 continue
             must_be = how.get("must_be") or {int: "1 or more", float: "0 or more"}.get(kind)
@@ -225,7 +215,7 @@ class Config(Hyper):
     def modules(self) -> list[str]:
         """Those that are imported because a setting names them."""
         code = [self.env] * (":" in self.env) + [name for name in self.wrappers if name != ATARI]
-        code += [self.network] * (self.network not in ("", CNN))
+        code += [self.network] * (self.network not in ("", CNN)) + [self.hook] * bool(self.hook)
         return [name.partition(":")[0] for name in code]
 
     @property
@@ -243,122 +233,3 @@ class Config(Hyper):
     def first_rew_scale(self) -> float:
         """Initial factor of the rewards. Coady's: returns then are of the size of one reward."""
         return 1.0 - self.gamma if self.gamma < 0.999 else 1.0
-
-
-def parse(arguments: list[str] | None = None) -> Config:
-    """The Config of a command line. Usage errors end the program with status 2 and one line."""
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description="Train a policy on N processes: all collect, rank 0 updates; N changes the time, not the result.",
-        epilog="example: python train.py Humanoid-v4 --nprocs 10",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
-        allow_abbrev=False, argument_default=argparse.SUPPRESS,
-    )  # fmt: skip
-
-    def refuse(message: str) -> NoReturn:
-        _, is_unknown, words = message.partition("unrecognized arguments: ")
-        known = {f"--{w}": o.name for o in fields(Config) for w in (o.name, *ELSEWHERE.get(o.name, "").split())}
-        word = words.partition(" ")[0].partition("=")[0]
-        near = difflib.get_close_matches(word, known, 1) if is_unknown else []
-        asks = f"; did you mean --{known[near[0]]}?" if near and f"--{known[near[0]]}" != word else ""
-        parser.exit(2, f"train.py: {message}{asks} (see --help)\n")
-
-    parser.error = refuse  # type: ignore[method-assign]
-    groups = {name: parser.add_argument_group(name) for name in (RUN, FREE, BATCH, ALGO, NETS)}
-    groups[RUN].add_argument("env", nargs="?", metavar="ENV", help=Config.__dataclass_fields__["env"].metadata["help"])
-    for option in fields(Config):
-        if option.metadata and option.name != "env":
-            group, short = option.metadata["group"], option.metadata["short"]
-            groups[group].add_argument(*filter(None, [short]), f"--{option.name}", **_keywords(option))
-    parser.add_argument("--version", action="version", version=f"mpi_util {mpi_util.__version__}")
-    other = parser.add_argument_group("instead, or besides")
-    other.add_argument("--watch", metavar="RUN_DIR", help="play what a run has learned; --watch RUN_DIR --help")
-    other.add_argument(
-        "--seeds", metavar="0-4", help="one run after the other, of each seed; NAME: --name, or the --algo"
-    )
-    other.add_argument("--trust", action="store_true", help="import the modules that the settings of RUN_DIR name")
-    other.add_argument("--preset", metavar="NAME", help="atari: the settings for its games")
-    try:
-        words, auto = plain(sys.argv[1:] if arguments is None else arguments)
-        given = vars(parser.parse_args(words))
-        if "preset" in given:
-            given = vars(parser.parse_args([*preset(given["preset"], given), *words]))
-        trust, *_ = (given.pop(name, False) for name in ("trust", "watch", "seeds", "preset"))
-        if ("env" in given) == ("resume" in given):
-            raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
-        if {"name", "run_dir"} <= given.keys():
-            raise ValueError("--name and --run_dir both name the folder of the run; give one of them")
-        slots = 0 if "nprocs" in given else mpi_util.nslots(given.get("hosts"), given.get("hostfile"))
-        if n := slots or (mpi_util.usable_cores() if auto else 0):
-            given.setdefault("nprocs", n)
-        config = (_resumed(given, trust) if "resume" in given else Config.of(**given)).check()
-        if config.framework == "auto":
-            on_cpu = config.device == "cpu" and not config.network
-            config = replace(config, framework="numpy" if on_cpu else "torch")
-        for name in sorted(set(config.unused) & set(given)):
-            raise ValueError(f"--{name} has no effect {config.unused[name]}; leave it out")
-        return config
-    except (ValueError, TypeError, mpi_util.LaunchError) as error:
-        parser.error(str(error))
-
-
-def _keywords(option: Field[Any]) -> dict[str, Any]:
-    """Of argparse's add_argument, for a setting."""
-    kind, how = _kind(option), option.metadata
-    own = [f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if own.get(option.name) is not None]
-    others = [algo for algo in DEFAULTS if option.name not in {*DEFAULTS[algo], *Config.of(algo).unused}]
-    is_none = option.default in (None, "") or option.default is False or not others
-    default = "" if is_none else f"default: {option.default}"
-    notes = "; ".join(filter(None, [how["must_be"], default, *own]))
-    found = {"help": how["help"].replace("%", "%%") + f" ({notes})" * bool(notes)}
-    if kind is bool:
-        return found | {"action": "store_true"}
-    if "choices" in how:
-        return found | {"choices": how["choices"], "metavar": "|".join(how["choices"])}
-    metavar = how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT"))
-    return found | {"type": _whole if kind is int else kind, "metavar": metavar}
-
-
-def _whole(text: str) -> int:
-    """A whole number, as 1000000, 1_000_000 or 1e6."""
-    with contextlib.suppress(ValueError):
-        return int(text)
-    with contextlib.suppress(ValueError):
-        if (number := float(text)).is_integer():
-            return int(number)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-
-
-def _resumed(given: dict[str, Any], trust: bool) -> Config:
-    """The settings of an earlier run, with those that may change on resume. ValueError, one line: it cannot resume."""
-    may_change = {option.name for option in fields(Config) if option.metadata.get("group") == FREE}
-    if refused := sorted(set(given) - may_change - {"resume", "env"}):
-        raise ValueError(f"--{refused[0]} cannot change on --resume; these can: --{', --'.join(sorted(may_change))}")
-    path = Path(given["resume"]) / "config.json"
-    saved = _read(path)
-    require_trust(saved, path, trust)
-    here = {"hosts": None, "hostfile": None, "log_dir": None}  # where it ran then is nothing of the run
-    return replace(saved, **here | {key: value for key, value in given.items() if key != "env"})
-
-
-def _read(path: Path) -> Config:
-    """The settings of a run's config.json. Raises ValueError: one line that says what in it cannot be used."""
-    options = {option.name: option for option in fields(Config)}
-    try:
-        saved = json.loads(read(path).decode())
-        if not isinstance(saved, dict):
-            raise ValueError("it is not a JSON object of settings")
-        if unknown := sorted(saved.keys() - options - {"versions", "commands"}):
-            raise ValueError(f"{unknown[0]} is no setting of this version of train.py; correct or remove it")
-        if not isinstance(saved.get("commands", []), list):
-            raise ValueError("commands must be a list of strings")
-        defaults = {name: option.default for name, option in options.items()} | DEFAULTS.get(str(saved.get("algo")), {})
-        config = Config(**{name: saved.get(name, default) for name, default in defaults.items()})
-        unset: dict[str, Any] = {name: defaults[name] for name in config.unused if getattr(config, name) is None}
-        return replace(config, **unset).check()
-    except OSError as error:
-        raise ValueError(f"cannot resume: {path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"cannot resume: {path} is not JSON: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"cannot resume: {path}: {str(error).removeprefix('--')}") from None

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from typing import Any
 
-from trainer.advice import PHASES
 from trainer.config import Config
 
 # column of progress.txt, heading, width without the space before it, format
@@ -27,11 +26,13 @@ COLUMNS: tuple[tuple[str, str, int, str], ...] = (
     ("UpdateS", "update s", 8, ".3f"),
     ("IdleShare", "idle", 4, ".0%"),
 )
+PHASES = ("rollout", "gather", "update", "bcast")  # of an iteration
 EVALUATED = (("AverageTestEpRet", "evaluated", 9, ".1f"),)
 ROWS_PER_HEADING = 30
 EPISODES = 100  # the last ones, of which the mean is shown
 BETWEEN_S = 0.2  # two drawings of the panel, which takes about 2 ms
 WIDEST, NARROWEST = 100, 50  # columns; on a narrower terminal there is a table
+FRAME = 15  # columns of the panel's edges and headings
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -56,6 +57,13 @@ class Display:
         if self.panel:
             self.panel.begin(steps, episodes, seconds)
 
+    def before(self, row: dict[str, Any]) -> dict[str, float]:
+        """Takes a row, perhaps of an earlier start, into means and curves. Returns: the means."""
+        recent = self.recent.add(row)
+        if self.panel:
+            self.panel.show(row, recent)
+        return recent
+
     def say(self, text: str) -> None:
         """Prints `text`, above the panel if there is one, unless it is empty."""
         if text:
@@ -69,9 +77,8 @@ class Display:
 
     def row(self, row: dict[str, Any]) -> None:
         """Shows an iteration; without an ended episode the mean of the last 100. Args: row: as in progress.txt."""
-        recent = self.recent.add(row)
+        recent = self.before(row)
         if self.panel:
-            self.panel.show(row, recent)
             return self._draw()
         if self.rows % ROWS_PER_HEADING == 0:
             self.say("".join(f" {head:>{width}}" for _, head, width, _ in self.columns))
@@ -179,11 +186,8 @@ class Panel:
         grid.columns[0].min_width = len("evaluated")
         return Frame(grid, title=f"{config.env}, {config.algo}, seed {config.seed}", title_align="left")
 
-    def _progress(self) -> Any:
-        """How near the nearest limit is."""
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
+    def _progress(self) -> str:
+        """How near the nearest limit is; the bar takes what is left of the line."""
         took, limits = time.monotonic() - self._began, {unit: n for unit, n in self._limits.items() if n}
         unit = max(limits, key=lambda unit: self._done[unit] / limits[unit], default="steps")
         first, done = self._first[unit], self._done[unit]
@@ -191,10 +195,10 @@ class Panel:
             return f"{done:,} {unit} after {clock(self._before + took)}; no limit was set"
         limit = limits[unit]
         left = f"{clock(took * (limit - done) / (done - first))} left" if first < done < limit else ""
-        bar = ProgressBar(total=limit, completed=min(done, limit), width=max(5, self._console.width // 4))
-        cells = Table.grid(padding=(0, 2))
-        cells.add_row(f"{done:,} of {limit:,} {unit}", bar, f"{done / limit:.0%}", left)
-        return cells
+        count, rest = f"{done:,} of {limit:,} {unit}  ", f"  {done / limit:.0%}  {left}"
+        width = min(max(self._console.width - FRAME - len(count) - len(rest), 0), WIDEST // 4)
+        full = round(width * min(done / limit, 1.0))
+        return f"{count}[green]{'━' * full}[/][dim]{'━' * (width - full)}[/]{rest}"
 
 
 def spark(values: list[float], width: int = 16) -> str:

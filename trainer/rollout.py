@@ -7,7 +7,6 @@ far are replayed: so segments are resumed, and so a failed environment is replac
 
 import contextlib
 import itertools
-import resource
 import sys
 import time
 import traceback
@@ -94,21 +93,13 @@ def networks(spec: Spec) -> ModuleType:
     return built_in
 
 
-def work() -> np.ndarray:
-    """Counters of this thread: float64 (4,), wall-clock seconds; seconds of sleep; cores given up voluntarily; 0."""
-    now, cpu, waited = time.perf_counter(), time.thread_time(), 0.0
-    with contextlib.suppress(OSError), open("/proc/thread-self/schedstat") as file:
-        waited = int(file.read().split()[1]) * 1e-9  # runnable, without a core
-    return np.array([now, now - cpu - waited, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, 0.0])
-
-
 class Runner:
     """Steps one environment with the actor.
 
     A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or int64
     (T,), as the actor drew them; adv and ret (TD(lambda) returns) float32 (T,), in scaled rewards; ep_ret float64 and
-    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 4): zeros, to which the caller adds what
-    `work` measures, and how often the environment was made again.
+    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 2): seconds, which the caller adds, and
+    how often the environment was made again.
     """
 
     episode: Episode | None = None  # which was started last, up to the end of the last run
@@ -261,7 +252,7 @@ class Runner:
         results = {
             "ep_ret": np.array([self.episode.ret] if ended else [], np.float64),
             "ep_len": np.array([self.episode.length] if ended else [], np.int64),
-            "work": np.array([[0.0, 0.0, 0.0, self.restarts]]),
+            "work": np.array([[0.0, self.restarts]]),
         }
         self.restarts = 0
         self._obs[0] = obs
@@ -349,5 +340,5 @@ def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
         "obs": np.empty((0, spec.obs_dim), spec.obs_dtype),
         "act": np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32),
         "adv": none, "ret": none,
-        "ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 4)),
+        "ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 2)),
     }  # fmt: skip

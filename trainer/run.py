@@ -13,12 +13,11 @@ from mpi_util_spinup.files import lock_folder
 from mpi_util_spinup.logx import EpochLogger
 from policies.actor import INIT_LOG_STD, Actor, Spec, parse_hid_list
 from policies.data_parallel import ALONE, LearnerGroup
-from policies.hyper import DEFAULTS
+from policies.hyper import DEFAULTS, users_function
 from policies.scaler import Scaler, scaler_for
-from trainer.advice import PHASES, Advice
 from trainer.collect import NOTHING, EpisodeCollector, Evaluator, Pooled, SegmentCollector, gather, keep_own
 from trainer.config import Config
-from trainer.control import DROPPED, Control
+from trainer.control import DROPPED, STOP, Control
 from trainer.environment import action_map, check_env, image_shape, make_env, make_shown_env, versioned
 from trainer.rollout import Runner, networks
 from trainer.run_folder import from_start
@@ -127,7 +126,7 @@ class Run:
         logger.log_tabular("EpLen", average_only=True)
         for column, value in log.items():
             logger.log_tabular(column, value)
-        self.report_tests(tests, int(data.work[3]))
+        self.report_tests(tests, int(data.work[1]))
 
     def report_tests(self, tests: dict[str, np.ndarray], restarts: int) -> None:
         """Collective: completes the row, and keeps the policy that was evaluated, if it is the best so far.
@@ -143,10 +142,29 @@ class Run:
         if self.config.eval_async:
             logger.log_tabular("TestIteration", tests["iteration"] if tests else math.nan)
         if self.config.on_env_error == "restart":
-            logger.log_tabular("EnvRestarts", restarts + (int(tests["work"][:, 3].sum()) if tests else 0))
+            logger.log_tabular("EnvRestarts", restarts + (int(tests["work"][:, 1].sum()) if tests else 0))
+        if self.config.hook:
+            self.call_hook()
         logger.dump_tabular()
         if self.record is not None and tests:
             self._keep_best(tests, self.record.row["AverageTestEpRet"])
+
+    def call_hook(self) -> None:
+        """Collective: the user's function adds columns to a complete row, and all ranks do what it wants."""
+        hook = self.record.hook if self.record is not None else None
+        if hook is not None and not self.control.evaluate:  # else the row will be completed on resume
+            with mpi_util.during("hook", iteration=self.control.iteration):
+                for column, value in hook.columns(self.logger.log_current_row).items():
+                    self.logger.log_tabular(column, value)
+        self.follow_hook(hook)
+
+    def follow_hook(self, hook: Any) -> None:
+        """Collective: takes over settings that the user's function has changed, and ends the run if it says so."""
+        changed, stopped = mpi_util.bcast(hook and (hook.changed, hook.stopped))
+        if self.training is not None:
+            self.training.change(changed)
+        if stopped:
+            self.control.stop = STOP
 
     def report_late(self, tests: dict[str, np.ndarray]) -> None:
         """On rank 0: prints a result that belongs to no row. Args: tests: as Beside.evaluate returns them."""
@@ -164,13 +182,6 @@ class Run:
         restarts = int(row.pop("EnvRestarts", 0))
         self.logger.log_current_row = {key: value for key, value in row.items() if "Test" not in key}
         self.report_tests(evaluator.evaluate() if evaluator else {}, restarts)
-
-    def advise(self, advice: Advice, seconds: dict[str, float], data: Pooled) -> None:
-        """On rank 0: adds the seconds of this iteration's phases, and prints the advice when it is complete."""
-        if self.record is not None:
-            numbers = {name: seconds.get(name, 0.0) for name in PHASES}
-            numbers |= dict(zip(("busy", "asleep", "sleeps"), data.work))
-            self.record.display.say(advice.after(**numbers, env_steps=data.part.total))
 
     def save(self, collector: EpisodeCollector | SegmentCollector) -> None:
         """Collective: rank 0 writes a checkpoint."""
@@ -198,6 +209,7 @@ def set_up(config: Config) -> Run:
     stop = mpi_util.StopRequest()
     mpi_util.watchdog(config.watchdog, config.watchdog_kill)
     average = config.parallel == "average" and mpi_util.nworkers > 1
+    all_or_none(lambda: users_function("hook", config.hook) if config.hook and mpi_util.rank == 0 else None)
     check_env(config)  # before this process has others, which may not outlast the end of one
     envs, spec = all_or_none(lambda: build_envs(config.check()))
     config = replace(config.fitted(spec), env=versioned(config.env))
@@ -208,6 +220,8 @@ def set_up(config: Config) -> Run:
     # before any rank reads the checkpoint: a run that is just ending may still write it
     lock = all_or_none(lambda: lock_folder(from_start(resumed)) if resumed else None)
     all_or_none(lambda: build_training(run))
+    if config.hook:
+        run.follow_hook(run.record.hook if run.record is not None else None)
     del lock  # now the logger keeps it
     return run
 

@@ -224,7 +224,8 @@ def _signature(folder: Path, config: Any) -> bytes:
         if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o077:
             with contextlib.suppress(FileExistsError):  # a link is there at once, with all its text
                 os.symlink(secrets.token_hex(32), place / "run-folders")
-            said = folder.stat().st_ino, config.env, config.env_kwargs, config.env_wrappers, config.network
+            said = [folder.stat().st_ino, config.env, config.env_kwargs, config.env_wrappers, config.network]
+            said += [config.hook] * bool(config.hook)
             key = os.readlink(place / "run-folders")
             return hmac.new(key.encode(), json.dumps(said).encode(), "sha256").hexdigest().encode()
     return b""

@@ -15,7 +15,7 @@ from typing import Any
 import mpi_util
 from mpi_util_spinup.files import read, replace_file
 from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid
-from trainer.config import parse
+from trainer.command_line import parse
 from trainer.run_folder import RunFolder, checkpoints
 
 WORDS = "seeds.json"  # in a run's folder: the command line with which it began

@@ -5,6 +5,7 @@ collects with these any more.
 """
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,11 @@ class Training:
             control.evaluate = due or control.stop == LAST
         return log, data
 
+    def change(self, settings: dict[str, Any]) -> None:
+        """Other settings from the next update on. Args: settings: of trainer.hook.SCHEDULED."""
+        for learner in (self.learners.policy, self.learners.value):
+            learner.hyper = learner.net.hyper = replace(self.config, **settings)
+
     def publish(self, weights: dict[str, np.ndarray]) -> None:
         """Ends an iteration. Args: weights: what is broadcast; overwritten in place."""
         self._before = None
@@ -127,7 +133,8 @@ class Training:
         if ready := {name[6:]: array for name, array in arrays.items() if name.startswith("ready/")}:
             self.ready = Pooled(ready, Part.whole(len(ready["obs"])), ready["work"].sum(axis=0))
         self._set_last(self.control.steps + self.ready.part.total)
-        return scalars | {"row": notes["row"] if self.control.evaluate else [], "damaged": damaged}
+        row = notes["row"] if self.control.evaluate else []
+        return scalars | {"row": row, "damaged": damaged, "hook": notes.get("hook", {})}
 
     def _check(self, file: Path, arrays: dict[str, np.ndarray], notes: dict[str, Any]) -> None:
         """Raises ValueError: one line: a checkpoint lacks something, or holds what cannot be of such a run."""

@@ -7,10 +7,8 @@ actions, or one value. It is called on every process, and used in evaluation mod
 
 import copy
 import functools
-import importlib
 import itertools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 
 from policies import actor
 from policies.actor import CNN, HIDDEN_GAIN, INIT_LOG_STD, OUT_GAINS, Spec
+from policies.hyper import users_function
 from policies.mlp import Array
 from policies.scaler import CLIP, Scaler
 
@@ -98,7 +97,7 @@ def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
     if not spec.network:
         return MLP(spec.sizes(net))
     what, outputs = f"--network {spec.network}", spec.sizes(net)[-1]
-    make = functools.partial(ConvNet, spec.image) if spec.network == CNN else _users(spec.network)
+    make = functools.partial(ConvNet, spec.image) if spec.network == CNN else users_function("network", spec.network)
     try:
         module, again = (_made(make, net, spec.obs_dim, outputs, seed) for _ in range(2))
         _check(module, again.state_dict(), (spec.obs_dim, outputs))
@@ -107,17 +106,6 @@ def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
     except (Exception, SystemExit) as error:
         raise ValueError(f"{what}: the {net} network: {type(error).__name__}: {error}") from error
     return module
-
-
-def _users(network: str) -> Callable[[str, int, int], Any]:
-    module_name, _, function = network.partition(":")
-    if "" not in sys.path:
-        sys.path.append("")  # a module of the user's folder
-    try:
-        return getattr(importlib.import_module(module_name), function)
-    except (Exception, SystemExit) as error:  # of the user's module too
-        how = "write MODULE:FUNCTION, such as mynets:network, for a function in mynets.py"
-        raise ValueError(f"--network {network}: {type(error).__name__}: {error}; {how}") from None
 
 
 def _made(make: Callable[[str, int, int], Any], net: str, inputs: int, outputs: int, seed: int) -> torch.nn.Module:

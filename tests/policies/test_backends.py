@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -297,3 +298,17 @@ def test_the_divergence_is_finite_at_a_probability_of_zero(backend):
     net.set_vector(new.numpy().astype(np.float32))
     kl = reference.terms(new, old)[0].item()
     assert kl > 1000 and net.outcome(rows).sums[0] == pytest.approx(kl, rel=1e-4)
+
+
+@BACKENDS
+def test_settings_that_change_between_updates_are_read_anew(backend):
+    """As --hook changes them: what is compiled must not keep the first ones."""
+    found = set()
+    for change in ({}, {"clip": 0.01}, {"ent_coef": 5.0}, {"lr": 1e-2}, {"epochs": 1}):
+        rank0 = Rank0(backend, BOX, minibatches=2)
+        obs, act, adv, _ = a_batch(BOX, 0)
+        rank0.policy.update(obs, act, adv)
+        rank0.policy.hyper = rank0.policy.net.hyper = replace(rank0.policy.hyper, **change)
+        rank0.policy.update(obs, act, adv)
+        found.add(rank0.policy.net.vector().tobytes())
+    assert len(found) == 5

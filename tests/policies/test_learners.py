@@ -19,7 +19,7 @@ from policies.data_parallel import Part
 from policies.hyper import Hyper
 from policies.learner import n_minibatches, shuffled, stream
 from policies.learners import Learners
-from trainer.config import parse
+from trainer.command_line import parse
 
 
 @BOTH

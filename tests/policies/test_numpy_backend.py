@@ -176,7 +176,7 @@ def test_a_batch_in_the_memory_of_the_one_before_is_another():
         for seed in (0, 1):
             obs, *others = a_batch(BOX, seed)
             memory[:] = obs
-            rank0.learners.learn(memory if reused else mlp.as_aligned(obs), *others)
+            rank0.learners.learn(memory if reused else obs, *others)
         states.append(rank0.state())
     assert_same_bits(states)
 
@@ -184,7 +184,6 @@ def test_a_batch_in_the_memory_of_the_one_before_is_another():
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_a_batch_is_copied_to_whole_cache_lines(dtype):
     theirs = np.arange(40, dtype=np.float64).reshape(10, 4)[1::2, ::-1]
-    ours = mlp.as_aligned(theirs, dtype)
+    ours = Rank0("numpy", BOX).policy.net.copied(theirs, dtype)
     np.testing.assert_array_equal(ours, theirs)
     assert ours.dtype == dtype and ours.flags.c_contiguous and ours.ctypes.data % 64 == 0
-    assert mlp.as_aligned(ours, dtype) is ours  # there is nothing to mend

@@ -8,7 +8,6 @@ import pytest
 from conftest import ROOT, run, skip_without_hosts
 
 PROGRAMS = {
-    "advice": "--repeats 1 --iterations 6 --only 'HalfCheetah-v5, trpo, 2x64'",
     "averaging": "--repeats 2 --ranks 2 --mpi mpich --policy 2x64",
     "gather": "--repeats 2 --ranks 2 --mpi mpich --rows 600",
     "bcast": "--repeats 2 --ranks 2 --mpi mpich --policy 2x64",

@@ -203,9 +203,40 @@ def test_an_evaluator_returns_results_with_their_versions():
     assert len(slow) < 7 and float(slow["7"]) > 100
 
 
+WANDB = """
+def init(project, config):
+    print("wandb", project, config["nprocs"])
+    return __import__("sys").modules[__name__]
+
+def log(row, step):
+    print("logged", row, step)
+
+def finish():
+    print("finished")
+"""
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_trackers_are_on_rank_0_alone(tmp_path, n):
+    (tmp_path / "wandb.py").write_text(WANDB)
+    folder, command = tmp_path / "events", [sys.executable, EXAMPLES / "trackers.py", "--nprocs", n, "--iterations", 3]
+    pytest.importorskip("tensorboardX")
+    done = run([*command, "--tensorboard", folder, "--wandb", "mine"], 100, {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0] == f"wandb mine {n}" and lines[-1] == "finished" and len(lines) == 2 + 2 * 3
+    assert [line.split()[-1] for line in lines if "logged" in line] == ["20", "40", "60"]
+    assert len(list(folder.iterdir())) == 1
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator(str(folder))
+    reader.Reload()
+    returns = [float(line.split()[-1]) for line in lines if "return" in line and "iteration" in line]
+    assert [event.value for event in reader.Scalars("return")] == pytest.approx(returns, abs=0.06)
+    assert [event.step for event in reader.Scalars("return")] == [20, 40, 60]
+
+
 def test_every_program_is_tried_and_in_the_readme():
-    shared = {"core", "core_tf1", "core_torch", "two_branch"}  # test_train_modes.py trains with the last one
-    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo", "async_evaluator"}
+    shared = {"core", "core_tf1", "core_torch", "two_branch", "hook"}  # tests/trainer/ trains with the last two
+    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo", "async_evaluator", "trackers"}
     adopted = {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
     assert programs == adopted | set(TEACHING)
     readme = (EXAMPLES / "README.md").read_text()

@@ -17,7 +17,7 @@ from conftest import ROOT, run
 from benchmarks import learning, learning_doc, record, tried
 from benchmarks import learning_results as results
 from benchmarks.learning_tasks import GROUPS, RANDOM, Task, tasks
-from trainer.config import parse
+from trainer.command_line import parse
 from trainer.run_folder import CHECKPOINT, load
 
 

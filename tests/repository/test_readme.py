@@ -18,7 +18,8 @@ from typing import NamedTuple
 import pytest
 from conftest import OPEN_MPI, ROOT, mpi_environment, run
 
-from trainer.config import Config, parse
+from trainer.command_line import parse
+from trainer.config import Config
 
 README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
@@ -247,12 +248,12 @@ def commands(page: str) -> list[list[str]]:
 
 
 def test_the_options_of_commands_exist():
-    options = {f"--{option.name}" for option in dataclasses.fields(Config)} | {"--seeds", "--preset"}
+    options = {f"--{option.name}" for option in dataclasses.fields(Config)} | {"--seeds", "--preset", "--config"}
     found = [words for page in PAGES for words in commands(page) if "train.py" in words[1] and "--watch" not in words]
     assert len(found) > 15
     for words in found:
         assert {word for word in words if word.startswith("--")} <= options, words
-        if not {"--resume", "--hosts", "--hostfile", "ENV"} & set(words):
+        if not {"--resume", "--hosts", "--hostfile", "--config", "ENV"} & set(words):
             parse(words[2:])
 
 

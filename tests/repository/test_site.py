@@ -29,7 +29,7 @@ OTHERS = re.compile(
     r"|python -m mpi_util|mpiexec by hand|example: python|Train a policy on N|the run: these may change"
     r"|mpi_util (stack|weight sync:)|Kinds of messages|Byte offset"
     # pictures' and the panel's labels, settings, lists of commands
-    r"|--total_steps 1000"
+    r"|outside lower"
     r"|(\w+ ){1,6}(num_cpu|num_env|max_steps|n_episodes|horizon|clip_ratio|update_epochs|net_arch|env_name)"
     r"|seed run_dir"
     r"|return in training|environment steps per|seconds of an|\[bold\]|KL \0, entropy|\0 \0 after \0; no limit"

@@ -18,9 +18,8 @@ from training import train
 from mpi_util.errors import UsageError
 from mpi_util_spinup import plot
 from policies.actor import Spec
-from trainer.config import parse
+from trainer.command_line import parse, plain
 from trainer.play import load_policy
-from trainer.presets import plain
 from trainer.seeds import numbers
 
 
@@ -62,14 +61,49 @@ def test_seeds_are_one_curve_with_mean_and_spread(tmp_path):
     table(tmp_path / "b", lr=3e-4)
     figure = plot.make_plots([tmp_path])
     (axes,) = figure.axes
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == ["Hopper-v4 ppo, lr 0.001 (2 runs)", "Hopper-v4 ppo, lr 0.0003"]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["ppo, lr 0.001 (2 runs)", "ppo, lr 0.0003"] and axes.get_title() == "Hopper-v4"
     first, second = axes.lines
     assert first.get_xdata().tolist() == list(range(200, 1001, 100))
     assert np.allclose(first.get_ydata(), np.arange(2, 11) + 1) and np.allclose(second.get_ydata(), np.arange(2, 11))
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == (2.0, 12.0)  # mean +- 1
+
+
+def test_a_single_run_is_a_smoothed_line_over_its_rows(tmp_path):
+    table(tmp_path / "a", seed=7, rows=200)
+    (axes,) = plot.make_plots([tmp_path / "a"], smooth=None).axes  # as on the command line
+    line, shadow = axes.lines
+    raw = np.arange(2, 201) + 7.0
+    assert np.allclose(shadow.get_ydata(), raw) and np.allclose(line.get_ydata()[2:-2], raw[2:-2] - 0.5)  # means of 4
+    assert shadow.get_alpha() < 0.5 and axes.get_title() == "Hopper-v4, ppo, seed 7"
+    assert axes.xaxis.get_major_formatter()(50_000) == "50k" and axes.xaxis.get_major_formatter()(1e6) == "1M"
+    (axes,) = plot.make_plots([tmp_path / "a"]).axes
+    assert len(axes.lines) == 1 and not axes.yaxis.get_major_formatter().get_useOffset()
+
+
+@pytest.mark.parametrize("n, shape", [(1, (1, 1)), (2, (1, 2)), (4, (2, 2)), (5, (2, 3))])
+def test_each_environment_has_a_panel_and_the_legend_covers_none(tmp_path, n, shape):
+    for i in range(n):
+        for seed in (0, 1):
+            table(tmp_path / f"{i}-{seed}", seed, env=f"Env{i}-v0", lam=0.9 + i / 100)
+    table(tmp_path / "trpo", env="Env0-v0", algo="trpo", lam=0.9)
+    for style, width in (("screen", 7.0), ("paper", 3.3)):
+        figure = plot.make_plots([tmp_path], style=style)
+        drawn = [axes for axes in figure.axes if axes.lines]
+        assert [axes.get_title().split(",")[0] for axes in drawn] == [f"Env{i}-v0" for i in range(n)]
+        assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == shape
+        assert {line.get_color() for axes in drawn[1:] for line in axes.lines} <= {
+            "C0",
+            "C1",
+        }  # of a group the same one
+        names = {text.get_text() for text in figure.legends[0].get_texts()}
+        assert names == {"ppo (2 runs)", "trpo"}  # not lam, which is another one in each environment
+        figure.draw_without_rendering()
+        legend = figure.legends[0].get_window_extent()
+        assert not any(legend.overlaps(axes.get_tightbbox()) for axes in drawn)
+        assert n > 1 or figure.get_figwidth() == width
 
 
 @pytest.mark.slow
@@ -86,6 +120,8 @@ def test_plots_from_the_command_line(tmp_path):
     }.items():
         done = plotted(*arguments, status=2, cwd=tmp_path)
         assert problem in done.err and done.err.count("\n") == 1
+    done = plotted("a", "--style", "paper", "--out", "c.pdf", cwd=tmp_path)
+    assert b"/TrueType" in (tmp_path / "c.pdf").read_bytes() or b"/Type42" in (tmp_path / "c.pdf").read_bytes()
     with pytest.raises(UsageError, match="no run is left"):
         plot.make_plots([tmp_path / "a"], select=["other"])
 

@@ -17,7 +17,7 @@ from mpi_util_spinup import files
 from mpi_util_spinup.play_policy import load_policy_and_env
 from policies.actor import init_params
 from policies.data_parallel import ALONE
-from trainer.config import parse
+from trainer.command_line import parse
 from trainer.play import load_policy
 from trainer.rollout import empty_batch
 from trainer.run import build_envs

@@ -19,7 +19,8 @@ from conftest import ROOT, mpi_environment, run
 from training import EPISODES, FRESH, ODD, SEGMENTS, rows, start, train, wait_for_row
 
 from policies.actor import Spec
-from trainer.config import Config, parse
+from trainer.command_line import parse
+from trainer.config import Config
 from trainer.environment import check_env
 from trainer.record import TIME_COLUMNS, Record, python_command
 from trainer.run_folder import load

@@ -153,7 +153,7 @@ def test_failures_in_one_episode_are_no_failures_in_a_row(capsys):
         runner.env.step = fail
         expected, found = calm.run(5)[0], runner.run(5)[0]
         assert all(np.array_equal(expected[key], found[key]) for key in expected if key != "work")
-        assert found["work"][0, 3] == 1
+        assert found["work"][0, 1] == 1
     line = "train.py: episode 4/2: RuntimeError: no step for (2,); run again in a new environment\n"
     assert capsys.readouterr().err == 4 * line
 
@@ -342,8 +342,8 @@ def test_the_seconds_of_a_segment_are_counted_once():
         runner.env.step = lambda action, step=step: (time.sleep(2e-3), step(action))[1]
     collector = SegmentCollector(runner.config, runner.control, runner.actor, runners, False, {})
     work = np.concatenate([batch["work"] for batch in collector.collect().values()])
-    seconds, asleep, sleeps, restarts = work.sum(axis=0)
-    assert 0.02 < asleep < seconds < 0.5 and sleeps >= 10 and restarts == 0
+    seconds, restarts = work.sum(axis=0)
+    assert 0.04 < seconds < 0.5 and restarts == 0
     assert work[1:].sum() == 0.0
 
 

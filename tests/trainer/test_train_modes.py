@@ -11,7 +11,8 @@ from conftest import ROOT
 from training import rows, train
 
 from policies.actor import Spec
-from trainer.config import Config, parse
+from trainer.command_line import parse
+from trainer.config import Config
 from trainer.environment import make_env
 from trainer.record import Record
 from trainer.run_folder import load
@@ -320,7 +321,7 @@ def test_ones_own_network_gives_the_same_bits_and_resumes(tmp_path):
 
 BAD_NETWORKS = {
     "no module": ("no_such_module:network", "No module named 'no_such_module'"),
-    "no colon": ("examples.two_branch", "write MODULE:FUNCTION, such as mynets:network"),
+    "no colon": ("examples.two_branch", "write MODULE:FUNCTION, for a function in"),
     "no function": ("examples.two_branch:nothing", "has no attribute 'nothing'"),
     "another shape": ("tests.envs:wrong_network", "maps (2, 11) to (2, 7); it must be (2, 3)"),
     "no module of torch": ("tests.envs:Moody", "the policy network: "),

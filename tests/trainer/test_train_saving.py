@@ -17,7 +17,8 @@ from safetensors.numpy import save
 from training import rows, train, wait_for_row
 
 from policies.actor import Spec
-from trainer.config import Config, parse
+from trainer.command_line import parse
+from trainer.config import Config
 from trainer.record import Record
 from trainer.run_folder import CHECKPOINT, META, RunFolder, checkpoints, load, load_checkpoint
 

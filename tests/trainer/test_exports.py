@@ -1,0 +1,40 @@
+"""What train.py writes for other programs is read by them."""
+
+import json
+import math
+
+import pytest
+from conftest import ROOT
+from training import train
+
+from trainer import play
+from trainer.run_folder import load
+
+POLICIES = ROOT / "examples" / "policies"
+
+
+def test_tensorboard_reads_its_files(tmp_path):
+    pytest.importorskip("tensorboardX")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    work = ["CartPole-v1", "--batch_steps", 64, "--num_envs", 2, "--tensorboard", "--run_dir", tmp_path / "run"]
+    train(*work, "--total_steps", 128)
+    train("--resume", tmp_path / "run", "--total_steps", 256, "--nprocs", 2)
+    reader = accumulator.EventAccumulator(str(tmp_path / "run"))
+    reader.Reload()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    assert {"AverageEpRet", "KL", "StepsPerSecond"} <= set(reader.Tags()["scalars"]) and len(rows) == 4
+    for name in reader.Tags()["scalars"]:
+        found = {event.step: event.value for event in reader.Scalars(name)}
+        there = {row["TotalEnvInteracts"]: row[name] for row in rows if row[name] is not None}
+        assert found.keys() == there.keys() and all(math.isclose(found[t], there[t], rel_tol=1e-6) for t in there), name
+
+
+@pytest.mark.parametrize("path", sorted(POLICIES.iterdir()), ids=lambda path: path.name)
+def test_a_kept_policy_plays_well_and_is_small(path, capsys):
+    """Each is what the defaults learned; the least return is far beyond what an untrained policy reaches."""
+    least = {"HalfCheetah-v5": 3000.0, "Hopper-v5": 1000.0, "Walker2d-v5": 3000.0}[path.name]
+    (file,) = path.iterdir()
+    assert file.stat().st_size < 200_000 and load(file)[1]["env"] == path.name
+    assert play.main(["--watch", str(path), "--episodes", "1", "--no_window"]) == 0
+    assert float(capsys.readouterr().out.split("return ")[1].split(", ")[0].replace(",", "")) > least
+    assert path.name in play.listed(POLICIES) and f"{load(file)[1]['test_ret']:,.1f}" in play.listed(POLICIES)
