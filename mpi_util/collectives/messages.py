@@ -158,10 +158,13 @@ class Messages:
                 if isinstance(data, MpiUtilError):
                     raise data
                 return data
-            elif kind == ERROR:
-                raise payload
             elif kind != CALL or not self.is_late(source, message):
-                raise RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
+                self.inbox[source] = [message, *self.inbox.get(source, ())]  # of the call in which it is now
+                raise (
+                    payload
+                    if kind == ERROR
+                    else RankMismatchError(f"{op}: rank {source} did not finish it, and went on to {payload[0]}")
+                )
         raise self.left_error(op, source)
 
     def fail(self, op: str, error: Exception, ranks: Iterable[int]) -> None:

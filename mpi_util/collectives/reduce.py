@@ -169,5 +169,5 @@ def _add_up(channel: Channel, own: _Sum) -> np.ndarray:
         rows = answer.block.reshape(channel.size, -1)
         return channel.spread_sources(own.layout.nbytes, lambda total: own.combine(rows, total))
 
-    source = channel.agree(own.op + SECOND, lambda: channel.collect(own.op, answer, own.addends), add)
-    return channel.spread(own.op, source)
+    op = own.op + SECOND
+    return channel.spread(op, channel.agree(op, lambda: channel.collect(op, answer, own.addends), add))
