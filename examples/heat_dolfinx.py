@@ -67,10 +67,6 @@ class Heat(gym.Env):
         return obs, -float(np.abs(obs[:-1] - self.wanted).mean()), False, self.t == STEPS, {}
 
 
-def make(comm: Any = None) -> Heat:
-    """The environment on the ranks of a communicator, or on this process alone."""
-    if comm is None:
-        from mpi4py import MPI
-
-        comm = MPI.COMM_SELF
+def make(comm: Any) -> Heat:
+    """The environment on the ranks of a communicator of mpi4py."""
     return Heat(comm)

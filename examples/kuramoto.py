@@ -97,10 +97,6 @@ class Kuramoto(gym.Env):
         return np.concatenate(self.comm.allgather(self.u[HALO:-HALO]))
 
 
-def make(comm: Any = None, lengths: int = 1) -> Kuramoto:
-    """The environment on the ranks of a communicator, or on this process alone."""
-    if comm is None:
-        from mpi4py import MPI
-
-        comm = MPI.COMM_SELF
+def make(comm: Any, lengths: int = 1) -> Kuramoto:
+    """The environment on the ranks of a communicator of mpi4py."""
     return Kuramoto(comm, lengths)
