@@ -18,6 +18,7 @@ import numpy as np
 import mpi_util
 
 RANKS = 2
+MPIRUN = shutil.which("mpirun.openmpi") or "mpirun"  # OpenFOAM's; Debian's name, as a venv has an mpirun of its own
 SECONDS, STEPS = 0.05, 10  # of flow in a step; steps of an episode
 PROBES = ((0.05, 0.08, 0.005), (0.02, 0.05, 0.005), (0.05, 0.02, 0.005), (0.08, 0.05, 0.005))
 TARGET = 2  # the probe whose speed along x is wanted: below the vortex, where the flow goes against the lid
@@ -92,7 +93,7 @@ class Cavity(gym.Env):
         self.move(float(action[0]))
         start, self.t = self.time(), self.t + 1
         self.write("system/controlDict")
-        self.call(["mpirun", "-np", str(RANKS), "icoFoam", "-parallel"])
+        self.call([MPIRUN, "-np", str(RANKS), "icoFoam", "-parallel"])
         lines = (self.case / f"postProcessing/probes/{start}/U").read_text().splitlines()
         speeds = np.array([line.split(")")[i].split("(")[1].split() for line in lines[-1:] for i in range(len(PROBES))])
         speeds = speeds.astype(np.float64)
@@ -135,7 +136,8 @@ class Cavity(gym.Env):
 
 
 def make(**arguments: Any) -> Cavity:
-    """The environment; OpenFOAM's own start-up file is not needed where its programs are in PATH."""
+    """The environment. OpenFOAM's programs are in PATH, as Debian has them, or its etc/bashrc has been sourced."""
+    os.environ.setdefault("WM_PROJECT_DIR", "/usr/share/openfoam")
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")  # in a container
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     return Cavity(**arguments)

@@ -5,7 +5,7 @@
 
     u_t = -u u_x - u_xx - u_xxxx + sum_i a_i g(x - x_i)        on a ring of length 22, where it is chaotic
 
-Four actuators g push the flow; eight sensors show its mean over an eighth of the ring. The reward of a step is
+Four actuators g push the flow, one part against the others; eight sensors show its mean over an eighth of the ring. The reward of a step is
 1 - mean(u^2) - 0.1 mean(a^2): about -0.7 without control, 1 for a flow at rest (Bucci et al. 2019, arXiv:1906.07672).
 
 Each rank has its part of the ring, and gets two points of each neighbour before a time step. Sums are made in the order
@@ -45,7 +45,8 @@ class Kuramoto(gym.Env):
         centres = (np.arange(ACTUATORS) + 0.5) * length / ACTUATORS
         apart = np.abs(np.arange(self.points) * self.dx - centres[:, None])
         apart = np.minimum(apart, length - apart)  # the shorter way round the ring
-        self.actuators = np.exp(-0.5 * (apart / WIDTH) ** 2)[:, self.own]
+        push = np.exp(-0.5 * (apart / WIDTH) ** 2)
+        self.actuators = (push - push.mean(axis=1, keepdims=True))[:, self.own]  # they leave the mean of u as it is
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)

@@ -66,12 +66,16 @@ int main(int argc, char **argv) {
     }
     n = POINTS / size;
     dx = LENGTH / POINTS;
-    for (int a = 0; a < ACTUATORS; a++)
-        for (int i = 0; i < n; i++) {
-            double apart = fabs((rank * n + i) * dx - (a + 0.5) * LENGTH / ACTUATORS);
+    for (int a = 0; a < ACTUATORS; a++) {
+        double push[POINTS], mean = 0.0;
+        for (int i = 0; i < POINTS; i++) {
+            double apart = fabs(i * dx - (a + 0.5) * LENGTH / ACTUATORS);
             double nearer = fmin(apart, LENGTH - apart) / WIDTH;
-            shapes[a][i] = exp(-0.5 * nearer * nearer);
+            push[i] = exp(-0.5 * nearer * nearer);
+            mean += push[i] / POINTS;
         }
+        for (int i = 0; i < n; i++) shapes[a][i] = push[rank * n + i] - mean;
+    }
     for (;;) {
         MPI_Bcast(message, 1 + ACTUATORS, MPI_DOUBLE, 0, MPI_COMM_WORLD);
         if (message[0] == STOP) break;
