@@ -11,17 +11,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import ufl
-from dolfinx import cpp, fem, mesh
+from dolfinx import fem, mesh
 from petsc4py import PETSc
 
 PLACES = ((0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75))  # of a heater g_i, which is a thermometer too
 WIDTH, CELLS, TIME_STEP, STEPS = 0.12, 24, 0.02, 20
-
-
-def stripes(comm: Any, n: int, tdim: int, cells: Any, ghosting: bool) -> Any:
-    """Which rank has each cell: by its number, as the partition that DOLFINx makes is not the same in every run."""
-    total, first = comm.allreduce(cells.num_nodes), comm.exscan(cells.num_nodes) or 0
-    return cpp.graph.AdjacencyList_int32([[(first + i) * n // total] for i in range(cells.num_nodes)])
 
 
 class Heat(gym.Env):
@@ -32,7 +26,7 @@ class Heat(gym.Env):
 
     def __init__(self, comm: Any):
         self.comm = comm
-        domain = mesh.create_unit_square(comm, CELLS, CELLS, ghost_mode=mesh.GhostMode.none, partitioner=stripes)
+        domain = mesh.create_unit_square(comm, CELLS, CELLS)
         space = fem.FunctionSpace(domain, ("Lagrange", 1))
         edge = fem.locate_dofs_geometrical(space, lambda x: np.isclose(x[0] * (1 - x[0]) * x[1] * (1 - x[1]), 0.0))
         zero = fem.dirichletbc(PETSc.ScalarType(0.0), edge, space)

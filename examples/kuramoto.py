@@ -5,8 +5,9 @@
 
     u_t = -u u_x - u_xx - u_xxxx + sum_i a_i g(x - x_i)        on a ring of length 22, where it is chaotic
 
-Four actuators g push the flow, one part against the others; eight sensors show its mean over an eighth of the ring. The reward of a step is
-1 - mean(u^2) - 0.1 mean(a^2): about -0.7 without control, 1 for a flow at rest (Bucci et al. 2019, arXiv:1906.07672).
+Four actuators g push the flow, one part against the others; eight sensors show its mean over an eighth of the ring. The
+reward of a step is 1 - mean(u^2) - 0.1 mean(a^2): about -0.7 without control, 1 for a flow at rest (Bucci et al. 2019,
+arXiv:1906.07672).
 
 Each rank has its part of the ring, and gets two points of each neighbour before a time step. Sums are made in the order
 of the sensors, so that the bits are the same for 1, 2, 4 and 8 ranks.
