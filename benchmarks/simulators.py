@@ -216,7 +216,9 @@ def waiting(args: argparse.Namespace, pause: bool) -> float:
     """% of a core that the processes of a simulator take, while it is not called."""
     (mpi,), busy = args.mpi, [sys.executable, "-c", f"from {MODULE} import solve; solve()"]
     command = [*LAUNCHERS[mpi], "-n", "1", *served("polling"), "--ranks", "1", ":", "-n", "1", *busy]
-    env = mpi_util.simulator(command=command, pause=pause, env=record.mpi_environment(mpi))
+    if mpi == "openmpi":
+        command = ["env", f"MPI4PY_LIBMPI={record.OPEN_MPI}", *command]
+    env = mpi_util.simulator(command=command, pause=pause)
     env.reset(seed=0)
     env.step(np.zeros(4, np.float32))
     time.sleep(0.5)

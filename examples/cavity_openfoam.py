@@ -120,14 +120,14 @@ class Cavity(gym.Env):
         """Runs a program of OpenFOAM in the case's folder.
 
         Raises:
-            RuntimeError: it failed, or took longer than the time-out; the last lines of its output.
+            RuntimeError: it failed; the last lines of its output.
+            subprocess.TimeoutExpired: it took longer than the time-out.
         """
         solver = mpi_util.solver(command, cwd=self.case)
         try:
             status = solver.wait(self.timeout)
-        except TimeoutError:
-            solver.kill()
-            raise
+        finally:
+            solver.kill()  # what hangs, after an error of `wait`, or is left
         if status:
             raise RuntimeError(f"{' '.join(command)} ended with status {status}:\n{solver.tail()}")
 
@@ -138,6 +138,7 @@ class Cavity(gym.Env):
 def make(**arguments: Any) -> Cavity:
     """The environment. OpenFOAM's programs are in PATH, as Debian has them, or its etc/bashrc has been sourced."""
     os.environ.setdefault("WM_PROJECT_DIR", "/usr/share/openfoam")
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # else ranks that outnumber cores wait for each other
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")  # in a container
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     return Cavity(**arguments)

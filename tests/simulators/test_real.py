@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from conftest import LAUNCHER, ROOT, mpi_environment, run
 
 LIMIT_S = 200
 FLOW = [sys.executable, "examples/simulators.py", "--iterations", "4", "--candidates", "12"]
-SERVE = f"{sys.executable} -m mpi_util.serve"
+SERVE, FLOWS = [sys.executable, "-m", "mpi_util.serve"], "examples.kuramoto:make"
+OPTIONS = {"mpich": [], "openmpi": ["--allow-run-as-root", "--oversubscribe"]}
 # One worker, or more, takes each of SEEDS, and prints a checksum of what it saw, which does not depend on who took it.
 PLAY = """
 import importlib, json, sys
@@ -43,6 +45,10 @@ env.close()
 """
 
 
+def with_variables(variables: dict[str, str], *command: str) -> list[str]:
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
+
+
 def checksum(command: list, **more) -> str:
     done = run(command, LIMIT_S, **more)
     assert done.status == 0, f"{done.out}\n{done.err}"
@@ -68,11 +74,8 @@ def test_a_flow_has_the_same_bits_on_any_workers_and_ranks(n, k):
 
 @pytest.mark.slow
 def test_a_flow_has_the_same_bits_as_a_process(mpi):
-    launcher = LAUNCHER[mpi]
-    options = {"mpich": "", "openmpi": "--allow-run-as-root --oversubscribe"}[mpi]
-    given = " ".join(f"{name}={value}" for name, value in mpi_environment(mpi).items())
-    command = f"env {given} OMPI_MCA_mpi_yield_when_idle=1 {launcher} {options} -n 2 {SERVE} examples.kuramoto:make"
-    assert checksum([*FLOW, "--command", command]) == checksum([*FLOW, "--nprocs", 1])
+    command = with_variables(mpi_environment(mpi), str(LAUNCHER[mpi]), *OPTIONS[mpi], "-n", "2", *SERVE, FLOWS)
+    assert checksum([*FLOW, "--command", shlex.join(command)]) == checksum([*FLOW, "--nprocs", 1])
 
 
 @pytest.mark.slow
@@ -83,13 +86,13 @@ def test_a_controller_and_a_solver_in_c_share_comm_world(mpi, k, tmp_path):
         pytest.skip(f"no {mpicc}, or no gcc")
     solver = tmp_path / "kuramoto_solver"
     subprocess.run([mpicc, "-O2", "-o", solver, "examples/kuramoto_solver.c", "-lm"], cwd=ROOT, check=True)
-    options = {"mpich": [], "openmpi": ["--allow-run-as-root", "--oversubscribe"]}[mpi]
-    command = [str(LAUNCHER[mpi]), *options, "-n", "1", *SERVE.split(), "examples.kuramoto_mpmd:make", "--ranks", "1"]
-    command += [":", "-n", str(k), str(solver)]
-    one, two = (play(n, tmp_path, command=command, env=mpi_environment(mpi)) for n in (1, 2))
+    controller = ["-n", "1", *SERVE, "examples.kuramoto_mpmd:make", "--ranks", "1"]
+    together = [str(LAUNCHER[mpi]), *OPTIONS[mpi], *controller, ":", "-n", str(k), str(solver)]
+    command = with_variables(mpi_environment(mpi), *together)
+    one, two = (play(n, tmp_path, command=command) for n in (1, 2))
     assert one == two
     (in_python := tmp_path / "python").mkdir()
-    play(1, in_python, command=[*SERVE.split(), "examples.kuramoto:make"])
+    play(1, in_python, command=[*SERVE, FLOWS])
     np.testing.assert_allclose(np.load(tmp_path / "obs-1.npy"), np.load(in_python / "obs-1.npy"), atol=1e-9)
 
 
@@ -117,8 +120,8 @@ def test_dolfinx_under_an_mpi_and_a_python_of_its_own(tmp_path):
     env |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
     seen = {}
     for k in (1, 2):
-        command = ["mpirun.openmpi", "-n", str(k), DEBIAN, "-m", "mpi_util.serve", "examples.heat_dolfinx:make"]
-        one, two = (play(n, tmp_path, command=command, env=env) for n in (1, 2))
+        serve = ["mpirun.openmpi", "-n", str(k), DEBIAN, "-m", "mpi_util.serve", "examples.heat_dolfinx:make"]
+        one, two = (play(n, tmp_path, command=with_variables(env, *serve)) for n in (1, 2))
         seen[k] = np.load(tmp_path / "obs-1.npy")
         assert one == two or k > 1  # DOLFINx does not share a mesh among ranks in the same way each time
     np.testing.assert_allclose(seen[1], seen[2], atol=1e-6)
