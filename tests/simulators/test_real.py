@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
