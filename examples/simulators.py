@@ -24,7 +24,7 @@ args = parser.parse_args()
 if mpi_util.mpi_fork(args.nprocs, ranks_per_env=args.ranks_per_env) == "parent":  # +
     sys.exit()  # +
 
-from examples.kuramoto import make
+from kuramoto import make
 
 # Only workers come further: the other ranks of a team serve them.
 env = mpi_util.simulator(command=args.command) if args.command else mpi_util.simulator(make)  # +
