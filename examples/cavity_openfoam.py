@@ -82,14 +82,16 @@ class Cavity(gym.Env):
         self.call(["blockMesh"])
         self.call(["decomposePar"])
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.wanted, self.t = float(self.np_random.uniform(-0.15, -0.05)), 0
         for path in [*self.case.glob("processor*/0.*"), *self.case.glob("postProcessing")]:
             shutil.rmtree(path)
         return np.append(np.zeros(2 * len(PROBES)), self.wanted), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.move(float(action[0]))
         start, self.t = self.time(), self.t + 1
         self.write("system/controlDict")

@@ -57,14 +57,16 @@ class Heat(gym.Env):
             seen.append(self.sum(self.seen) / self.sum(self.weight))
         return np.array([*seen, self.wanted])
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.wanted = self.comm.bcast(float(self.np_random.uniform(0.2, 0.8)))
         self.u.x.array[:] = 0.0
         self.t = 0
         return self.look(), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.heat.value[:] = action
         self.problem.solve()
         self.u.x.scatter_forward()

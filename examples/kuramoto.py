@@ -49,7 +49,9 @@ class Kuramoto(gym.Env):
         push = np.exp(-0.5 * (apart / WIDTH) ** 2)
         self.actuators = (push - push.mean(axis=1, keepdims=True))[:, self.own]  # they leave the mean of u as it is
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         waves = np.arange(1, 5)[:, None] * np.linspace(0.0, 2.0 * np.pi, self.points, endpoint=False)
         size = self.np_random.normal(size=(2, 4, 1))
@@ -59,7 +61,7 @@ class Kuramoto(gym.Env):
             self.advance(np.zeros(ACTUATORS))
         return self.look()[0], {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.advance(action)
         self.t += 1
         obs, energy = self.look()

@@ -10,6 +10,7 @@ from where it stands. Results are bit-identical for any number of workers. Lines
 
 import argparse
 import sys
+from typing import Any
 
 import mpi_util  # +
 
@@ -34,12 +35,12 @@ import numpy as np
 policy = {"mean": np.zeros(8), "std": np.ones(8)}
 
 
-def act(weights: np.ndarray, obs: np.ndarray) -> np.ndarray:
+def act(weights: np.ndarray, obs: np.ndarray) -> Any:
     """Shape (4,): what each actuator does."""
     return np.clip([weights @ np.roll(obs, -2 * i) for i in range(4)], -1.0, 1.0)
 
 
-def evaluate(seed: int, rng: np.random.Generator) -> dict:
+def evaluate(seed: int, rng: np.random.Generator) -> dict[str, Any]:
     """The weights of one candidate, and what it returned in an episode."""
     weights = rng.normal(policy["mean"], policy["std"])
     obs, ret, over = env.reset(seed=seed)[0], 0.0, False
