@@ -1,6 +1,6 @@
 """Control of the Kuramoto-Sivashinsky equation: an environment that is an MPI program.
 
-    python train.py examples.kuramoto:make --nprocs 2                    # 2 workers; one rank steps an environment
+    python train.py examples.kuramoto:make --nprocs 2 --ranks_per_env 1  # 2 workers; one rank steps an environment
     python train.py examples.kuramoto:make --nprocs 4 --ranks_per_env 2  # 2 workers; two ranks step one together
 
     u_t = -u u_x - u_xx - u_xxxx + sum_i a_i g(x - x_i)        on a ring of length 22, where it is chaotic
