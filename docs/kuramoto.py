@@ -1,7 +1,7 @@
 """Makes the picture of docs/simulators.md: what train.py learns on a flow that several ranks step together.
 
 python train.py examples.kuramoto:make --nprocs 2 --ranks_per_env 1 --total_steps 200000 --name kuramoto
-python docs/kuramoto.py runs/examples.kuramoto:make/kuramoto-s0 docs/kuramoto.png
+python docs/kuramoto.py runs/examples.kuramoto-make/kuramoto-s0 docs/kuramoto.png
 """
 
 import argparse

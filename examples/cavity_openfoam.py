@@ -1,6 +1,6 @@
 """OpenFOAM as an environment: the lid of a cavity is moved so that the flow at a probe gets a wanted speed.
 
-    python train.py examples.cavity_openfoam:make --nprocs 2 --ranks_per_env 1  # each worker runs `mpirun -np 2 icoFoam`
+    python train.py examples.cavity_openfoam:make --nprocs 2 --ranks_per_env 1  # each starts `mpirun -np 2 icoFoam`
 
 Each step writes the action into a file that the boundary condition reads, runs icoFoam on two ranks from the last time
 that it wrote, and reads the probes. Needs OpenFOAM 1912 or later of openfoam.com (Debian: apt-get install openfoam).
