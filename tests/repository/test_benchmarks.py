@@ -24,6 +24,7 @@ PROGRAMS = {
     "machines": "--repeats 1 --mpi mpich --hosts h1:1,h2:1 --most 2",
     "memory": "--repeats 1 --ranks 2",
     "examples": "--repeats 1 --only same_bits --iterations 2 --options=--episodes=10",
+    "simulators": "--repeats 1 --mpi mpich --calls 20 --steps 2 --lengths 1",
     "sleeping": "--repeats 1 --ranks 1,3 --episodes 2",
     "wide_actor": "--repeats 1 --only HalfCheetah-v4 --steps 4",
     "update": "--repeats 1 --frameworks numpy",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
-from markdown_pages import fenced, sections, side
+from markdown_pages import blocks, fenced, sections, side
 
 from mpi_util_spinup.logx import load_weights
 
@@ -115,6 +115,9 @@ TEACHING = {
 }
 
 
+SIMULATORS = {"simulators", "kuramoto", "kuramoto_mpmd", "cavity_openfoam", "heat_dolfinx"}  # in tests/simulators
+
+
 def read(out: str) -> tuple[list[float], str]:
     """The mean returns that a program printed, and the checksum of its weights, which is its last line."""
     returns = [float(x) for x in re.findall(r"^iteration \d+: return (\S+?),? ", out, re.MULTILINE)]
@@ -177,6 +180,12 @@ def test_what_the_docs_show_is_in_the_programs():
     assert plain and not {line.strip() for line in plain} - {line.partition("  #")[0] for line in everywhere}
 
 
+def test_what_the_page_on_simulators_shows_is_in_the_programs():
+    shown = "\n".join(blocks((ROOT / "docs" / "simulators.md").read_text(), "python")).splitlines()
+    there = {line for name in SIMULATORS for line in code((EXAMPLES / f"{name}.py").read_text())}
+    assert len(shown) > 15 and not set(shown) - there
+
+
 @pytest.mark.slow
 def test_the_program_before_adopting_learns_too(tmp_path):
     program = tmp_path / "before.py"
@@ -236,11 +245,12 @@ def test_trackers_are_on_rank_0_alone(tmp_path, n):
 
 def test_every_program_is_tried_and_in_the_readme():
     shared = {"core", "core_tf1", "core_torch", "two_branch", "hook"}  # tests/trainer/ trains with the last two
-    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - {"sb3_ppo", "async_evaluator", "trackers"}
+    programs = {path.stem for path in EXAMPLES.glob("*.py")} - shared - SIMULATORS
+    programs -= {"sb3_ppo", "async_evaluator", "trackers"}
     adopted = {f"adopt_{name}" for name in SPINNING_UP} | {"adopt_2017", "adopt_test_policy"}
     assert programs == adopted | set(TEACHING)
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"`{program}.py`" in readme for program in programs)
+    assert all(f"`{program}.py`" in readme for program in programs | SIMULATORS)
 
 
 def test_the_table_is_the_one_that_the_benchmark_prints():
