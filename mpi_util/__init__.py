@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .ranks.seeding import rank_seed, seed_of, set_global_seeds, stream
     from .ranks.watchdog import watchdog
     from .simulators.environment import simulator
-    from .simulators.solver import solver
+    from .simulators.process import solver
 
 __version__ = "0.1.0"
 
@@ -52,9 +52,9 @@ weights_version: int  # how often weights have been sent to all ranks: by rank0_
 
 __all__ = [
     "BatchError", "Collected", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases",
-    "RankLeftError", "RankMismatchError", "Rollout", "SimulatorError", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError",
-    "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast",
-    "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
+    "RankLeftError", "RankMismatchError", "Rollout", "SimulatorError", "StopRequest", "SyncTimeoutError",
+    "UsageError", "WeightsError", "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean",
+    "all_sum", "bcast", "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
     "mpi_fork", "msg", "nslots", "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts",
     "rank0_gather", "rank_seed", "restarts", "rollouts", "saved", "seed_of", "set_global_seeds",
     "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog", "weights_version",
@@ -81,7 +81,7 @@ _LOADED_WHEN_READ = {
     "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing
     "ranks.watchdog": ["watchdog"],
     "simulators.environment": ["simulator"],
-    "simulators.solver": ["solver"],
+    "simulators.process": ["solver"],
     "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}

@@ -90,7 +90,7 @@ class WorkerLeftError(MpiUtilError):
 
 
 class SimulatorError(MpiUtilError):
-    """A simulator failed, has ended, or did not answer in time. The message names its worker and shows its last lines."""
+    """A simulator failed, has ended, or was not done in time. The message has its worker, and what it said last."""
 
 
 class SyncTimeoutError(MpiUtilError, TimeoutError):

@@ -71,7 +71,7 @@ def mpi_fork(
         HostError: hosts cannot be used: each is named, with the reason. Nothing has been started.
         LaunchError: no MPI library, or no launcher that belongs to it, or no script to be started again, or the system
             refuses what `n` ranks need, such as open files.
-        UsageError: a number that is not a count; another `output`; a number of ranks that `ranks_per_env` does not divide.
+        UsageError: a number that is not a count; another `output`; `ranks_per_env` does not divide the ranks.
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it; with `exit`, also with status 0.
     """
@@ -94,8 +94,8 @@ def mpi_fork(
             share = ("XLA_CLIENT_MEM_FRACTION", str(gpu_pct)) if gpu_pct else ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
             os.environ.update([share])
         # from here on each rank knows when another ends, however early
-        open_teams(ranks_per_env) if (ranks_per_env or 1) > 1 else channel_of()
         state(Role).ranks_per_env = ranks_per_env or 0
+        open_teams(ranks_per_env) if ranks_per_env and ranks_per_env > 1 else channel_of()
         state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")

@@ -1,6 +1,4 @@
-"""Environments that are MPI programs themselves: on several ranks of the job, or started by a command.
+"""Environments that are MPI programs themselves, in each rank of one. A copy may lack it, and serve.py with it.
 
-It runs in each worker, in the members of its team, and, served.py, in what a command has started. A copy may leave the
-folder out, and serve.py with it. May import `launch`, `collectives`, `ranks`, `arrays`, `host` and `errors`.
-Read first: environment.py, team.py, process.py.
+May import `launch`, `collectives`, `ranks`, `arrays`, `host` and `errors`. Read first: environment.py, team.py.
 """
