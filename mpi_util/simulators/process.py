@@ -199,7 +199,7 @@ class Process:
             return rest[0]
         if (request.what, rest[0]) == ("get", "AttributeError"):
             raise AttributeError(request.name)
-        raise SimulatorError(f"{self._name} failed in {request.doing}:\n{rest[1]}")
+        raise SimulatorError(f"{self._name} failed in {request.doing}:{_set_off(rest[1])}")
 
     def _answer(self, doing: str, limit: float) -> Any:
         number = 0
@@ -239,8 +239,7 @@ class Process:
             code = self.solver.wait(patience_s)
             what += f" with status {code}" if code >= 0 else f" by signal {-code}"
         self.solver.kill()
-        said = self.solver.tail().replace("\n", "\n  ")
-        self._ended = f"{self._name} {what}, in {doing}; it said last\n  {said or '(nothing)'}"
+        self._ended = f"{self._name} {what}, in {doing}; it said last:{_set_off(self.solver.tail() or '(nothing)')}"
         raise SimulatorError(self._ended)
 
     def _close(self) -> None:
@@ -258,6 +257,10 @@ class Process:
             if pause and idle and not self.solver.paused:
                 self.solver.pause()
         return not self._ended
+
+
+def _set_off(text: str) -> str:
+    return f" {text}" if "\n" not in text else "\n  " + text.replace("\n", "\n  ")
 
 
 def _look_after(process: "weakref.ref[Process]", pause: bool) -> None:

@@ -38,7 +38,7 @@ class Coupled(gymnasium.Env):
         super().reset(seed=seed)
         cells, i, k = self.np_random.normal(size=CELLS), self.comm.Get_rank(), self.comm.Get_size()
         self.mine, self.n = cells[CELLS * i // k : CELLS * (i + 1) // k], 0
-        fault = options if options and options["rank"] == i else {}
+        fault = options if options and options["rank"] in (None, i) else {}
         self.fault = fault.get("fault", "")
         return self.whole(), {"ranks": np.int64(k)}
 

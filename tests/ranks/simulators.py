@@ -19,6 +19,8 @@ if mpi_util.mpi_fork(n, ranks_per_env=k if coupling == "team" else None) == "par
     sys.exit()
 import coupled
 
+from mpi_util.host import reap
+
 HERE = Path(__file__).parent
 LAUNCHER = os.environ.get("TEST_LAUNCHER", "mpiexec").split()
 SERVE = [*LAUNCHER, "-n", str(k)] * (k > 1) + [sys.executable, "-m", "mpi_util.serve"]
@@ -114,7 +116,7 @@ def flood():
     env.reset(seed=1)
     env.close()
     time.sleep(0.2)
-    print("left behind", os.path.exists(f"/proc/{left}"))
+    print("left behind", reap.is_alive(left))
 
 
 def killed():
