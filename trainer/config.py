@@ -36,7 +36,15 @@ def _kind(option: Field[Any]) -> Any:
     return (get_args(option.type) or [option.type])[0]
 
 
-LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir")  # what mpi_fork is given
+LAUNCH = (
+    "threads",
+    "max_restarts",
+    "hosts",
+    "hostfile",
+    "tag_output",
+    "log_dir",
+    "ranks_per_env",
+)  # what mpi_fork is given
 ELSEWHERE = {  # settings by the names that they have in other programs
     "nprocs": "num_workers n_workers workers num_cpu cpu n_cpu", "num_envs": "n_envs envs num_env", "lam": "gae_lambda",
     "total_steps": "total_timesteps timesteps max_steps", "num_episodes": "episodes n_episodes", "lr": "learning_rate",
@@ -52,6 +60,11 @@ class Config(Hyper):
     """Settings of one run, with those of its learners. None: no limit."""
 
     env: str = setting(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
+    ranks_per_env: int | None = setting(RUN, "processes of each environment, which ENV, module:function, makes")
+    env_command: str | None = setting(
+        RUN, "starts an environment, in place of ENV: mpiexec -n 4 python -m mpi_util.serve module:function",
+        metavar="COMMAND",
+    )  # fmt: skip
     env_kwargs: str = setting(RUN, "keyword arguments of the environment, a JSON object", "{}")
     env_wrappers: str = setting(
         RUN, "MODULE:FUNCTION,...: each takes the environment and returns another; atari: the usual ones of its games",
@@ -85,6 +98,9 @@ class Config(Hyper):
     on_env_error: str = setting(
         FREE, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most",
         choices=("abort", "restart"),
+    )  # fmt: skip
+    env_timeout: float | None = setting(
+        FREE, "of --ranks_per_env and --env_command: longest step or reset", must_be="above 0", metavar="SECONDS"
     )  # fmt: skip
     save_every: float = setting(FREE, "seconds between checkpoints; 0: after every iteration", 30.0, metavar="SECONDS")
     keep: int = setting(FREE, "number of checkpoints to keep: the last one, and those before it", 2)
@@ -151,6 +167,7 @@ class Config(Hyper):
             ("with --batch_steps", self.batch_steps is not None, ("batch_size",)),
             ("without --eval_every", self.eval_every is None, ("eval_episodes", "eval_async")),
             ("with --watchdog 0", self.watchdog == 0, ("watchdog_kill",)),
+            ("without --env_command", not (self.ranks_per_env or self.env_command), ("env_timeout",)),
             ("with --nprocs 1", self.nprocs == 1, ("watchdog_kill", "tag_output", "log_dir")),
             (f"with --minibatches {self.minibatches}", self.minibatches, ("minibatch_rows",)),
             (f"with --network {self.network}", self.network, ("policy_hid_list", "valfunc_hid_list")),
@@ -185,10 +202,13 @@ class Config(Hyper):
             elif not must_be or ALLOWED[must_be](value):
                 continue
             raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
-        n, n_envs, steps = self.nprocs, self.num_envs, self.batch_steps or 0
+        k, n_envs, steps = self.ranks_per_env or 1, self.num_envs, self.batch_steps or 0
+        n = self.nprocs // k  # workers
         collecting = n - (self.overlap and n > 1)
         fits = f"--num_envs {collecting} --batch_steps {-(-steps // collecting) * collecting}"
         for wrong, problem in (
+            (self.nprocs % k, f"--nprocs {self.nprocs} is not a multiple of --ranks_per_env {k}"),
+            (self.ranks_per_env and self.env_command, "--ranks_per_env and --env_command exclude each other"),
             ("/" in (self.name or ""), f"--name {self.name}: give it without /; --run_dir names any folder"),
             (steps and collecting > n_envs,
              f"--num_envs {n_envs} is too few for --nprocs {n}: each process that collects needs one; such as {fits}"),
@@ -223,7 +243,8 @@ class Config(Hyper):
     @property
     def modules(self) -> list[str]:
         """Those that are imported because a setting names them."""
-        code = [self.env] * (":" in self.env) + [name for name in self.wrappers if name != ATARI]
+        code = [self.env_command] if self.env_command else [self.env] * (":" in self.env)
+        code += [name for name in self.wrappers if name != ATARI]
         code += [self.network] * (self.network not in ("", CNN))
         return [name.partition(":")[0] for name in code]
 
@@ -283,13 +304,16 @@ def parse(arguments: list[str] | None = None) -> Config:
         if "preset" in given:
             given = vars(parser.parse_args([*preset(given["preset"], given), *words]))
         trust, *_ = (given.pop(name, False) for name in ("trust", "watch", "seeds", "preset"))
+        if "env_command" in given:
+            given.setdefault("env", given["env_command"].rpartition(" ")[2])
         if ("env" in given) == ("resume" in given):
             raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():
             raise ValueError("--name and --run_dir both name the folder of the run; give one of them")
         slots = 0 if "nprocs" in given else mpi_util.nslots(given.get("hosts"), given.get("hostfile"))
         if n := slots or (mpi_util.usable_cores() if auto else 0):
-            given.setdefault("nprocs", n)
+            k = given.get("ranks_per_env", 1)
+            given.setdefault("nprocs", max(k, n - n % k))
         config = (_resumed(given, trust) if "resume" in given else Config.of(**given)).check()
         if config.framework == "auto":
             on_cpu = config.device == "cpu" and not config.network

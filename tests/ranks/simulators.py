@@ -3,7 +3,6 @@
 Without it rank 0 prints what two iterations have collected, which is the same for any N, K and coupling.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -17,10 +16,11 @@ import mpi_util
 n, k, coupling, act = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], (sys.argv[4:] or ["play"])[0]
 if mpi_util.mpi_fork(n, ranks_per_env=k if coupling == "team" else None) == "parent":
     sys.exit()
-import coupled
+import coupled  # noqa: E402
 
-from mpi_util.host import reap
+from mpi_util.host import reap  # noqa: E402
 
+SLEEP_S = 4
 HERE = Path(__file__).parent
 LAUNCHER = os.environ.get("TEST_LAUNCHER", "mpiexec").split()
 SERVE = [*LAUNCHER, "-n", str(k)] * (k > 1) + [sys.executable, "-m", "mpi_util.serve"]
@@ -36,7 +36,8 @@ def play():
     env = simulator()
     assert env.metadata == coupled.Coupled.metadata and env.spec is None and env.gain == 1.0 and not hasattr(env, "no")
     assert env.observation_space == coupled.Coupled.observation_space
-    assert list(env.action_space) == list(coupled.Coupled.action_space) and env.action_space == env.unwrapped.action_space
+    assert env.action_space == env.unwrapped.action_space == coupled.Coupled.action_space
+    assert list(env.action_space) == list(coupled.Coupled.action_space)
     assert env.render().tolist() == [[[k] * 3] * 2] * 2
 
     def episode(seed):
@@ -61,8 +62,7 @@ def play():
 def vector():
     import gymnasium
 
-    make = [functools.partial(simulator) for _ in range(2)]
-    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.wrappers.TimeLimit(one(), 2) for one in make])
+    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.wrappers.TimeLimit(simulator(), 2)] * 2)
     obs, _ = envs.reset(seed=3)
     for _ in range(2):
         envs.action_space.seed(4)
@@ -87,18 +87,22 @@ def fault(name, rank=k - 1, **more):
 
 
 def shares():
-    """What members, or a paused program, use of a core while rank 0 does something else, for 2 s."""
+    """What members, or a paused program, use of a core while rank 0 does something else."""
     env = simulator()
     before = env.cpu_s()
-    time.sleep(2)
-    print(json.dumps([(after - begun) / 2 for begun, after in zip(before, env.cpu_s())][1 if coupling == "team" else 0 :]))
+    time.sleep(SLEEP_S)
+    shares = [(after - begun) / SLEEP_S for begun, after in zip(before, env.cpu_s())]
+    print(json.dumps(shares[coupling == "team" :]))
     env.close()
 
 
 def spinning():
     """A program that waits busily is paused while it is not called; and its log is bounded."""
     child = mpi_util.solver([sys.executable, "-c", "while True: pass"], cwd=HERE)
-    used = lambda: sum(map(int, Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / 100
+
+    def used():
+        return sum(map(int, Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / 100
+
     found = []
     for turn in (child.resume, child.pause, child.resume):
         turn()
