@@ -26,7 +26,7 @@ def main() -> None:
     failure.install()
     if ADDRESS not in os.environ:
         raise UsageError("python -m mpi_util.serve is for the command of mpi_util.simulator(command=...)")
-    folder, key = os.environ.pop(ADDRESS), bytes.fromhex(os.environ.pop(KEY))
+    name, key = os.environ.pop(ADDRESS), bytes.fromhex(os.environ.pop(KEY))
     everyone: Any = world()
     if (size := options.ranks or state(Role).size) > 1 and under_launcher():
         open_teams(size, everyone.Create_group(everyone.Get_group().Incl(range(size))) if options.ranks else None)
@@ -36,9 +36,7 @@ def main() -> None:
         team.serve(options.make)
     team.environments.make = options.make
     with socket.socket(*KIND) as sock:
-        fd = os.open(folder, os.O_RDONLY)
-        sock.connect(f"/proc/self/fd/{fd}/socket")
-        os.close(fd)
+        sock.connect(f"\0{name}")
         if (wire := Wire(sock)).prove(key[:HALF], key[HALF:]):
             serve(wire, team)
 

@@ -36,15 +36,8 @@ def _kind(option: Field[Any]) -> Any:
     return (get_args(option.type) or [option.type])[0]
 
 
-LAUNCH = (
-    "threads",
-    "max_restarts",
-    "hosts",
-    "hostfile",
-    "tag_output",
-    "log_dir",
-    "ranks_per_env",
-)  # what mpi_fork is given
+# what mpi_fork is given
+LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir", "ranks_per_env")
 ELSEWHERE = {  # settings by the names that they have in other programs
     "nprocs": "num_workers n_workers workers num_cpu cpu n_cpu", "num_envs": "n_envs envs num_env", "lam": "gae_lambda",
     "total_steps": "total_timesteps timesteps max_steps", "num_episodes": "episodes n_episodes", "lr": "learning_rate",

@@ -119,6 +119,8 @@ def start_ranks(
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
+    if ranks_per_env and not os.path.isdir(f"{os.path.dirname(__file__)}/../simulators"):
+        raise LaunchError("mpi_fork: ranks_per_env= needs mpi_util/simulators/, which is missing")
     size = role.size if under_launcher() else n
     if ranks_per_env and size and size % ranks_per_env:
         error = UsageError(f"mpi_fork: {size} ranks cannot be shared by environments of ranks_per_env={ranks_per_env}")

@@ -160,12 +160,10 @@ class Process:
         words, key = _words(command), secrets.token_bytes(2 * HALF)
         self._name = f"the simulator of worker {rank()} ({shlex.join(words):.200})"
         self._calls, self._busy, self._called_at, self._turn, self._ended = 0, True, 0.0, threading.Lock(), ""
-        with tempfile.TemporaryDirectory(prefix="mpi_util-serve-") as folder, socket.socket(*KIND) as listener:
-            fd = os.open(folder, os.O_RDONLY)
-            listener.bind(f"/proc/self/fd/{fd}/socket")  # a path of any length
-            os.close(fd)
+        with socket.socket(*KIND) as listener:
+            listener.bind(f"\0{(name := f'mpi_util-{secrets.token_hex(8)}')}")  # an abstract one: it leaves no file
             listener.listen()
-            self.solver = Solver(words, cwd, log_dir, {ADDRESS: folder, KEY: key.hex()})
+            self.solver = Solver(words, cwd, log_dir, {ADDRESS: name, KEY: key.hex()})
             self._pidfd = os.pidfd_open(self.solver.pid)
             weakref.finalize(self, os.close, self._pidfd).atexit = False
             self._wire = self._accepted(listener, key)

@@ -21,7 +21,7 @@ from ..arrays.adapters import framework
 from ..errors import UsageError
 from ..host.segments import Segment, align
 
-# the variables of the program with the socket's folder and the key; the bytes of half a key
+# the variables of the program with the socket's name and the key; the bytes of half a key
 ADDRESS, KEY, HALF = "MPI_UTIL_SERVE", "MPI_UTIL_SERVE_KEY", 32
 KIND = socket.AF_UNIX, socket.SOCK_SEQPACKET
 _HEAD = struct.Struct("=QQ")

@@ -142,7 +142,7 @@ def test_a_killed_worker_leaves_no_process(n):
     ],
 )
 def test_bad_input_is_one_line(n, coupling, what, line):
-    done = run([sys.executable, RANKS / "simulators.py", n, n % 2 + 1 if n < 3 else 2, coupling, "wrong", what], 60)
+    done = run([sys.executable, RANKS / "simulators.py", n, min(n, 2), coupling, "wrong", what], 60)
     first, *rest = done.err.splitlines()
     assert done.status in (1, 2) and line in first, done.err
     assert rest in ([], [f"mpi_util: all {n} ranks were stopped"])
