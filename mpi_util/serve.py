@@ -25,7 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     failure.install()
     if ADDRESS not in os.environ:
-        raise UsageError("python -m mpi_util.serve is for the command of mpi_util.simulator(command=...)")
+        raise UsageError("mpi_util.serve is for the command of mpi_util.simulator(command=...)")
     name, key = os.environ.pop(ADDRESS), bytes.fromhex(os.environ.pop(KEY))
     everyone: Any = world()
     if (size := options.ranks or state(Role).size) > 1 and under_launcher():

@@ -54,7 +54,7 @@ PACKAGES = {
     "trainer": "mpi_util mpi_util_spinup mpi_util_weight_sync policies",
     "train": "mpi_util trainer",
 }
-MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 14, 7, 37
+MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 14, 7, 44
 MOST_FILES_LOADED, MOST_LINES_LOADED = 30, 4000  # by `import mpi_util`
 
 
